@@ -7,11 +7,12 @@ mapper          the first rows of a source -> what maps all of them
 kinds           the kinds of rows that are known, in the order in which they are looked for
 nearest         columns that fit no kind -> the kind that they are nearest to
 row_kind        what a kind is: detection, columns, reading
+media_columns   columns that hold media by their values, whatever they are called
 late_columns    columns that hold nothing in the first rows, and something in a later one
 fields          which column of a row plays which role
 chat            what all kinds of chats share: turns -> stored messages; answers: a chat for each answer of one
 content         content of turns -> text and media parts
-tokens, messages, alpaca, prompts, dialog, text, image_label, image, columns     the kinds: a file a kind or a family
+tokens, messages, exchanges, alpaca, prompts, dialog, text, image_label, image, columns     a kind or a family a file
 tags            messages whose keys and speakers have names of their own -> OpenAI's
 llama_factory   rows as LLaMA-Factory's dataset_info.json describes them -> rows of a kind
 preferences     rows whose answers are not all good, as chats; preference_kinds: as answers that are compared

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import DataError
 from .chat import Roles, chat_kind, exchange
 from .content import Turn
-from .fields import Fields, named_alike, unpacked
+from .fields import Fields, unpacked
 
 
 def exchanges(history: Any) -> list[Turn]:
@@ -16,7 +16,10 @@ def exchanges(history: Any) -> list[Turn]:
     pairs = unpacked(history) or []
     for pair in pairs if isinstance(pairs, list) else [pairs]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise DataError(f"history must be a list of pairs of texts, found {str(pair)[:80]!r}: correct the row")
+            raise DataError(
+                f"history must be a list of pairs of texts, found {str(pair)[:80]!r}: correct the row, or pass "
+                "--columns history= to leave the column out"
+            )
         turns += exchange(*pair)
     return turns
 
@@ -30,10 +33,16 @@ def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
     return [*turns, *exchange(asked, fields.text("output"))]
 
 
+def _asks_by_instruction(fields: Fields) -> bool:
+    """Whether a response (Dolly's name of the output) is that of the instruction, and not of a prompt beside it."""
+    return fields.column("output") != "response" or not {"prompt", "inputs", "query"} & fields.values.keys()
+
+
 ALPACA = chat_kind(
     "alpaca",
     _read_alpaca,
-    needs=named_alike("instruction", "output"),
-    may=named_alike("input", "history"),
+    needs={"instruction": ("instruction",), "output": ("output", "response")},
+    may={"input": ("input", "context"), "history": ("history",)},
+    accepts=_asks_by_instruction,
     media_in_front=True,
 )

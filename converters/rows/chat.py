@@ -33,7 +33,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LOSS_FIELDS = ("learn", "loss", "train", "weight")  # of a message; only the assistant's say what is learnt
 SYSTEM_ROLES = ("system", "developer")
 MEDIA_COLUMNS: Columns = {"images": ("images", "image"), "audios": ("audios", "audio"), "videos": ("videos", "video")}
-CHAT_EXTRAS: Columns = {**named_alike("system", "tools"), **MEDIA_COLUMNS}  # columns that every chat may have
+# Images of kinds with one text or label are also members of WebDataset, whose columns are named by their extensions.
+MEMBER_IMAGES: Columns = {"images": (*MEDIA_COLUMNS["images"], "jpg", "jpeg", "png", "webp")}
+# Columns that every chat may have.
+CHAT_EXTRAS: Columns = {"system": ("system", "system_prompt"), **named_alike("tools"), **MEDIA_COLUMNS}
 
 
 def chat_kind(
@@ -56,7 +59,7 @@ def chat_kind(
     return RowKind(
         name=name,
         needs=needs,
-        may={**(may or {}), **CHAT_EXTRAS},
+        may={**(may or {}), **CHAT_EXTRAS, **(may or {})},
         accepts=accepts,
         needs_text=needs_text,
         schema=schemas.MESSAGES,

@@ -21,7 +21,10 @@ PART_KINDS = {
     "image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "audio_url": "audio",
     "input_audio": "audio", "video": "video", "video_url": "video", "input_video": "video",
 }  # fmt: skip
-_SOURCES = ("url", "path", "base64", "data", "bytes", "source")  # Anthropic's source: {"type", "media_type", "data"}
+# Anthropic's source: {"type", "media_type", "data"}; LMMS Engine's value: {"type": "image_url", "value": URL}
+_SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_THOUGHT_PARTS = ("reasoning", "thinking")
 
 _NO_FACTS = {"type", "mime", "span", "video_start", "video_end"}  # keys of a stored part
 
@@ -40,6 +43,7 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
     in_front: media that nothing points to come before the first text of the user. DataError unless there are as many
     media as slots for them, and for content that is neither text nor parts.
     """
+    turns = [_with_thoughts(turn) for turn in turns]
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
         num_slots = sum(_is_slot(part, kind) for turn in split for part in _listed(turn["content"]))
@@ -60,6 +64,30 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
     return split
 
 
+def _with_thoughts(turn: Turn) -> Turn:
+    """The turn with the texts of its parts of type reasoning or thinking as `reasoning_content`, as templates read it.
+
+    DataError for such parts of others than the assistant, without text, and beside other `reasoning_content`.
+    """
+    content = turn["content"]
+    parts = content if isinstance(content, list) else []
+    thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS]
+    if not thoughts:
+        return turn
+    texts = [next((part[key] for key in ("text", part["type"], "value") if part.get(key)), None) for part in thoughts]
+    said = turn.get("reasoning_content")
+    if turn["role"] != "assistant" or not all(isinstance(text, str) for text in texts):
+        raise DataError(
+            f"a part of type {thoughts[0]['type']!r} must hold text of the assistant, found {str(thoughts[0])[:80]!r} "
+            f"of {turn['role']!r}: correct the row"
+        )
+    joined = "\n".join(map(str, texts))
+    if said not in (None, "", joined):
+        raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: leave one of them")
+    left = [part for part in parts if not any(part is thought for thought in thoughts)]
+    return {**turn, "content": left, "reasoning_content": joined}
+
+
 def _split(content: Any, waiting: Waiting) -> Any:
     """Content as it is, or as parts where text holds slots for media."""
     if isinstance(content, str):
@@ -76,7 +104,7 @@ def _split(content: Any, waiting: Waiting) -> Any:
 
 def _split_part(part: Any, waiting: Waiting) -> list[dict[str, Any]]:
     kind = part.get("type") if isinstance(part, dict) else part
-    if isinstance(part, dict) and kind == "text":
+    if isinstance(part, dict) and kind in _TEXT_PARTS:
         text = part.get("value") if part.get("text") is None else part["text"]
         if isinstance(text, str):
             return _split_text(text, waiting)

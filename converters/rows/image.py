@@ -9,7 +9,7 @@ from ...errors import DataError
 from ..media.references import SampleMedia
 from ..sources.arrow_values import ClassName
 from . import schemas
-from .chat import MEDIA_COLUMNS
+from .chat import MEMBER_IMAGES
 from .fields import Fields, named_alike
 from .image_label import the_image
 from .row_kind import ReadOptions, RowKind
@@ -42,7 +42,7 @@ def _label(fields: Fields) -> int:
 
 IMAGE = RowKind(
     name="image",
-    may={"images": MEDIA_COLUMNS["images"], **named_alike("file_name", "label")},
+    may={**MEMBER_IMAGES, **named_alike("file_name"), "label": ("label", "cls")},
     needs_text="image (or file_name), and perhaps label, a number",
     schema=schemas.IMAGE,
     read=_read_image,

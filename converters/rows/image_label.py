@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import DataError
 from ..media.references import SampleMedia
-from .chat import MEDIA_COLUMNS
+from .chat import MEMBER_IMAGES
 from .content import file_kind
 from .fields import Fields, check_text, named_alike
 from .row_kind import ReadOptions, RowKind
@@ -38,8 +38,8 @@ def _shows(fields: Fields) -> bool:
 
 IMAGE_LABEL = RowKind(
     name="image-label",
-    needs=named_alike("label"),
-    may={"images": MEDIA_COLUMNS["images"], **named_alike("file_name")},
+    needs={"label": ("label", "cls")},
+    may={**MEMBER_IMAGES, **named_alike("file_name")},
     accepts=_shows,
     needs_text="image (or file_name) and label",
     schema=columns_schema({"image": "bytes", "label": "str"}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .alpaca import ALPACA
 from .columns import COLUMNS
 from .dialog import DIALOG
+from .exchanges import EXCHANGES
 from .image import IMAGE
 from .image_label import IMAGE_LABEL
 from .messages import MESSAGES, SHAREGPT
@@ -23,6 +24,7 @@ _IN_ORDER: tuple[RowKind, ...] = (
     KTO,
     MESSAGES,
     SHAREGPT,
+    EXCHANGES,
     ALPACA,
     PROMPT_RESPONSE,
     QUESTION_ANSWER,

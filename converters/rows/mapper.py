@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
 from .late_columns import check_kind, filled_names, late_columns
 from .llama_factory import aligned, check_columns, described
+from .media_columns import check_media_columns
 from .nearest import no_kind
 from .options import SchemaOptions
 from .preferences import check_pairs, check_verdict, check_verdicts
@@ -25,7 +26,7 @@ from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 from .tags import untagged
 
-ROWS_VERSION = 5  # raised when rows are stored differently
+ROWS_VERSION = 6  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,8 +180,19 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     }
     heads = [column.partition(".")[0] for column in read]
     left = [name for name in names if name not in {*read, *kept, *heads}]
+    left += _nested_left(rows, read, set(heads) - {*read, *kept})
+    if options.kind is None and options.dataset_info is None:
+        check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)
     return Mapper(kind=kind, options=options, found=found, kept=kept, names=filled_names(rows), description=description)
+
+
+def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: Collection[str]) -> list[str]:
+    """Names, with dots, of what objects in columns hold of which some is read, and this is not."""
+    found = [
+        f"{head}.{inner}" for row in rows for head in heads if isinstance(row.get(head), Mapping) for inner in row[head]
+    ]
+    return [name for name in dict.fromkeys(found) if not any(f"{each}.".startswith(f"{name}.") for each in read)]
 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
@@ -198,7 +210,7 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         return KINDS[next(iter(first_rows))]
     if options.keep:
         return COLUMNS
-    raise no_kind(names, KINDS.values())
+    raise no_kind(rows, names, KINDS.values())
 
 
 def _insisted_kind(

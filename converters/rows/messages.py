@@ -12,6 +12,7 @@ from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, ROLES, USUAL_ROLES, Roles, chat_kind, turn_of
 from .content import Turn
+from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json
 from .row_kind import ReadOptions
 
@@ -77,7 +78,7 @@ def _names_speaker(message: Any) -> bool:
 
 
 def _says_role(fields: Fields) -> bool:
-    return not _says_from(fields)
+    return not _says_from(fields) and not holds_exchanges(fields)
 
 
 def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample | None:

@@ -74,8 +74,8 @@ def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
     if all(turn["content"] != said for turn in prompt):
         column = fields.column("prompt")
         raise DataError(
-            f"column {column!r} says {str(said)[:80]!r}, which is not among the messages that chosen and rejected "
-            "begin with: correct the row, or pass --columns prompt= to leave the column out"
+            f"column {column!r} says {str(said)[:80]!r}, which is not among the messages before the answer: correct "
+            "the row, or pass --columns prompt= to leave the column out"
         )
 
 
@@ -87,6 +87,8 @@ def _read_judged(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sa
     if fields.get("response") is None:
         *prompt, last = _conversation(fields, roles)
         answer = [last]
+        if prompt:
+            _check_shared(prompt, fields, roles)
     else:
         prompt, answer = _prompt(fields, roles), _said(fields, "response", roles)
     is_good = label.lower() in ("true", "1") if isinstance(label, str) else bool(label)

@@ -5,18 +5,21 @@ Pure.
 from __future__ import annotations
 
 from ...errors import DataError
-from .chat import MEDIA_COLUMNS, Roles, chat_kind, exchange, turn_of
+from .alpaca import exchanges
+from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind
 from .fields import Fields, named_alike
 
 
 def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
-    """prompt and response, each a text or a list of messages; of the prompt nothing is learnt."""
+    """The history's pairs, the prompt and the response, which are texts or lists of messages; the prompt is not trained
+    on.
+    """
     prompt = _said_by(fields, "prompt", "user", roles)
     for turn in prompt:
         if turn["role"] == "assistant":
             turn["learn"] = False
-    return prompt + _said_by(fields, "response", "assistant", roles)
+    return [*exchanges(fields.get("history")), *prompt, *_said_by(fields, "response", "assistant", roles)]
 
 
 def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn]:
@@ -27,9 +30,9 @@ def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn
 
 
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:
-    """question and answer; the question may be left out where media ask it."""
+    """The history's pairs, question and answer; the question may be left out where media ask it."""
     asked = "" if fields.column("question") is None else fields.text("question")
-    return exchange(asked, fields.text("answer"))
+    return [*exchanges(fields.get("history")), *exchange(asked, fields.text("answer"))]
 
 
 def _asks(fields: Fields) -> bool:
@@ -66,23 +69,24 @@ def _has_media(fields: Fields) -> bool:
 PROMPT_RESPONSE = chat_kind(
     "prompt-response",
     _read_prompt,
-    needs={"prompt": ("prompt", "inputs"), "response": ("response", "completion", "targets")},
+    needs={"prompt": ("prompt", "inputs", "query"), "response": ("response", "completion", "targets")},
+    may=named_alike("history"),
     media_in_front=True,
 )
 QUESTION_ANSWER = chat_kind(
     "question-answer",
     _read_question,
-    needs=named_alike("answer"),
-    may=named_alike("question"),
+    needs={"answer": ("answer", "response")},
+    may=named_alike("question", "history"),
     accepts=_asks,
-    needs_text="question or media, and answer",
+    needs_text="question or media, and answer (or response)",
     media_in_front=True,
 )
 CAPTION = chat_kind(
     "caption",
     _read_caption,
-    needs={"text": ("text", "caption")},
-    may=named_alike("file_name"),
+    needs={"text": ("text", "caption", "txt")},
+    may={**named_alike("file_name"), **MEMBER_IMAGES},
     accepts=_shows,
     needs_text="media and text",
     media_in_front=True,

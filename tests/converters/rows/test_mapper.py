@@ -43,6 +43,39 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 # rows, options -> the messages that are stored
 CHATS: list[tuple[str, Row, Row, Any]] = [
+    ("exchanges", {"conversation": [{"human": "hi", "assistant": "hello"}]}, {}, CHAT),
+    (
+        "exchanges",
+        {"texts": json.dumps([{"user": "hi", "assistant": "hello", "system": "s", "source": "x"}])},
+        {},
+        [says("system", "s"), CHAT[0], {"source": "x", **CHAT[1]}],
+    ),
+    ("prompt-response", {"query": "hi", "response": "hello", "history": []}, {}, CHAT),
+    (
+        "prompt-response",
+        {"query": "b", "response": "c", "history": [["hi", "hello"]]},
+        {},
+        [*CHAT, says("user", "b"), says("assistant", "c")],
+    ),
+    (
+        "question-answer",
+        {"system_prompt": "s", "question": "hi", "response": "hello"},
+        {},
+        [says("system", "s"), *CHAT],
+    ),
+    ("alpaca", {"instruction": "hi", "context": "", "response": "hello", "category": "x"}, {}, CHAT),
+    ("prompt-response", {"instruction": "x", "prompt": "hi", "response": "hello"}, {}, CHAT),
+    (
+        "messages",
+        {
+            "messages": [
+                CHAT[0],
+                says("assistant", [{"type": "reasoning", "text": "t"}, {"type": "output_text", "text": "a"}]),
+            ]
+        },
+        {},
+        [CHAT[0], says("assistant", [{"type": "text", "text": "a"}], reasoning_content="t")],
+    ),
     ("messages", {"messages": CHAT}, {}, CHAT),
     ("messages", {"messages": json.dumps(CHAT)}, {}, CHAT),
     ("messages", {"conversations": CHAT, "messages": None}, {}, CHAT),
@@ -223,6 +256,20 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ({"dialog": ["a"]}, {}, r"no assistant message with content \(roles: user\)"),
         ({"question": "a", "answer": {"text": ["b"]}}, {}, "'answer' must hold text, found dict"),
         ({"question": "a", "answer": ""}, {}, "no assistant message with content"),
+        ({"texts": [{"user": "a", "assistant": 3}]}, {}, "an exchange must hold text in 'assistant', found '3'"),
+        ({"texts": [{"user": "a", "assistant": "b"}, {"user": "a"}]}, {}, "an exchange must be an object with one of"),
+        ({"query": "a", "response": "b", "history": ["x"]}, {}, "history must .*, or pass --columns history= to leave"),
+        (
+            {"messages": [says("user", [{"type": "thinking", "thinking": "t"}]), CHAT[1]]},
+            {},
+            "a part of type 'thinking' must hold text of the assistant, .* of 'user'",
+        ),
+        (
+            {"messages": [CHAT[0], says("assistant", [{"type": "reasoning", "text": "t"}], reasoning_content="u")]},
+            {},
+            "a message has reasoning_content and parts of type 'reasoning': leave one of them",
+        ),
+        ({"messages": CHAT, "label": True, "prompt": "b"}, {"kind": "kto"}, "column 'prompt' says 'b', which is not"),
         ({"text": ""}, {}, "column 'text' is empty, so nothing would be learnt"),
         ({"text": "\ud800"}, {}, "column 'text' holds text that UTF-8 cannot"),
     ],
@@ -237,7 +284,7 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: R
     [
         (
             {"instructon": "a", "output": "b"},
-            r"alpaca, which needs instruction and output: pass --columns instruction=in",
+            r"alpaca, which needs instruction and output/response: pass --columns instruction=in",
         ),
         ({"Conversation": [], "id": 1}, r"messages, which .*: pass --columns messages=Conversation for what has"),
         ({"prompt": "a", "answer_text": "b"}, r"prompt-response, which .*: pass --columns response=COLUMN"),
@@ -259,7 +306,7 @@ def test_columns_of_no_kind_are_told_the_nearest_and_what_they_would_have_to_be_
 ) -> None:
     with pytest.raises(DataError, match=rf"fit no kind of rows; the nearest is {suggestion}") as raised:
         find_mapper([row], SchemaOptions())
-    assert len(str(raised.value)) < 240
+    assert len(str(raised.value)) < 250
 
 
 def test_labels_of_an_imagefolders_metadata_are_those_of_its_files(tmp_path: Path) -> None:
@@ -456,7 +503,7 @@ def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
         find_mapper(rows, SchemaOptions())
     assert find_mapper(rows, SchemaOptions(kind="text")).kind.name == "text"
     with pytest.raises(
-        DataError, match=r"no row fits --kind alpaca, which needs columns instruction and output; found"
+        DataError, match=r"no row fits --kind alpaca, which needs columns instruction and output/response; found"
     ):
         find_mapper(rows, SchemaOptions(kind="alpaca"))
 
@@ -504,7 +551,7 @@ def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> 
         {
             "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
             "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
-            "system": None, "version": 5,
+            "system": None, "version": 6,
         }
     )  # fmt: skip
 

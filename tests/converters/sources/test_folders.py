@@ -66,7 +66,10 @@ def test_columns_may_be_nested_in_the_json_of_a_sample(tmp_path: Path) -> None:
     files = [("a.jpg", image), ("a.json", orjson.dumps({"conversations": turns, "id": 1}))]
     (row,) = read(write_tar(tmp_path / "a.tar", files))
     mapper = find_mapper([row], SchemaOptions(columns={"messages": "json.conversations", "images": "jpg"}))
-    assert mapper.description == "sharegpt; reads json.conversations as messages, jpg as images; leaves out __key__"
+    assert (
+        mapper.description
+        == "sharegpt; reads json.conversations as messages, jpg as images; leaves out __key__, json.id"
+    )
     sample = mapper(row, None)
     assert sample["media"] == image
     assert [message["role"] for message in orjson.loads(sample["messages"])] == ["user", "assistant"]

@@ -1,0 +1,147 @@
+"""Layouts of rows as public datasets and training frameworks have them.
+
+Each text of a row says what it is, and each image has a color of its own, so that a test can look for them in what is
+stored.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..media_files import image_bytes
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """row: makes a row, of a number that differs for each. kind: that its rows are found to be, or become by the remedy
+    that is printed; None where only the user can say what its texts are.
+    """
+
+    name: str
+    row: Callable[[int], Row]
+    kind: str | None
+
+
+def image(number: int) -> bytes:
+    return image_bytes(color=number % 250 + 1)
+
+
+def url(number: int) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image(number)).decode()}"
+
+
+def said(number: int, *roles: str, keys: tuple[str, str] = ("role", "content")) -> list[Row]:
+    """Messages, each with a text of its own."""
+    return [{keys[0]: role, keys[1]: f"{role}-{at}-{number}"} for at, role in enumerate(roles)]
+
+
+def parts(number: int, *parts: Row) -> list[Row]:
+    return [{"role": "user", "content": list(parts)}, *said(number, "assistant")]
+
+
+def _called(n: int) -> Row:
+    call = {"id": "c", "type": "function", "function": {"name": f"f{n}", "arguments": {"city": f"city-{n}"}}}
+    return {
+        "messages": [
+            *said(n, "user"),
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": f"result-{n}"},
+            {"role": "assistant", "content": f"answer-{n}"},
+        ],
+        "tools": [{"type": "function", "function": {"name": f"f{n}", "parameters": {}}}],
+    }
+
+
+def _thinking(kind: str, key: str) -> Callable[[int], Row]:
+    def row(n: int) -> Row:
+        answer = {"role": "assistant", "content": [{"type": kind, key: f"t-{n}"}, {"type": "text", "text": f"a-{n}"}]}
+        return {"messages": [*said(n, "user"), answer]}
+
+    return row
+
+
+SHAREGPT = ("from", "value")
+
+LAYOUTS = (
+    Layout("OpenAI", lambda n: {"messages": said(n, "system", "user", "assistant")}, "messages"),
+    Layout("OpenAI with tools", _called, "messages"),
+    Layout("OpenAI with image_url", lambda n: {"messages": parts(
+        n, {"type": "text", "text": f"see-{n}"}, {"type": "image_url", "image_url": {"url": url(n)}})}, "messages"),
+    Layout("OpenAI responses", lambda n: {"messages": parts(
+        n, {"type": "input_text", "text": f"see-{n}"}, {"type": "input_image", "image_url": url(n)})}, "messages"),
+    Layout("reasoning parts", _thinking("reasoning", "text"), "messages"),
+    Layout("Anthropic thinking", _thinking("thinking", "thinking"), "messages"),
+    Layout("Anthropic image", lambda n: {"messages": parts(n, {"type": "image", "source": {
+        "type": "base64", "media_type": "image/png", "data": url(n).partition(",")[2]}})}, "messages"),
+    Layout("image_url with value", lambda n: {"messages": parts(
+        n, {"type": "image_url", "value": url(n)})}, "messages"),
+    Layout("LMSYS-Chat-1M", lambda n: {
+        "conversation_id": f"i-{n}", "model": "m", "conversation": said(n, "user", "assistant")}, "messages"),
+    Layout("UltraChat 200k", lambda n: {
+        "prompt": f"prompt-{n}", "prompt_id": f"id-{n}", "messages": said(n, "user", "assistant")}, "messages"),
+    Layout("ShareGPT", lambda n: {
+        "id": f"id-{n}", "system": f"s-{n}", "conversations": said(n, "human", "gpt", keys=SHAREGPT)}, "sharegpt"),
+    Layout("ShareGPT's items", lambda n: {"id": f"i-{n}", "items": said(n, "human", "gpt", keys=SHAREGPT)}, "sharegpt"),
+    Layout("LLaVA", lambda n: {"id": f"id-{n}", "image": image(n), "conversations": [
+        {"from": "human", "value": f"<image>\nask-{n}"}, {"from": "gpt", "value": f"say-{n}"}]}, "sharegpt"),
+    Layout("LLaVA with img", lambda n: {"img": image(n), "conversations": [
+        {"from": "human", "value": f"<image>\nask-{n}"}, {"from": "gpt", "value": f"say-{n}"}]}, "sharegpt"),
+    Layout("WebDataset of chats", lambda n: {"__key__": str(n), "jpg": image(n), "json": {
+        "id": f"id-{n}", "conversations": [{"from": "human", "value": f"<image>ask-{n}"},
+                                           {"from": "gpt", "value": f"say-{n}"}]}}, "sharegpt"),
+    Layout("Alpaca", lambda n: {"instruction": f"i-{n}", "input": f"in-{n}", "output": f"o-{n}"}, "alpaca"),
+    Layout("LLaMA-Factory's Alpaca", lambda n: {
+        "instruction": f"i-{n}", "input": "", "output": f"o-{n}", "system": f"s-{n}",
+        "history": [[f"h-{n}", f"g-{n}"]]}, "alpaca"),
+    Layout("Dolly", lambda n: {
+        "instruction": f"i-{n}", "context": f"c-{n}", "response": f"r-{n}", "category": f"k-{n}"}, "alpaca"),
+    Layout("OIG in capitals", lambda n: {
+        "INSTRUCTION": f"i-{n}", "RESPONSE": f"r-{n}", "SOURCE": f"s-{n}"}, "alpaca"),
+    Layout("OpenOrca", lambda n: {
+        "id": f"id-{n}", "system_prompt": f"s-{n}", "question": f"q-{n}", "response": f"r-{n}"}, "question-answer"),
+    Layout("ms-swift", lambda n: {
+        "system": f"s-{n}", "query": f"q-{n}", "response": f"r-{n}", "history": [[f"h-{n}", f"g-{n}"]]},
+        "prompt-response"),
+    Layout("ms-swift with images", lambda n: {
+        "query": f"<image>q-{n}", "response": f"r-{n}", "images": [image(n)]}, "prompt-response"),
+    Layout("ms-swift rejected_response", lambda n: {
+        "query": f"q-{n}", "response": f"r-{n}", "rejected_response": f"x-{n}"}, "prompt-response"),
+    Layout("BELLE and Firefly", lambda n: {"conversation_id": f"i-{n}", "category": f"k-{n}", "conversation": [
+        {"human": f"u-{n}", "assistant": f"a-{n}"}, {"human": f"v-{n}", "assistant": f"b-{n}"}]}, "exchanges"),
+    Layout("The Cauldron", lambda n: {"images": [image(n)], "texts": [
+        {"user": f"u-{n}", "assistant": f"a-{n}", "source": f"s-{n}"}]}, "exchanges"),
+    Layout("columns human and assistant", lambda n: {"human": f"u-{n}", "assistant": f"a-{n}"}, "prompt-response"),
+    Layout("Firefly 1.1M", lambda n: {"kind": f"k-{n}", "input": f"i-{n}", "target": f"t-{n}"}, "prompt-response"),
+    Layout("Tulu's input and output", lambda n: {"input": f"i-{n}", "output": f"o-{n}"}, "prompt-response"),
+    Layout("MATH", lambda n: {
+        "problem": f"p-{n}", "level": f"l-{n}", "type": f"t-{n}", "solution": f"s-{n}"}, "prompt-response"),
+    Layout("FLAN", lambda n: {"inputs": f"i-{n}", "targets": f"t-{n}", "task": f"k-{n}"}, "prompt-response"),
+    Layout("GSM8K", lambda n: {"question": f"q-{n}", "answer": f"a-{n}"}, "question-answer"),
+    Layout("VQA", lambda n: {"image": image(n), "question": f"q-{n}", "answer": f"a-{n}"}, "question-answer"),
+    Layout("img2dataset", lambda n: {
+        "__key__": str(n), "jpg": image(n), "txt": f"t-{n}", "json": {"url": f"u-{n}"}}, "caption"),
+    Layout("WebDataset of png and json", lambda n: {
+        "__key__": str(n), "png": image(n), "json": {"caption": f"t-{n}"}}, None),
+    Layout("captions", lambda n: {"image": image(n), "text": f"t-{n}"}, "caption"),
+    Layout("picture and text", lambda n: {"picture": image(n), "text": f"t-{n}"}, "caption"),
+    Layout("photo and description", lambda n: {"photo": image(n), "description": f"t-{n}"}, "caption"),
+    Layout("photo and prompt and response", lambda n: {
+        "photo": {"bytes": image(n), "path": None}, "prompt": f"p-{n}", "response": f"r-{n}"}, "prompt-response"),
+    Layout("ImageNet as WebDataset", lambda n: {"__key__": str(n), "jpg": image(n), "cls": f"{n}"}, "image-label"),
+    Layout("speakers of their own", lambda n: {"turns": [
+        {"who": "client", "says": f"c-{n}"}, {"who": "agent", "says": f"a-{n}"}]}, "messages"),
+    Layout("SODA", lambda n: {"dialogue": [f"u-{n}", f"a-{n}"], "narrative": f"x-{n}"}, "dialog"),
+    Layout("C4", lambda n: {"text": f"t-{n}", "timestamp": f"s-{n}", "url": f"u-{n}"}, "text"),
+    Layout("StarCoder", lambda n: {"content": f"t-{n}", "size": 3}, "text"),
+    Layout("The Stack", lambda n: {"content": f"t-{n}", "lang": f"l-{n}", "size": 3}, None),
+    Layout("UltraFeedback", lambda n: {
+        "prompt": f"user-0-{n}", "chosen": [*said(n, "user"), {"role": "assistant", "content": f"c-{n}"}],
+        "rejected": [*said(n, "user"), {"role": "assistant", "content": f"x-{n}"}], "score_chosen": 1.0},
+        "preference"),
+    Layout("TRL's KTO", lambda n: {"prompt": f"p-{n}", "completion": f"c-{n}", "label": True}, "kto"),
+)  # fmt: skip

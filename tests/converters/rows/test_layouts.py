@@ -1,0 +1,153 @@
+"""Rows of usual layouts: nothing of them is lost in silence, neither by what is found nor by the remedy of an error."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import shlex
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows.mapper import Mapper, find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.errors import DataError
+from lmms_stream.processors.base import or_error
+from streaming import StreamingDataset
+
+from ...rounds import rounds
+from ..media_files import image_bytes
+from .layouts import LAYOUTS, Layout, Row, image, said, url
+
+_PAIRS = re.compile(
+    r"--(columns|tags) ((?:'[^']*'|[^\s=,()]+=[^\s,()]*)(?: (?!for |to )(?:'[^']*'|[^\s=,()]+=[^\s,()]+))*)"
+)
+
+
+def mapper_by_remedies(rows: Sequence[Row]) -> tuple[Mapper | None, str]:
+    """The mapper of rows, by the options that errors print, and all errors; None if an error leaves something open."""
+    options, told = SchemaOptions(), ""
+    for _ in range(3):
+        try:
+            return find_mapper(rows, options), told
+        except DataError as error:
+            told += str(error)
+            pairs = dict(_PAIRS.findall(str(error).partition("fit no kind of rows and ")[0]))
+            if not pairs or "COLUMN" in pairs.get("columns", ""):
+                return None, told
+            columns, tags = (
+                dict(each.split("=") for each in shlex.split(pairs.get(name, ""))) for name in ("columns", "tags")
+            )
+            options = SchemaOptions(columns={**options.columns, **columns}, tags=tags or options.tags)
+    return None, told
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Texts and bytes in a row, with the names of the columns and keys that lead to them."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from leaves(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from leaves(each, path)
+    elif isinstance(value, (str, bytes)):
+        yield path, value
+
+
+def named(path: str, told: str) -> bool:
+    """Whether a line for people says that a column, or what it is in, is not read."""
+    left = ", ".join(re.findall(r"leaves out ([^;)]*)", told)).split(", ")
+    return any(path == each or path.startswith(f"{each}.") for each in left)
+
+
+def check_nothing_lost(row: Row, mapper: Mapper, told: str) -> None:
+    (sample,) = mapper.samples(row, None)
+    texts = " ".join(value for value in sample.values() if isinstance(value, str))
+    media = b"".join(value for value in sample.values() if isinstance(value, bytes))
+    for path, value in leaves(row):
+        number = re.search(r"-\d+$", value) if isinstance(value, str) else None
+        if isinstance(value, bytes):
+            assert value in media or named(path, mapper.description), (path, told, mapper.description, row)
+        elif number:
+            text = value.removeprefix("<image>").strip()
+            assert text in texts or named(path, mapper.description), (path, text, texts, told, mapper.description)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_nothing_of_a_usual_layout_is_lost_in_silence(layout: Layout) -> None:
+    rows = [layout.row(number) for number in range(3)]
+    mapper, told = mapper_by_remedies(rows)
+    if mapper is None:
+        assert layout.kind is None
+        return
+    assert layout.kind in (None, mapper.kind.name)
+    for row in rows:
+        check_nothing_lost(row, mapper, told)
+
+
+def _random_row(draw: random.Random) -> Row:
+    """A layout's row with columns that were renamed, added or nested."""
+    layout = draw.choice(LAYOUTS)
+    row = layout.row(draw.randrange(200))
+    names = list(row)
+    renamed = {
+        name: draw.choice([name, name, name.upper(), f"{name}s", f"my_{name}", name[:-1] or name, "data"])
+        for name in names
+    }
+    if len(set(renamed.values())) == len(names):
+        row = {renamed[name]: value for name, value in row.items()}
+    others: list[Row] = [
+        {}, {}, {"picture": image(201)}, {"photo": url(202)}, {"note": "note-203"}, {"meta": {"a": "meta-204"}},
+        {"talk": said(205, "user", "assistant")}, {"clips": [image(206), image(207)]}, {"path": "a/b.png"},
+    ]  # fmt: skip
+    row = {**draw.choice(others), **row}
+    return {"json": row, "png": image_bytes(color=9)} if draw.random() < 0.1 else row
+
+
+def test_remedies_for_rows_like_usual_ones_lose_nothing_in_silence() -> None:
+    draw, num_read = random.Random(7), 0
+    for _ in range(rounds(150, 20_000)):
+        row = _random_row(draw)
+        mapper, told = mapper_by_remedies([row])
+        if mapper is None:
+            assert "--" in told, told
+            continue
+        refused = or_error(check_nothing_lost, row, mapper, told)
+        if isinstance(refused, DataError):
+            told = str(refused)
+            assert re.search(r"--\w+|correct|complete|remove|number", told), told
+            continue
+        num_read += 1
+    assert num_read > rounds(50, 8000)
+
+
+def test_a_webdataset_of_images_and_texts_is_converted_with_both(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in (("1.jpg", image(1)), ("1.txt", b"a red card"), ("1.json", b'{"url": "u"}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    report = convert([str(tmp_path / "a.tar")], str(tmp_path / "out"), num_workers=1)
+    assert report.kind == "caption; reads txt as text, jpg as images; leaves out __key__, json"
+    sample = StreamingDataset(local=str(tmp_path / "out"), batch_size=1)[0]
+    assert sample["media"] == image(1)
+    assert "a red card" in sample["messages"]
+
+
+def test_media_that_nothing_reads_are_kept_or_left_out_if_that_is_asked_for() -> None:
+    row = {"picture": image(1), "text": "a"}
+    with pytest.raises(
+        DataError, match="column picture holds media of kind image, and the rows would be text"
+    ) as raised:
+        find_mapper([row], SchemaOptions())
+    for option in ("--columns images=picture", "--keep picture", "--kind text"):
+        assert option in str(raised.value)
+    assert find_mapper([row], SchemaOptions(columns={"images": "picture"}))(row, None)["media"] == image(1)
+    assert find_mapper([row], SchemaOptions(keep=("picture",)))(row, None) == {"text": "a", "picture": image(1)}
+    assert find_mapper([row], SchemaOptions(kind="text"))(row, None) == {"text": "a"}
+    for other in ({"path": "src/a.ts"}, {"url": "https://a/b.png"}, {"id": "a.png"}, {"note": "a.png\n"}):
+        assert find_mapper([{"text": "a", **other}], SchemaOptions()).kind.name == "text"
