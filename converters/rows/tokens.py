@@ -103,7 +103,7 @@ def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
     column = fields.column(role) or role
     if value is None:
         raise DataError(f"expected token ids in column {column!r}, found null: complete or remove the row")
-    value = unpacked(value)
+    value = _from_bytes(column, value) if isinstance(value, bytes) else unpacked(value)
     try:
         array = np.asarray(value) if isinstance(value, (Sequence, np.ndarray)) else None
     except (ValueError, OverflowError):  # lists of several lengths
@@ -115,6 +115,23 @@ def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
             f"column {column!r} must hold integers of up to 64 bits, found {str(value)[:80]}: correct the row"
         )
     return array.astype(np.int64)
+
+
+def _from_bytes(column: str, data: bytes) -> NDArray[np.int64]:
+    """The numbers of bytes as llm-foundry writes them by default: int64, little-endian.
+
+    DataError for bytes in which one of these is no token id or label, since they are of another type.
+    """
+    numbers = np.frombuffer(data, "<i8") if len(data) % 8 == 0 else np.array([-2])
+    wrong = numbers[((numbers < 0) & (numbers != IGNORED_LABEL)) | (numbers > _LAST_ID)]
+    if len(wrong):
+        found = f"holds {wrong[0]}" if len(data) % 8 == 0 else f"has {len(data)} bytes, not 8 for each"
+        raise DataError(
+            f"column {column!r} holds bytes, which are read as int64 (llm-foundry's token_encoding_type), and {found}, "
+            f"no token id: decode another type with --map, by row | {{{column!r}: numpy.frombuffer(row[{column!r}], "
+            "'int32')}"
+        )
+    return numbers
 
 
 TOKENS = RowKind(
