@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
@@ -48,13 +49,16 @@ def shard_model(
     unread = unread_weights(model.model)
     weights = take_weights(model, is_filled_later=is_filled_later, unread=unread)
     dtype = torch.bfloat16 if config.bf16 else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     _divide(model, meshes, policy=policy, config=config)
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
         again = None if part is model else config.reshard_after_forward  # of the whole, what is left stays gathered
         fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
+    if dtype is not None:
+        for block in blocks:
+            cast_hidden_states(block, dtype)
     prefetch(blocks, config.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
@@ -80,6 +84,25 @@ def _divide(
     if meshes.ep is not None and meshes.experts is not None:
         for experts in split_experts(model.model, meshes.ep):
             shard_experts(experts, meshes.experts, policy=policy, reshard=config.reshard_after_forward)
+
+
+def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Have a block get its hidden states, and masks of them, in a number format, and all else as it is given.
+
+    FSDP's own cast takes every input: in bfloat16 a timestep of 123.4 is 123.5, and so are sines of positions rounded.
+    """
+    names = list(inspect.signature(block.forward).parameters)
+
+    def cast(value: Any, name: str) -> Any:
+        is_state = name == names[0] or name.endswith(("hidden_states", "mask"))
+        is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtype) if is_state and is_number else value
+
+    def cast_all(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = zip(args, [*names, *[""] * len(args)], strict=False)
+        return tuple(cast(*each) for each in named), {name: cast(value, name) for name, value in kwargs.items()}
+
+    block.register_forward_pre_hook(cast_all, with_kwargs=True)
 
 
 def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:
