@@ -22,11 +22,13 @@ from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions, changed
+from .repeats import Described, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
+from .sources.table_source import TableSource
 from .sources.units import Source
 from .stored.catalog import no_dataset
 from .stored.growing import finish_growth, grow, part_name, parts_of
-from .writing.done import digest_of, options_of, place_of
+from .writing.done import digest_of, options_of
 from .writing.replacing import read_claim, read_described
 from .writing.work import only_writer, work_folder
 
@@ -85,9 +87,7 @@ def append(
         part = part_name(1 + len(parts_of(datasets[0])))
         opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
         options = with_processor(options, opened)
-        new = _new_sources(opened, targets, datasets, options)
-        are_new = set(map(id, new))
-        known = [source.name for source in opened if id(source) not in are_new]
+        new, known = _new_sources(opened, targets, datasets, options)
         if known:
             progress.say(f"{_named(known)}: in {target} already, passed over")
         if not new:
@@ -131,7 +131,7 @@ def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) 
     one that the dataset has in part; StorageError where there is no whole dataset.
     """
     storages = [open_storage(folder) for folder in folders_of(target, options)]
-    return _new_sources(opened, storages, [_dataset_at(storage) for storage in storages], options)
+    return _new_sources(opened, storages, [_dataset_at(storage) for storage in storages], options)[0]
 
 
 def _new_sources(
@@ -139,11 +139,12 @@ def _new_sources(
     storages: Sequence[Storage],
     datasets: Sequence[Mapping[str, Any]],
     options: ConvertOptions,
-) -> list[Source]:
+) -> tuple[list[Source], list[str]]:
+    """The new sources, and the names of the others."""
     asked = asked_of(opened, options)
     for storage, dataset in zip(storages, datasets, strict=True):
         _check_options(dataset, asked, url=storage.url)
-    return _unknown(opened, datasets[0]["source"], url=storages[0].url)
+    return _unknown(opened, datasets[0]["source"], url=storages[0].url, allow_repeats=options.allow_repeats)
 
 
 def _dataset_at(storage: Storage) -> dict[str, Any]:
@@ -206,33 +207,69 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _unknown(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str) -> list[Source]:
-    """The sources that are none of the known ones, which are as a dataset describes them."""
-    at: dict[str, list[Mapping[str, Any]]] = {}
-    for each in known:
-        at.setdefault(each["at"], []).append(each)
-    new = []
-    for source, said in zip(opened, described(opened), strict=True):
-        there = at.get(place_of(source.name), [])
-        if any(content_of(each) != content_of(said) for each in there):
+def _unknown(
+    opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str, allow_repeats: bool
+) -> tuple[list[Source], list[str]]:
+    """The sources with rows that are not of the known ones, which are as a dataset describes them; and the names of the
+    others, with the names of the known ones that have their rows where these are not the same.
+    """
+    at: dict[tuple[str, str], list[Described]] = {}
+    of_size: dict[Any, list[Described]] = {}
+    for each in map(Described, known):
+        at.setdefault((each.place, each.member), []).append(each)
+        of_size.setdefault((each.said.get("size"), each.reading), []).append(each)
+    new, there = [], []
+    for source, said in zip(opened, map(Described, described(opened)), strict=True):
+        same = at.get((said.place, said.member), [])
+        same = [each for each in same if each.reading == said.reading] or same
+        if any(content_of(each.said) != content_of(said.said) for each in same):
             raise ConfigError(
                 f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their "
                 "own, or convert all sources again with --overwrite"
             )
-        if any(each.get("rows") in (None, said.get("rows")) for each in there):
-            continue
-        if there and "rows" not in said:
-            slices = ", ".join(f"@[{_bound(start)}:{_bound(stop)}]" for start, stop in (each["rows"] for each in there))
+        if allow_repeats:
+            is_there = any(each.said.get("rows") == said.said.get("rows") and each.at == said.at for each in same)
+        else:
+            same = same or _copied(said, of_size.get((said.said.get("size"), said.reading), []), url=url)
+            is_there = bool(same) and _is_held(source, said, same, url=url)
+        if is_there:
+            there.append(source.name if same[0].at == said.at else f"{source.name} (as {same[0].name})")
+        else:
+            new.append(source)
+    return new, there
+
+
+def _copied(said: Described, known: Sequence[Described], *, url: str) -> list[Described]:
+    """The known sources with the content of a source that has another place."""
+    found = [(each, is_copy(said, each)) for each in known]
+    for each, is_same in found:
+        if is_same is None:
             raise ConfigError(
-                f"{source.name} is in {url} in part ({slices}): name the rest of it as a slice, "
-                f"{source.name}@[START:STOP]"
+                f"{said.name} has the size of {each.name}, from which {url} was converted and which is gone or changed "
+                "now, and agrees with a sample of its content: leave it out, or pass --allow-repeats to add it"
             )
-        new.append(source)
-    return new
+    return [each for each, is_same in found if is_same]
 
 
-def _bound(row: int | None) -> str:
-    return "" if row is None else str(row)
+def _is_held(source: Source, said: Described, known: Sequence[Described], *, url: str) -> bool:
+    """Whether known sources of the same content have all rows of a source; ConfigError where they have some of them."""
+    if any("rows" not in each.said or each.said["rows"] == said.said.get("rows") for each in known):
+        return True
+    num_rows = source.num_rows if isinstance(source, TableSource) else lambda: 0
+    rows = interval(said.rows, num_rows)
+    taken = [interval(each.rows, num_rows) for each in known]
+    if not any(overlap(rows, each) for each in taken):
+        return False
+    if not (left := without(rows, taken)):
+        return True
+    slices = ", ".join(dict.fromkeys(str(each).removeprefix(each.name) for each in known))
+    rest = " ".join(f"{source.name}{shown(each)}" for each in left)
+    if "rows" not in said.said:
+        raise ConfigError(f"{source.name} is in {url} in part ({slices}): name the rest of it as a slice, {rest}")
+    raise ConfigError(
+        f"{said} has rows that {url} has already ({slices}): name only the others, {rest}, or pass --allow-repeats to "
+        "store rows more than once"
+    )
 
 
 def _key(said: Mapping[str, Any]) -> tuple[str, str]:

@@ -26,8 +26,8 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions, dropped: Droppe
     schemas = schemas_of(sources, options)
     values["schema"] = options.schema.asked
     values["drop_tail"] = options.drop_tail or None  # as in datasets of earlier versions, which do not have it
-    # The source knows the ids, the rows are what is dropped, and the processor is what was chosen.
-    for name in ("ids", "drop", "drop_sources", "choice"):
+    # The source knows the ids, the rows are what is dropped, the processor is what was chosen, repeats are sources.
+    for name in ("ids", "drop", "drop_sources", "choice", "allow_repeats"):
         values.pop(name)
     if dropped is not None:  # datasets of earlier versions do not have it
         values["drop"] = dropped.digest
@@ -44,7 +44,7 @@ def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """Of a source as `described` or a dataset.json tells it, what changes with its content alone."""
-    return {name: value for name, value in said.items() if name not in ("name", "at", "rows")}
+    return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "sample")}
 
 
 def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:

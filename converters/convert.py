@@ -24,8 +24,10 @@ from .columns import check_columns, check_processor, stored_columns, stored_sche
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions, changed
+from .repeats import Described, check_repeats
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
 from .rows.user_functions import NamedOrFunction, with_functions
+from .sources.files import sampled_digest
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.specs import Spec
@@ -177,6 +179,7 @@ def convert_sources(
             "nothing to do (--overwrite converts it again)"
         )
         return report_of(done, options.splits or (), seconds=time.monotonic() - started)
+    check_repeats(opened, allowed=options.allow_repeats, say=progress.say)
     num_units = None if encoded is None else encoded.counts(len(opened), overwrite=overwrite)
     carried = carried_over(opened, options)
     with (
@@ -277,7 +280,7 @@ def _commit(
         **(laying.left_out if is_first else RowCounts()).as_dict(),
         **unread_described(laying.unread if is_first else {}),
         **documents_of(output),
-        "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
+        "source": [_placed(each) for each in described(sources)],
         "options": options_of(asked),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
@@ -298,6 +301,13 @@ def _commit(
         replaced=work.replaced[output.number],
     )
     return sum(index.num_cut for index in lengths[:1])
+
+
+def _placed(said: dict[str, Any]) -> dict[str, Any]:
+    """A source's description with its place, and of a local file a digest by which a copy of it is known later."""
+    placed = said | {"at": place_of(said["name"])}
+    file = Described(placed).file
+    return placed if file is None else placed | {"sample": sampled_digest(file)}
 
 
 def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOptions, *, seconds: float) -> ConvertReport:

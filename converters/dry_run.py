@@ -27,6 +27,7 @@ from .columns import check_processor, stored_columns, stored_schema, with_proces
 from .convert import look
 from .dropping import dropped_rows
 from .options import ConvertOptions, changed
+from .repeats import check_repeats
 from .rows import schemas
 from .sources.specs import Spec
 from .sources.units import Source
@@ -117,9 +118,10 @@ def dry_run(
         options = with_processor(options, opened)
         if append_to is not None:
             opened = new_sources(opened, append_to, options)
+        said: list[str] = []
+        check_repeats(opened, allowed=options.allow_repeats, say=said.append)
         read = beginnings(opened, num_rows)
         dropped = dropped_rows(opened, options)
-        said: list[str] = []
         with closing(Reading(read, options.schema, say=said.append)) as reading:
             check_processor(options.processor, reading.mapper)
             columns = stored_columns(options, reading.mapper)

@@ -43,7 +43,8 @@ class ConvertOptions:
     end and stored as samples of so many, with where documents begin; limit, splits, shuffle_seed, dedup, shortest and
     longest are about the documents. drop_tail: what is left after the last whole sample is dropped and counted, not
     stored as a shorter sample. drop: a file of rows that are left out (see listed_samples), in which drop_sources says
-    by URL of which dataset the samples of a source are.
+    by URL of which dataset the samples of a source are. allow_repeats: rows that several sources hold (links, copies,
+    overlapping globs and slices) are stored as often as they are named, which is an error otherwise.
     """
 
     format: str | None = None
@@ -72,6 +73,7 @@ class ConvertOptions:
     concat: int | None = None
     drop: str | None = None
     drop_sources: Mapping[str, str] = field(default_factory=dict)
+    allow_repeats: bool = False
 
     def __post_init__(self) -> None:
         check_compression(self.compression)

@@ -27,6 +27,7 @@ from .convert import Progress, folders_of, look, unit_encoder
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions, changed
+from .repeats import check_repeats
 from .report import CountedBytes
 from .sources.python_rows import cannot_go_on
 from .sources.units import Source
@@ -98,6 +99,7 @@ def convert_part(
             f"{', '.join(once)}: nothing tells whether each part is given the same rows: store them as files first"
         )
     check_drop_targets(options, targets)
+    check_repeats(opened, allowed=options.allow_repeats, say=progress.say)
     asked = asked_of(opened, options, dropped_rows(opened, options))
     encoded = EncodedParts.at(open_storage(target), asked)
     is_there = _check_free(targets, asked, overwrite=overwrite) or encoded.begin(part, overwrite=overwrite) is not None

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Protocol
 
+import xxhash
+
 from ...errors import DataError, ObjectChangedError
 from ...storage.disk_errors import disk_errors
 from ...storage.storage import Storage, shared_storage
@@ -20,6 +22,9 @@ LOCAL_BYTES = 1 << 20  # read at once
 REQUEST_BYTES = 1 << 23  # of a request for a range, at most: what is kept of it in memory
 HEAD_BYTES = 1 << 20  # of a stored file, which are looked at several times before its units are read
 REST_BYTES = 1 << 16  # of requests beyond what was asked for, which follow the end of the last row
+
+SAMPLED_BYTES = 1 << 16  # of a piece of a file that is sampled
+_NUM_SAMPLED = 4  # pieces of a file
 
 
 class File(Protocol):
@@ -43,6 +48,28 @@ class File(Protocol):
 def identity(status: os.stat_result) -> tuple[int, int, int]:
     """Of a file on this machine: it differs once the file was written again."""
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def sampled_digest(path: Path) -> str:
+    """A digest of four pieces of a file, its ends among them, or of all of a small one."""
+    digest, num_bytes = xxhash.xxh3_128(), path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        if num_bytes <= _NUM_SAMPLED * SAMPLED_BYTES:
+            digest.update(file.read())
+        else:
+            for number in range(_NUM_SAMPLED):
+                file.seek((num_bytes - SAMPLED_BYTES) * number // (_NUM_SAMPLED - 1))
+                digest.update(file.read(SAMPLED_BYTES))
+    return f"{num_bytes}:{digest.hexdigest()}"
+
+
+def content_digest(path: Path) -> str:
+    """A digest of all bytes of a file."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(REQUEST_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

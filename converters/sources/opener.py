@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -170,7 +170,16 @@ class Opener:
         location = self._location(Path(url), spec, name=spec.path.rstrip("/"), num_bytes=dataset.num_bytes)
         identity, num_bytes = dataset.identity(location.name), dataset.num_bytes
         open_table = partial(StoredTable, dataset, location)
-        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, dataset=dataset)
+        shards = [(info.name, info.num_samples) for info in dataset.shards]
+        self._add(
+            spec,
+            open_table,
+            location,
+            identity=identity,
+            num_bytes=num_bytes,
+            dataset=dataset,
+            pieces=partial(_pieces, dataset.storage, shards),
+        )
         return True
 
     def _open_glob(self, spec: Spec) -> None:
@@ -271,7 +280,9 @@ class Opener:
             location = replace(location, folder=spec.folder or store.url)
             make_unit = image_unit
         open_table = partial(FolderTable, files, make_unit=make_unit, location=location)
-        self._add(spec, open_table, location, identity=identity_of(location.name, files), num_bytes=num_bytes)
+        pieces = partial(_pieces, store, [(file.key, 1) for file in files])
+        identity = identity_of(location.name, files)
+        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, pieces=pieces)
 
     def _location(
         self, path: Path, spec: Spec, *, name: str, num_bytes: int, folder: Path | str | None = None
@@ -298,6 +309,7 @@ class Opener:
         fetch: Fetch | None = None,
         dataset: StoredDataset | None = None,
         is_part: bool = False,
+        pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
     ) -> None:
         if spec.settings.delimited is not None:  # it decides what the rows are
             identity = {**identity, "csv": asdict(spec.settings.delimited)}
@@ -313,6 +325,7 @@ class Opener:
             scratch=location.scratch,
             fetch=fetch,
             is_part=is_part,
+            pieces=pieces,
         )
         if isinstance(source, StoredSource) and dataset is not None:
             source.dataset, source.location = dataset, location
@@ -322,6 +335,12 @@ class Opener:
         if url not in self._stores:
             self._stores[url] = open_storage(url)
         return self._stores[url]
+
+
+def _pieces(store: Storage, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Places of the files of a source, and their numbers of rows."""
+    base = str(store.folder.resolve()) if isinstance(store, LocalStorage) else store.url
+    return ((f"{base}/{key}", num_rows) for key, num_rows in files)
 
 
 def _found_table(location: Location, insisted: str | None) -> Table:

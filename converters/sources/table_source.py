@@ -15,7 +15,10 @@ from .units import NoRowsError, Unit
 
 
 class TableSource:
-    """A source whose table is opened at its turn."""
+    """A source whose table is opened at its turn.
+
+    pieces: of a source of several files its files in order, each as a place and a number of rows; None for one file.
+    """
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class TableSource:
         scratch: Path,
         fetch: Fetch | None = None,
         is_part: bool = False,
+        pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
     ):
         self.name = name
         self.identity = identity
@@ -38,6 +42,7 @@ class TableSource:
         self.rows = rows
         self.settings = settings
         self.is_part = is_part
+        self.pieces = pieces
         self._scratch = scratch
         self._table: Table | None = None
 
@@ -80,6 +85,20 @@ class TableSource:
             num_rows = 0
         self.close()
         return max(0, (num_rows if stop is None else min(stop, num_rows)) - start)
+
+    def num_rows(self) -> int:
+        """How many rows there are, those outside of its slice among them."""
+        with disk_errors(self.name):
+            return self._opened().num_rows()
+
+    def has_rows(self) -> bool:
+        """Whether there is a row in its slice."""
+        try:
+            return any(True for unit in self.units() for _ in unit.rows())
+        except NoRowsError:
+            return False
+        finally:
+            self.close()
 
     def close(self) -> None:
         self._table = None

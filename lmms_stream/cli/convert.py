@@ -165,6 +165,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         concat=options.concat,
         drop=options.drop,
         drop_sources=_pairs(options.drop_source, "--drop-source"),
+        allow_repeats=options.allow_repeats,
     )
 
 

@@ -70,6 +70,12 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
         "over both; options are to be those that it was converted with",
     )
     parser.add_argument(
+        "--allow-repeats",
+        action="store_true",
+        help="store rows more than once if sources name them more than once, by links, copies, overlapping globs or "
+        "slices; without it that is an error",
+    )
+    parser.add_argument(
         "--part",
         metavar="I/N",
         help="do part I of N, counted from 0, on a machine of its own; the same command without --part then makes the "

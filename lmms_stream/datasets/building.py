@@ -95,6 +95,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
         processor=processor,
         on_error=config.on_error,
         longest=config.max_length if config.overlong == "drop" else None,
+        allow_repeats=True,  # LMMS Engine reads a file as often as its list names it
     )
     sources = open_sources([str(listed)], scratch=local / "scratch")
     described = {

@@ -98,7 +98,7 @@ def test_a_source_is_named_by_the_end_of_its_path_where_no_other_ends_so(tmp_pat
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     sources = [write_rows(tmp_path / name / "a.jsonl", 20) for name in ("one", "two")]
-    convert(sources, str(tmp_path / "out"), **SMALL)
+    convert(sources, str(tmp_path / "out"), allow_repeats=True, **SMALL)
     provenance = Provenance.of(open_storage(tmp_path / "out"))
     assert provenance is not None
     assert provenance.sample_of("two/a.jsonl", 1).tolist() == [19]

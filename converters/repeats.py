@@ -1,0 +1,242 @@
+"""Sources that name the same rows, so that rows are stored twice only if the user asks for it (allow_repeats).
+
+Files are the same file if their paths lead to one inode, and copies if their sizes and all of their bytes agree. Bytes
+are read only of local files of equal size; in stores of S3 the entity tags are compared. Of folders of texts and images
+and of MDS datasets the names of files and shards are compared. Slices of a file may not intersect. One file with
+different settings of a list (columns, map, csv, a member of its object) is several sources.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..storage.disk_errors import disk_errors
+from .asked import described
+from .sources.files import content_digest, sampled_digest
+from .sources.table_source import TableSource
+from .sources.units import Source
+from .writing.done import place_of
+
+_SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
+_CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the content; those of other stores do not
+Interval = tuple[int, int | None]  # rows of a file, first and one past the last; None for its end
+
+
+@dataclass(frozen=True)
+class Described:
+    """A source as a conversion describes it, now or in a dataset.json."""
+
+    said: Mapping[str, Any]
+
+    @cached_property
+    def name(self) -> str:
+        return str(self.said["name"])
+
+    @cached_property
+    def at(self) -> str:
+        return str(self.said.get("at") or place_of(self.name))
+
+    @cached_property
+    def _local(self) -> tuple[Path, str] | None:
+        """The local file or folder, links followed, and the member of its object; None for a source elsewhere."""
+        if "://" in self.at or "size" not in self.said:
+            return None
+        path, member = Path(self.at), ""
+        if "#" in path.name and not path.exists():
+            base, _, member = self.at.rpartition("#")
+            path = Path(base)
+        return path.resolve(), member
+
+    @property
+    def place(self) -> str:
+        """The path without links, the URL, or what else tells the source."""
+        if "size" not in self.said:  # of the hub, and of rows that a program holds
+            return json.dumps(_identity(self.said), sort_keys=True)
+        return self.at if self._local is None else str(self._local[0])
+
+    @property
+    def member(self) -> str:
+        """The member of a local JSON object that is read; "" for other sources."""
+        return "" if self._local is None else self._local[1]
+
+    @cached_property
+    def reading(self) -> str:
+        """How its rows are read, as text. Sources that are read in different ways are different sources."""
+        return json.dumps([self.member, {name: self.said.get(name) for name in _SETTINGS}], sort_keys=True)
+
+    @cached_property
+    def file(self) -> Path | None:
+        """The local file; None for a folder, a source elsewhere, and a file that is not there any more."""
+        return self._local[0] if self._local is not None and self._local[0].is_file() else None
+
+    @cached_property
+    def is_as_described(self) -> bool:
+        """Whether the local file still has the size and the time of modification that are described."""
+        if self.file is None:
+            return False
+        status = self.file.stat()
+        return (status.st_size, str(status.st_mtime_ns)) == (self.said["size"], self.said["tag"])
+
+    @cached_property
+    def sample(self) -> str | None:
+        """A digest of some of the content of a local file, as it is or was converted; None where nothing tells it."""
+        if "sample" in self.said:
+            return str(self.said["sample"])
+        return sampled_digest(self.file) if self.file is not None and self.is_as_described else None
+
+    @cached_property
+    def content(self) -> str | None:
+        """A digest of all of the content of a local file; None where it is not there any more as described."""
+        return content_digest(self.file) if self.file is not None and self.is_as_described else None
+
+    @property
+    def rows(self) -> slice:
+        return slice(*self.said.get("rows", (None, None)))
+
+    def __str__(self) -> str:
+        start, stop = ("" if bound is None else bound for bound in (self.rows.start, self.rows.stop))
+        return f"{self.name}@[{start}:{stop}]" if "rows" in self.said else self.name
+
+
+def _identity(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "sample")}
+
+
+def is_copy(source: Described, other: Described) -> bool | None:
+    """Whether two sources at different places have the same content; None where only samples of it agree.
+
+    Files of different sizes are not read. A file that was moved is told by its size, time and a sample of its content.
+    """
+    ours, theirs = source.said, other.said
+    if not ours.get("size") or any(ours.get(name) != theirs.get(name) for name in ("size", "num_files")):
+        return False
+    if source.file is None:
+        is_content = ours["num_files"] > 1 or _CONTENT_TAG.fullmatch(ours["tag"]) is not None
+        return is_content and _identity(ours) == _identity(theirs)
+    with disk_errors(source.name):
+        if other.file is not None and source.file.samefile(other.file):
+            return True
+        if source.sample is None or source.sample != other.sample:
+            return False
+        if other.content is not None:
+            return source.content == other.content
+        return True if ours["tag"] == theirs["tag"] else None
+
+
+def interval(rows: slice, num_rows: Callable[[], int]) -> Interval:
+    """A slice as numbers of rows from the first; num_rows is asked if the slice counts from the end."""
+    start, stop = rows.start or 0, rows.stop
+    if start < 0 or (stop is not None and stop < 0):
+        start, stop, _ = rows.indices(num_rows())
+    return start, stop
+
+
+def overlap(one: Interval, other: Interval) -> Interval | None:
+    """The rows that two intervals share; None where they share none."""
+    start = max(one[0], other[0])
+    stops = [stop for stop in (one[1], other[1]) if stop is not None]
+    return None if stops and min(stops) <= start else (start, min(stops, default=None))
+
+
+def without(rows: Interval, taken: Sequence[Interval]) -> list[Interval]:
+    """The rows of an interval that none of others has."""
+    left: list[Interval] = []
+    start = rows[0]
+    for begin, end in sorted(taken, key=lambda each: each[0]):
+        if (shared := overlap((start, rows[1]), (begin, end))) is None:
+            continue
+        if shared[0] > start:
+            left.append((start, shared[0]))
+        if shared[1] is None:
+            return left
+        start = shared[1]
+    return [*left, (start, rows[1])] if rows[1] is None or start < rows[1] else left
+
+
+def shown(rows: Interval) -> str:
+    """An interval as users write it."""
+    start, stop = rows
+    return "" if rows == (0, None) else f"@[{start or ''}:{'' if stop is None else stop}]"
+
+
+def check_repeats(sources: Sequence[Source], *, allowed: bool, say: Callable[[str], None]) -> None:
+    """ConfigError for sources that name the same rows; allowed: say so instead."""
+    for one, other, how in _repeated(sources):
+        if not allowed:
+            raise ConfigError(
+                f"{one} and {other} hold the same rows ({how}): leave one of them out, or pass --allow-repeats to "
+                "store the rows more than once (to read them more often, give their dataset a weight in training)"
+            )
+        say(f"{one} and {other} hold the same rows ({how}), which are stored more than once")
+
+
+def _repeated(sources: Sequence[Source]) -> Iterator[tuple[str, str, str]]:
+    """Pairs of sources that hold the same rows, by names with slices, and in which way."""
+    known = [Described(each) for each in described(sources)]
+    places = _first_places(known)
+    seen: dict[tuple[str, str], list[tuple[Interval, int]]] = defaultdict(list)
+    for number, (source, said) in enumerate(zip(sources, known, strict=True)):
+        others: set[int] = set()
+        for file, rows in _files_of(source, places[number]):
+            for theirs, index in seen[file, said.reading]:
+                shared = overlap(rows, theirs)
+                if shared is None or index in (number, *others):
+                    continue
+                is_same = said.place == known[index].place
+                if is_same or file != places[number] or _has_rows(source):
+                    others.add(index)
+                    yield str(known[index]), str(said), _how(shared, said, known[index], file)
+            seen[file, said.reading].append((rows, number))
+
+
+def _how(shared: Interval, said: Described, other: Described, file: str) -> str:
+    if said.at == other.at:
+        return f"rows {shown(shared)}" if shown(shared) else "all rows of it"
+    return "they lead to one file" if said.place == other.place or file != other.place else "they are copies"
+
+
+def _first_places(known: Sequence[Described]) -> list[str]:
+    """Of each source the place of the first source with the same content."""
+    alike: dict[Any, list[Described]] = defaultdict(list)
+    for each in known:
+        alike[each.said.get("size"), each.said.get("num_files")].append(each)
+    places: dict[str, str] = {}
+    firsts: dict[Any, list[Described]] = defaultdict(list)
+    for each in known:
+        if each.place in places:
+            continue
+        size = each.said.get("size")
+        is_only = not size or len({other.place for other in alike[size, each.said.get("num_files")]}) == 1
+        key = (size, None if is_only else each.sample)  # files are read only if others have their size
+        first = None if is_only else next((other for other in firsts[key] if is_copy(each, other)), None)
+        places[each.place] = each.place if first is None else first.place
+        if first is None:
+            firsts[key].append(each)
+    return [places[each.place] for each in known]
+
+
+def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
+    """The source itself and, where it has several files, each of them, with the rows that it takes of it."""
+    pieces = source.pieces if isinstance(source, TableSource) else None
+    rows = interval(source.rows, source.num_rows) if isinstance(source, TableSource) else (0, None)
+    yield place, rows
+    before = 0
+    for file, num_rows in pieces() if pieces is not None else ():
+        if (inside := overlap(rows, (before, before + num_rows))) is not None:
+            yield file, (inside[0] - before, (inside[1] or 0) - before)
+        before += num_rows
+
+
+def _has_rows(source: Source) -> bool:
+    """Whether a file has a row: parts without rows, which are passed over, are often the same bytes."""
+    if not isinstance(source, TableSource) or not source.is_part:
+        return True
+    return source.has_rows()

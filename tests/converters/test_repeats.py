@@ -1,0 +1,240 @@
+"""Rows are stored more than once only if the user says so: links, copies, overlapping globs and slices are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.converters.append import append
+from lmms_stream.converters.convert import Progress, convert
+from lmms_stream.converters.dry_run import dry_run
+from lmms_stream.converters.part import convert_part
+from lmms_stream.converters.repeats import overlap, without
+from lmms_stream.converters.sources.files import SAMPLED_BYTES
+from lmms_stream.errors import ConfigError
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.storage.storage import open_storage
+
+from ..conftest import run_cli
+
+OPTIONS: dict[str, Any] = {"num_workers": 1}
+
+
+def lines(first: int, stop: int) -> bytes:
+    return b"".join(json.dumps({"text": f"text {number}"}).encode() + b"\n" for number in range(first, stop))
+
+
+def numbers(folder: Path) -> list[int]:
+    return [int(sample["text"].split()[1]) for sample in PackedStreamingDataset(str(folder))[:]]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """a.jsonl of 4 rows, its link and its hard link, a copy with another time, b.jsonl of as many bytes."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_bytes(lines(0, 4))
+    Path("links").mkdir()
+    Path("links/soft.jsonl").symlink_to("../a.jsonl")
+    os.link("a.jsonl", "links/hard.jsonl")
+    Path("copies").mkdir()
+    Path("copies/copy.jsonl").write_bytes(lines(0, 4))
+    Path("b.jsonl").write_bytes(lines(4, 8))
+    Path("texts").mkdir()
+    for number in range(4):
+        Path(f"texts/{number}.txt").write_text(f"text {number}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("sources", "how"),
+    [
+        (["a.jsonl", "a.jsonl"], "a.jsonl and a.jsonl hold the same rows (all rows of it)"),
+        (["a.jsonl", "./a.jsonl"], "a.jsonl and ./a.jsonl hold the same rows (all rows of it)"),
+        (["*.jsonl", "a*"], "a.jsonl and a.jsonl hold the same rows (all rows of it)"),
+        (["a.jsonl@[0:3]", "a.jsonl@[2:]"], "a.jsonl@[0:3] and a.jsonl@[2:] hold the same rows (rows @[2:3])"),
+        (["a.jsonl@[-2:]", "a.jsonl@[:3]"], "a.jsonl@[-2:] and a.jsonl@[:3] hold the same rows (rows @[2:3])"),
+        (["a.jsonl", "links/soft.jsonl"], "a.jsonl and links/soft.jsonl hold the same rows (they lead to one file)"),
+        (["a.jsonl", "links/hard.jsonl"], "a.jsonl and links/hard.jsonl hold the same rows (they are copies)"),
+        (["b.jsonl", "a.jsonl", "copies"], "a.jsonl and copies/copy.jsonl hold the same rows (they are copies)"),
+        (["copies/copy.jsonl@[1:3]", "a.jsonl@[2:]"], "copies/copy.jsonl@[1:3] and a.jsonl@[2:] hold the same rows"),
+        (["texts/[12].txt", "texts/*.txt@[:2]"], "texts/[12].txt and texts/*.txt@[:2] hold the same rows"),
+        (["texts", "texts/1.txt"], "texts and texts/1.txt hold the same rows"),
+    ],
+)
+def test_rows_that_are_named_twice_are_told_and_stored_twice_only_when_asked(
+    here: Path, sources: list[str], how: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        convert(sources, "out", **OPTIONS)
+    assert str(refused.value).startswith(how)
+    assert "leave one of them out, or pass --allow-repeats" in str(refused.value)
+    for call in (lambda: dry_run(sources), lambda: convert_part(sources, "out", "0/2", **OPTIONS)):
+        with pytest.raises(ConfigError, match="hold the same rows"):
+            call()
+    assert not Path("out").exists()
+    said: list[str] = []
+    convert(sources, "out", allow_repeats=True, progress=Progress(say=said.append), **OPTIONS)
+    assert len(set(numbers(here / "out"))) < len(numbers(here / "out"))
+    assert next(text for text in said if text.startswith(how)).endswith("which are stored more than once")
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["a.jsonl@[0:2]", "a.jsonl@[2:]"],
+        ["a.jsonl@[:-1]", "a.jsonl@[-1:]"],
+        ["a.jsonl@[:2]", "copies/copy.jsonl@[2:]"],
+        ["a.jsonl", "b.jsonl"],
+        ["texts/[01].txt", "texts/[23].txt"],
+        ["texts@[:2]", "texts@[2:]"],
+    ],
+)
+def test_rows_that_are_named_once_are_stored_once(here: Path, sources: list[str]) -> None:
+    convert(sources, "out", **OPTIONS)
+    assert sorted(numbers(here / "out")) == list(range(len(numbers(here / "out"))))
+
+
+def test_one_file_with_other_settings_or_another_member_is_another_source(here: Path) -> None:
+    Path("c.json").write_text(json.dumps({"x": [{"text": "text 0"}], "y": [{"text": "text 1"}]}))
+    convert(["c.json#x", "c.json#y"], "members", **OPTIONS)
+    assert numbers(here / "members") == [0, 1]
+    Path("rows.jsonl").write_text(json.dumps({"one": "text 0", "two": "text 1"}) + "\n")
+    entries = [{"path": "rows.jsonl", "columns": {"text": name}} for name in ("one", "two")]
+    Path("list.yaml").write_text(json.dumps({"datasets": entries}))
+    convert(["list.yaml"], "settings", **OPTIONS)
+    assert numbers(here / "settings") == [0, 1]
+    assert append(["list.yaml"], "settings", **OPTIONS).num_new_sources == 0
+
+
+def test_files_without_rows_are_no_copies(here: Path) -> None:
+    for name in "xyz":
+        (here / "parts").mkdir(exist_ok=True)
+        (here / f"parts/{name}.jsonl").write_bytes(lines(0, 1) if name == "z" else b"\n\n")
+    assert convert(["parts"], "out", **OPTIONS).num_rows == 1
+
+
+def test_shards_of_a_dataset_and_of_its_parts_are_the_same_rows(here: Path) -> None:
+    convert(["a.jsonl"], "data", samples_per_shard=2, **OPTIONS)
+    append(["b.jsonl"], "data", samples_per_shard=2, **OPTIONS)
+    with pytest.raises(ConfigError, match="data and data/parts/00001 hold the same rows"):
+        convert(["data", "data/parts/00001"], "out", **OPTIONS)
+    convert(["data@[:4]", "data/parts/00001"], "out", **OPTIONS)
+    assert numbers(here / "out") == list(range(8))
+
+
+def test_objects_are_told_by_their_tags(s3_folder: str, tmp_path: Path) -> None:
+    store = open_storage(s3_folder)
+    for name, data in {"a.jsonl": lines(0, 4), "b.jsonl": lines(4, 8), "c.jsonl": lines(0, 4)}.items():
+        store.write(f"rows/{name}", data)
+    with pytest.raises(ConfigError, match=r"rows/a\.jsonl and .*rows/c\.jsonl hold the same rows \(they are copies\)"):
+        convert([f"{s3_folder}/rows"], str(tmp_path / "out"), **OPTIONS)
+    convert([f"{s3_folder}/rows/a.jsonl"], str(tmp_path / "out"), **OPTIONS)
+    said: list[str] = []
+    added = append([f"{s3_folder}/rows"], str(tmp_path / "out"), progress=Progress(say=said.append), **OPTIONS)
+    assert (added.num_new_sources, added.num_known_sources) == (1, 2)
+    assert f"{s3_folder}/rows/c.jsonl (as {s3_folder}/rows/a.jsonl)" in said[0]
+    assert numbers(tmp_path / "out") == list(range(8))
+
+
+# Datasets that grow
+
+
+def added_to(target: str, *sources: str, **options: Any) -> tuple[int, int]:
+    report = append(list(sources), target, **options, **OPTIONS)
+    return report.num_new_sources, report.num_known_sources
+
+
+def test_slices_that_overlap_are_refused_with_the_rest_that_may_be_added(here: Path) -> None:
+    Path("t.jsonl").write_bytes(lines(0, 9))
+    convert(["t.jsonl@[0:2]"], "out", **OPTIONS)
+    assert added_to("out", "t.jsonl@[2:4]") == (1, 0)
+    assert added_to("out", "t.jsonl@[1:4]", "t.jsonl@[1:2]") == (0, 2)
+    with pytest.raises(ConfigError) as refused:
+        added_to("out", "t.jsonl@[1:6]")
+    assert str(refused.value) == (
+        "t.jsonl@[1:6] has rows that out has already (@[0:2], @[2:4]): name only the others, t.jsonl@[4:6], or "
+        "pass --allow-repeats to store rows more than once"
+    )
+    assert added_to("out", "t.jsonl@[7:]") == (1, 0)
+    assert added_to("out", "t.jsonl@[-2:]", "t.jsonl@[-1:9]") == (0, 2)
+    with pytest.raises(ConfigError, match=r"t\.jsonl is in .*: name the rest of it as a slice, t\.jsonl@\[4:7\]$"):
+        added_to("out", "t.jsonl")
+    assert added_to("out", "t.jsonl@[4:7]") == (1, 0)
+    assert added_to("out", "t.jsonl") == (0, 1)
+    assert sorted(numbers(here / "out")) == list(range(9))
+    assert added_to("out", "t.jsonl@[1:4]", allow_repeats=True) == (1, 0)
+    assert added_to("out", "t.jsonl@[1:4]", allow_repeats=True) == (0, 1)
+    assert sorted(numbers(here / "out")) == sorted([*range(9), 1, 2, 3])
+
+
+def test_links_and_copies_of_what_is_there_are_passed_over(here: Path) -> None:
+    convert(["a.jsonl"], "out", **OPTIONS)
+    said: list[str] = []
+    append(["links", "copies"], "out", progress=Progress(say=said.append), **OPTIONS)
+    assert said[0].startswith("copies/copy.jsonl (as a.jsonl)") or "copies/copy.jsonl (as a.jsonl)" in said[0]
+    assert "links/hard.jsonl (as a.jsonl)" in said[0]
+    assert "links/soft.jsonl (as a.jsonl)" in said[0]
+    convert(["b.jsonl@[:2]"], "other", **OPTIONS)
+    shutil.copy("b.jsonl", "copies/other.jsonl")
+    with pytest.raises(ConfigError, match=r"copies/other\.jsonl is in .* in part .*, copies/other\.jsonl@\[2:\]$"):
+        append(["copies/other.jsonl"], "other", **OPTIONS)
+    assert added_to("out", "copies/copy.jsonl", allow_repeats=True) == (1, 0)
+    assert numbers(here / "out") == [0, 1, 2, 3] * 2
+
+
+def test_a_file_that_was_moved_is_known_and_one_that_may_be_another_is_asked_about(here: Path) -> None:
+    convert(["a.jsonl"], "out", **OPTIONS)
+    shutil.rmtree("links")
+    Path("a.jsonl").rename("moved.jsonl")
+    assert added_to("out", "moved.jsonl") == (0, 1)
+    Path("moved.jsonl").unlink()
+    problem = r"copies/copy\.jsonl has the size of a\.jsonl, .* which is gone or changed now, .*: leave it out, or pass"
+    with pytest.raises(ConfigError, match=problem):
+        added_to("out", "copies/copy.jsonl")
+    assert added_to("out", "copies/copy.jsonl", allow_repeats=True) == (1, 0)
+
+
+def test_files_of_equal_size_that_differ_between_what_is_sampled_are_different(here: Path) -> None:
+    data = bytearray(lines(0, 60_000))
+    assert len(data) > 10 * SAMPLED_BYTES
+    Path("large.jsonl").write_bytes(data)
+    at = data.index(b"text 9000")
+    data[at : at + 9] = b"text 0009"
+    Path("other.jsonl").write_bytes(data)
+    report = convert(["large.jsonl", "other.jsonl"], "out", **OPTIONS)
+    assert report.num_rows == 120_000
+
+
+def test_the_command_line_says_it_in_one_line(here: Path) -> None:
+    refused = run_cli("convert", "a.jsonl", "a.jsonl", "out", "--workers", "1", cwd=here)
+    assert refused.returncode == 1
+    assert "a.jsonl and a.jsonl hold the same rows (all rows of it): leave one of them out" in refused.stderr
+    stored = run_cli("convert", "a.jsonl", "a.jsonl", "out", "--workers", "1", "--allow-repeats", cwd=here)
+    assert stored.returncode == 0, stored.stderr
+    assert numbers(here / "out") == [0, 1, 2, 3] * 2
+
+
+intervals = st.tuples(st.integers(0, 12), st.none() | st.integers(0, 12))
+
+
+def rows_of(interval: tuple[int, int | None]) -> set[int]:
+    return set(range(interval[0], 20 if interval[1] is None else interval[1]))
+
+
+@given(rows=intervals, taken=st.lists(intervals, max_size=4))
+def test_what_is_left_of_rows_is_what_no_other_has(
+    rows: tuple[int, int | None], taken: Sequence[tuple[int, int | None]]
+) -> None:
+    left = without(rows, taken)
+    expected = rows_of(rows).difference(*map(rows_of, taken))
+    assert {row for each in left for row in rows_of(each)} == expected
+    for each in taken:
+        shared = overlap(rows, each)
+        assert (set() if shared is None else rows_of(shared)) == rows_of(rows) & rows_of(each)
