@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..storage.storage import Storage, open_storage
+from .again import check_targets
 from .asked import asked_of, content_of, described
 from .columns import with_processor
 from .convert import Progress, convert_sources, folders_of, look
@@ -85,7 +86,9 @@ def append(
             finish_growth(each)
         datasets = _caught_up(targets)
         part = part_name(1 + len(parts_of(datasets[0])))
-        opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
+        scratch = work_folder(f"{targets[0].url}/{part}", work) / "sources"
+        opened = look(sources, scratch, options=options, target=target)
+        check_targets(opened, targets)
         options = with_processor(options, opened)
         new, known = _new_sources(opened, targets, datasets, options)
         if known:
@@ -102,7 +105,7 @@ def append(
         wanted = {_key(each) for each in described(new)}
         parts = [f"{storage.url}/{part}" for storage in targets]
         converted = convert_sources(
-            lambda scratch: _chosen(look(sources, scratch, options=options), wanted),
+            lambda scratch: _chosen(look(sources, scratch, options=options, target=target), wanted),
             parts,
             options=options,
             num_workers=num_workers,

@@ -98,22 +98,26 @@ def convert(
     options = changed(options, changes)
     options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
     progress = progress or Progress()
-    on_engine: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "ray_timeout_s": ray_timeout_s}
     settings: dict[str, Any] = {"num_workers": num_workers, "overwrite": overwrite, "work": work, "progress": progress}
+    settings["engine"] = partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s)
+
+    def convert_to(some: GivenSources, to: str) -> ConvertReport:
+        return _convert_to(some, to, whole=target, options=options, **settings)
+
     if parts := weighted_parts(sources, options):
-        each = partial(_convert_part, options=options, **settings, **on_engine)
-        return convert_parts(parts, target, convert=each, say=progress.say)
+        return convert_parts(parts, target, convert=lambda spec, to: convert_to([spec], to), say=progress.say)
+    return convert_to(sources, target)
+
+
+def _convert_to(
+    sources: GivenSources, target: str, *, whole: str, options: ConvertOptions, work: Path | None, **settings: Any
+) -> ConvertReport:
+    """whole: the folder or URL of this dataset and those that are written with it."""
     folders = folders_of(target, options)
     scratch = work_folder(open_storage(folders[0]).url, work) / "sources"
     given = given_sources(sources, scratch=scratch, unit_bytes=options.unit_bytes)
-    return convert_sources(
-        partial(look, given, options=options),
-        folders,
-        options=options,
-        base=target,
-        engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
-        **settings,
-    )
+    looked = partial(look, given, options=options, target=whole)
+    return convert_sources(looked, folders, options=options, base=target, work=work, **settings)
 
 
 def folders_of(target: str, options: ConvertOptions) -> list[str]:
@@ -123,8 +127,10 @@ def folders_of(target: str, options: ConvertOptions) -> list[str]:
     return [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
 
 
-def look(sources: Sequence[str | Path | Spec | Source], scratch: Path, *, options: ConvertOptions) -> list[Source]:
-    """The sources as they are now, of names and sources. scratch: see open_sources."""
+def look(
+    sources: Sequence[str | Path | Spec | Source], scratch: Path, *, options: ConvertOptions, target: str | None
+) -> list[Source]:
+    """The sources as they are now, of names and sources. scratch, target: see open_sources."""
     return list(
         open_sources(
             [str(each) if isinstance(each, Path) else each for each in sources],
@@ -133,6 +139,7 @@ def look(sources: Sequence[str | Path | Spec | Source], scratch: Path, *, option
             scratch=scratch,
             unit_bytes=options.unit_bytes,
             ids=Path(options.ids) if options.ids is not None else None,
+            target=target,
         )
     )
 
@@ -209,10 +216,6 @@ def convert_sources(
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, options, seconds=time.monotonic() - started)
-
-
-def _convert_part(spec: Spec, target: str, **settings: Any) -> ConvertReport:
-    return convert([spec], target, **settings)
 
 
 def _write_shards(

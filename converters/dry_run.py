@@ -97,14 +97,16 @@ def dry_run(
     num_samples: int = NUM_SAMPLES,
     num_workers: int | None = None,
     append_to: str | None = None,
+    target: str | None = None,
     **changes: Any,
 ) -> DryRun:
     """Read the first rows of `sources` and say what `convert` would store of them, reject, need and take.
 
     options, changes: see ConvertOptions. num_rows: to be read at least, as many of each source (and at least 100 each,
     so of many sources some are read, evenly spread). num_samples: that are shown. num_workers: that the time is
-    reckoned for. append_to: a dataset whose own sources are passed over. Raises what `convert` raises before it reads
-    on, DataError where no row can be read or the rows are of no kind.
+    reckoned for. append_to: a dataset whose own sources are passed over. target: of the conversion.
+
+    Raises what `convert` raises before it reads on, DataError where no row can be read or the rows are of no kind.
     """
     num_workers = changes.pop("workers", num_workers)
     options = changed(options, changes)
@@ -114,7 +116,12 @@ def dry_run(
             "becomes a dataset of its own: call dry_runs, or leave the weights out"
         )
     with TemporaryDirectory(prefix="lmms_stream-dry-run-") as folder:
-        opened = look(sources, Path(folder) / "sources", options=replace(options, unit_bytes=_UNIT_BYTES))
+        opened = look(
+            sources,
+            Path(folder) / "sources",
+            options=replace(options, unit_bytes=_UNIT_BYTES),
+            target=target or append_to,
+        )
         options = with_processor(options, opened)
         if append_to is not None:
             opened = new_sources(opened, append_to, options)

@@ -91,7 +91,7 @@ def convert_part(
     targets = [open_storage(folder) for folder in folders]
     home = (work.absolute() / home_folder(target).name if work else home_folder(target)) / "convert-parts"
     scratch = home / f"{part.number:05}-of-{part.count:05}"
-    opened = look(sources, scratch / "sources", options=options)
+    opened = look(sources, scratch / "sources", options=options, target=target)
     options = with_processor(options, opened)
     check_targets(opened, targets)
     if once := cannot_go_on(opened):
@@ -116,7 +116,7 @@ def convert_part(
         kept, num_units = _encode(
             opened, part, options, encoded, scratch, workers, num_workers, progress, KeptUnits(there)
         )
-    check_unchanged(opened, look(sources, scratch / "sources", options=options))
+    check_unchanged(opened, look(sources, scratch / "sources", options=options, target=target))
     check_code(asked["code"], opened, options)
     encoded.end(part, num_units)
     shutil.rmtree(scratch, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -20,7 +21,28 @@ ALIKE = {  # formats -> what files of them are often named as
 }  # fmt: skip
 
 
+_OWN_FILE = re.compile(r"(parts/\d{5}/)?(index\.json|shard\.\d{5,}\.mds(\.\w+)?)|datasets\.yaml")  # of a dataset
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
+
+
+def path_inside(target: str | None, url: str) -> str | None:
+    """The path of a target below a folder or URL, "" for the folder itself; None where the target is elsewhere."""
+    if target is None or ("://" in target) != ("://" in url):
+        return None
+    if "://" not in url:
+        target, url = str(Path(target).resolve()), str(Path(url).resolve())
+    url = url.rstrip("/")
+    return target.rstrip("/")[len(url) :].lstrip("/") if f"{target.rstrip('/')}/".startswith(f"{url}/") else None
+
+
+def without_target(files: Sequence[StoredObject], target: str | None, url: str) -> list[StoredObject]:
+    """Files of a folder that are not of the dataset that is written to a target in it."""
+    inside = path_inside(target, url)
+    if inside is None:
+        return list(files)
+    if inside:
+        return [file for file in files if not file.key.startswith(f"{inside}/")]
+    return [file for file in files if not _OWN_FILE.fullmatch(file.key)]
 
 
 def is_shown(key: str) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...errors import DataError, ObjectMissingError
+from ...errors import ConfigError, DataError, ObjectMissingError
 from ...mds.index import INDEX_NAME
 from ...storage.local import LocalStorage, missing
 from ...storage.storage import Storage, open_storage
@@ -20,7 +20,15 @@ from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .formats import FILE_FORMATS, FORMATS, QUOTES
 from .hub import HubDataset, HubSpec
-from .listing import checked_format, data_files, identity_of, is_shown, matching_files
+from .listing import (
+    checked_format,
+    data_files,
+    identity_of,
+    is_shown,
+    matching_files,
+    path_inside,
+    without_target,
+)
 from .lists import LISTS, is_list, yaml_specs
 from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
@@ -32,18 +40,22 @@ from .units import NoRowsError, Source
 
 _Refused = Callable[[str, DataError], None] | None
 UnitBytes = Callable[[int], int]  # bytes of a source -> bytes of its units, about
+_OTHER_TARGET = "choose another target"
 FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format are one source
 
 
 class Opener:
     """Collects the sources of specs."""
 
-    def __init__(self, scratch: Path, unit_bytes: UnitBytes, delimited: Delimited, refused: _Refused):
+    def __init__(
+        self, scratch: Path, unit_bytes: UnitBytes, delimited: Delimited, refused: _Refused, target: str | None
+    ):
         self.sources: list[Source] = []
         self._scratch = scratch
         self._unit_bytes = unit_bytes
         self._delimited = delimited
         self._refused = refused
+        self._target = target
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
@@ -85,6 +97,8 @@ class Opener:
             return
         dataset = HubDataset(hub, name=spec.path)
         folder = Path(hub.name)
+        if folder.is_dir() and path_inside(self._target, hub.name) is not None:
+            raise ConfigError(f"{self._target} is inside the source {spec.path}, which would read it: {_OTHER_TARGET}")
         num_bytes, at = dataset.num_bytes, folder if folder.is_dir() else None
         location = self._location(folder, spec, name=spec.path, num_bytes=num_bytes, folder=at)
         self._add(spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=num_bytes)
@@ -151,7 +165,7 @@ class Opener:
             self.open(each)
 
     def _open_saved(self, spec: Spec, path: Path) -> None:
-        files = LocalStorage(path).list_objects("")
+        files = without_target(LocalStorage(path).list_objects(""), self._target, str(path))
         num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
         location = self._location(path, spec, name=spec.path, num_bytes=num_bytes, folder=path)
         if spec.key:
@@ -193,6 +207,7 @@ class Opener:
         else:
             store = LocalStorage(Path(base or "."))
             found = [store.stat(key) for key in matching_files(Path(base or "."), pattern)]
+        found = without_target(found, self._target, base or ".")
         if not found:
             raise ObjectMissingError(f"{spec.path}: no file matches: check the pattern and the path")
         if spec.split:
@@ -200,6 +215,9 @@ class Opener:
         self._open_files(spec, store, found, base=base)
 
     def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
+        if spec.format is None and path_inside(self._target, store.url) == "":
+            raise ConfigError(f"{spec.path.rstrip('/')} is a source and the target: {_OTHER_TARGET}")
+        files = without_target(files, self._target, store.url)
         datasets = [] if spec.format else datasets_below([file.key for file in files])
         if datasets:
             raise DataError(

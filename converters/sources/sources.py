@@ -23,6 +23,7 @@ def open_sources(
     unit_bytes: int | UnitBytes = UNIT_BYTES,
     refused: Callable[[str, DataError], None] | None = None,
     ids: Path | None = None,
+    target: str | None = None,
 ) -> list[Source]:
     """The sources that specs name, in their order; of folders and globs sorted by name. Sources among them stay.
 
@@ -34,7 +35,8 @@ def open_sources(
     scratch: a folder for what is fetched from object stores, each file from its turn to the close of its source.
     unit_bytes: of a unit, about, or what gives it for the bytes of a source; cuts depend on it. refused: is told the
     name of a file of a folder or glob that cannot be opened, and why, which is an error otherwise. ids: a file of the
-    samples that are read of the one source, an MDS dataset; see read_ids.
+    samples that are read of the one source, an MDS dataset; see read_ids. target: where a dataset of the sources is
+    written, whose files are left out of a folder or glob that it is in.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
@@ -42,7 +44,8 @@ def open_sources(
     """
     if format is not None and format not in FILE_FORMATS:
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
-    opener = Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, delimited, refused)
+    units = unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes
+    opener = Opener(scratch, units, delimited, refused, target)
     for each in specs:
         if not isinstance(each, str | Spec):
             opener.sources.append(each)

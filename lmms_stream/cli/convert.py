@@ -112,6 +112,7 @@ def _dry_run(options: argparse.Namespace) -> int:
         options=_options(options),
         num_workers=options.workers,
         append_to=options.target if options.append else None,
+        target=options.target,
     )
     for name, each in found.items():
         print_dry_run(each, on_error=options.on_error, name=f"{options.target.rstrip('/')}/{name}" if name else "")
