@@ -23,7 +23,7 @@ from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions, changed
-from .repeats import Described, interval, is_copy, overlap, shown, without
+from .repeats import Described, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
 from .sources.table_source import TableSource
 from .sources.units import Source
@@ -91,6 +91,8 @@ def append(
         check_targets(opened, targets)
         options = with_processor(options, opened)
         new, known = _new_sources(opened, targets, datasets, options)
+        if all(_is_empty(source) for source in new):
+            new, known = [], [*known, *(source.name for source in new)]
         if known:
             progress.say(f"{_named(known)}: in {target} already, passed over")
         if not new:
@@ -233,7 +235,7 @@ def _unknown(
         if allow_repeats:
             is_there = any(each.said.get("rows") == said.said.get("rows") and each.at == said.at for each in same)
         else:
-            same = same or _copied(said, of_size.get((said.said.get("size"), said.reading), []), url=url)
+            same = same or _copied(source, said, of_size.get((said.said.get("size"), said.reading), []), url=url)
             is_there = bool(same) and _is_held(source, said, same, url=url)
         if is_there:
             there.append(source.name if same[0].at == said.at else f"{source.name} (as {same[0].name})")
@@ -242,16 +244,22 @@ def _unknown(
     return new, there
 
 
-def _copied(said: Described, known: Sequence[Described], *, url: str) -> list[Described]:
-    """The known sources with the content of a source that has another place."""
-    found = [(each, is_copy(said, each)) for each in known]
+def _is_empty(source: Source) -> bool:
+    """Whether a source is a file of a folder or glob without rows, which is passed over."""
+    return isinstance(source, TableSource) and source.is_part and not source.first_rows(1)[1]
+
+
+def _copied(source: Source, said: Described, known: Sequence[Described], *, url: str) -> list[Described]:
+    """The known sources with the rows of a source that has another place."""
+    found = [(each, is_same) for each in known if (is_same := is_copy(said, each)) is not False]
+    found = [(each, is_same) for each, is_same in found if has_rows_of(source, each)]
     for each, is_same in found:
         if is_same is None:
             raise ConfigError(
                 f"{said.name} has the size of {each.name}, from which {url} was converted and which is gone or changed "
                 "now, and agrees with a sample of its content: leave it out, or pass --allow-repeats to add it"
             )
-    return [each for each, is_same in found if is_same]
+    return [each for each, _ in found]
 
 
 def _is_held(source: Source, said: Described, known: Sequence[Described], *, url: str) -> bool:

@@ -186,7 +186,7 @@ def convert_sources(
             "nothing to do (--overwrite converts it again)"
         )
         return report_of(done, options.splits or (), seconds=time.monotonic() - started)
-    check_repeats(opened, allowed=options.allow_repeats, say=progress.say)
+    check_repeats(opened, options, say=progress.say)
     num_units = None if encoded is None else encoded.counts(len(opened), overwrite=overwrite)
     carried = carried_over(opened, options)
     with (

@@ -126,7 +126,7 @@ def dry_run(
         if append_to is not None:
             opened = new_sources(opened, append_to, options)
         said: list[str] = []
-        check_repeats(opened, allowed=options.allow_repeats, say=said.append)
+        check_repeats(opened, options, say=said.append)
         read = beginnings(opened, num_rows)
         dropped = dropped_rows(opened, options)
         with closing(Reading(read, options.schema, say=said.append)) as reading:

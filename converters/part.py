@@ -99,7 +99,7 @@ def convert_part(
             f"{', '.join(once)}: nothing tells whether each part is given the same rows: store them as files first"
         )
     check_drop_targets(options, targets)
-    check_repeats(opened, allowed=options.allow_repeats, say=progress.say)
+    check_repeats(opened, options, say=progress.say)
     asked = asked_of(opened, options, dropped_rows(opened, options))
     encoded = EncodedParts.at(open_storage(target), asked)
     is_there = _check_free(targets, asked, overwrite=overwrite) or encoded.begin(part, overwrite=overwrite) is not None

@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..storage.disk_errors import disk_errors
 from .asked import described
+from .options import ConvertOptions
 from .sources.files import content_digest, sampled_digest
 from .sources.table_source import TableSource
 from .sources.units import Source
@@ -27,6 +28,10 @@ from .writing.done import place_of
 
 _SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the content; those of other stores do not
+_MEDIA_PATH = re.compile(
+    r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|wav|mp3|flac|m4a|ogg|mp4|webm|mkv|avi|mov)(?![a-z0-9])", re.IGNORECASE
+)
+_LOOK_ROWS = 20  # of a copy, by which it is told whether rows name media
 Interval = tuple[int, int | None]  # rows of a file, first and one past the last; None for its end
 
 
@@ -167,10 +172,13 @@ def shown(rows: Interval) -> str:
     return "" if rows == (0, None) else f"@[{start or ''}:{'' if stop is None else stop}]"
 
 
-def check_repeats(sources: Sequence[Source], *, allowed: bool, say: Callable[[str], None]) -> None:
-    """ConfigError for sources that name the same rows; allowed: say so instead."""
-    for one, other, how in _repeated(sources):
-        if not allowed:
+def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Callable[[str], None]) -> None:
+    """ConfigError for sources that name the same rows, unless options allow repeats, which are said then.
+
+    Nothing is compared if options leave duplicates out.
+    """
+    for one, other, how in _repeated(sources) if options.dedup is None else ():
+        if not options.allow_repeats:
             raise ConfigError(
                 f"{one} and {other} hold the same rows ({how}): leave one of them out, or pass --allow-repeats to "
                 "store the rows more than once (to read them more often, give their dataset a weight in training)"
@@ -190,9 +198,8 @@ def _repeated(sources: Sequence[Source]) -> Iterator[tuple[str, str, str]]:
                 shared = overlap(rows, theirs)
                 if shared is None or index in (number, *others):
                     continue
-                is_same = said.place == known[index].place
-                if is_same or file != places[number] or _has_rows(source):
-                    others.add(index)
+                others.add(index)
+                if file != places[number] or have_same_rows(source, sources[index]):
                     yield str(known[index]), str(said), _how(shared, said, known[index], file)
             seen[file, said.reading].append((rows, number))
 
@@ -235,8 +242,34 @@ def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
         before += num_rows
 
 
-def _has_rows(source: Source) -> bool:
-    """Whether a file has a row: parts without rows, which are passed over, are often the same bytes."""
-    if not isinstance(source, TableSource) or not source.is_part:
+def have_same_rows(one: Source, other: Source) -> bool:
+    """Whether two sources of the same content have rows that say the same.
+
+    Files without rows, which are passed over, are often the same bytes. Equal paths of media in two folders name
+    different media.
+    """
+    if not isinstance(one, TableSource) or not isinstance(other, TableSource):
         return True
-    return source.has_rows()
+    return _has_rows_below(one, other.first_rows(1)[0])
+
+
+def has_rows_of(source: Source, known: Described) -> bool:
+    """As have_same_rows, of a source that was converted."""
+    if not isinstance(source, TableSource):
+        return True
+    is_there = known.file is not None or "://" in known.at
+    return _has_rows_below(source, known.at.rpartition("/")[0]) if is_there else bool(source.first_rows(1)[1])
+
+
+def _has_rows_below(source: TableSource, folder: str | None) -> bool:
+    """Whether a source has rows, and these are the same if paths of media start from another folder."""
+    ours, rows = source.first_rows(_LOOK_ROWS)
+    return bool(rows) and (ours == folder or not any(_names_media(row.values) for row in rows))
+
+
+def _names_media(value: Any) -> bool:
+    """Whether a value of a row, or a value in it, holds a path of media."""
+    if isinstance(value, str):
+        return _MEDIA_PATH.search(value) is not None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(map(_names_media, inner))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...storage.disk_errors import disk_errors
 from .files import Fetch
 from .table import Table
-from .units import NoRowsError, Unit
+from .units import NoRowsError, Row, Unit
 
 
 class TableSource:
@@ -91,14 +92,21 @@ class TableSource:
         with disk_errors(self.name):
             return self._opened().num_rows()
 
-    def has_rows(self) -> bool:
-        """Whether there is a row in its slice."""
+    def first_rows(self, num_rows: int) -> tuple[str | None, list[Row]]:
+        """The folder that paths of media start from, and the first rows; [] where there are none."""
+        folder: str | None = None
+        rows: list[Row] = []
         try:
-            return any(True for unit in self.units() for _ in unit.rows())
+            for unit in self.units():
+                folder = unit.folder
+                rows += islice(unit.rows(), num_rows - len(rows))
+                if len(rows) == num_rows:
+                    break
         except NoRowsError:
-            return False
+            return folder, []
         finally:
             self.close()
+        return folder, rows
 
     def close(self) -> None:
         self._table = None

@@ -124,7 +124,7 @@ def missing(path: Path) -> ObjectMissingError:
     """The error for a path where nothing is, or which is a link to nothing."""
     if path.is_symlink():
         return ObjectMissingError(
-            f"{path} is a link to {path.readlink()}, which does not exist: put that back, or remove the link"
+            f"{path} is a link to {path.readlink()}, which leads to no file: put that back, or remove the link"
         )
     return ObjectMissingError(f"{path} does not exist: check the path")
 

@@ -63,8 +63,8 @@ def refused(
     [
         (os.mkfifo, DataError, "is not a file: write what it gives to one, and name that"),
         (lambda path: path.mkdir(), DataError, r"holds no data files \(0 others\): name a folder of data"),
-        (lambda path: path.symlink_to("nowhere"), StorageError, "no such file or folder: check the path"),
-        (lambda path: path.symlink_to(path.name), StorageError, "no such file or folder: check the path"),
+        (lambda path: path.symlink_to("nowhere"), StorageError, "is a link to nowhere, which leads to no file: put"),
+        (lambda path: path.symlink_to(path.name), StorageError, "is a link to rows.jsonl, which leads to no file"),
         (lambda path: path.symlink_to("/dev/zero"), DataError, "is not a file: write what it gives to one"),
     ],
     ids=["pipe", "folder", "dangling link", "circle of links", "device"],

@@ -34,8 +34,8 @@ EMPTY = {  # ending -> a file without rows
 }  # fmt: skip
 
 
-def lines(count: int = 1) -> bytes:
-    return json.dumps(ROW).encode() + b"\n" if count == 1 else b"".join([lines()] * count)
+def lines(count: int = 1, *, question: str = "q") -> bytes:
+    return (json.dumps(ROW | {"question": question}).encode() + b"\n") * count
 
 
 def arrow(table: Any) -> bytes:
@@ -114,7 +114,7 @@ def test_objects_without_rows_are_passed_over(s3_folder: str, tmp_path: Path) ->
 def test_parts_of_a_conversion_and_dry_runs_pass_them_over_too(tmp_path: Path) -> None:
     folder, target = tmp_path / "in", str(tmp_path / "out")
     for number in range(6):
-        write(folder / f"{number}.jsonl", lines(3) if number % 2 else b"")
+        write(folder / f"{number}.jsonl", lines(3, question=f"q{number}") if number % 2 else b"")
     tried = dry_run([folder])
     assert (tried.num_samples, tried.expected and tried.expected.num_samples) == (9, 9)
     for number in (1, 0):
@@ -126,7 +126,7 @@ def test_parts_of_a_conversion_and_dry_runs_pass_them_over_too(tmp_path: Path) -
 
 
 def test_a_limit_of_a_list_counts_over_files_without_rows(tmp_path: Path) -> None:
-    for name, data in (("a", b""), ("b", lines(3)), ("c", b"\n"), ("d", lines(3))):
+    for name, data in (("a", b""), ("b", lines(3)), ("c", b"\n"), ("d", lines(3, question="p"))):
         write(tmp_path / "in" / f"{name}.jsonl", data)
     (tmp_path / "list.yaml").write_text("datasets:\n  - {path: in, limit: 4}\n")
     assert said_of([tmp_path / "list.yaml"], tmp_path / "out")[0] == 4
@@ -173,7 +173,7 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     (folder / ".#a.jsonl").symlink_to("user@host.1234")  # an editor's lock
     assert said_of([folder], tmp_path / "out") == (1, [])
     (folder / "b.jsonl").symlink_to("gone.jsonl")
-    problem = r"in/b\.jsonl is a link to gone\.jsonl, which does not exist: put that back, or remove the link"
+    problem = r"in/b\.jsonl is a link to gone\.jsonl, which leads to no file: put that back, or remove the link"
     for spec in (folder, folder / "*.jsonl", folder / "b.jsonl"):
         with pytest.raises(ObjectMissingError, match=problem):
             convert([spec], str(tmp_path / "other"), num_workers=1)

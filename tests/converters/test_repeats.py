@@ -18,9 +18,10 @@ from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.repeats import overlap, without
 from lmms_stream.converters.sources.files import SAMPLED_BYTES
-from lmms_stream.errors import ConfigError
+from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
+from PIL import Image
 
 from ..conftest import run_cli
 
@@ -118,6 +119,32 @@ def test_files_without_rows_are_no_copies(here: Path) -> None:
         (here / "parts").mkdir(exist_ok=True)
         (here / f"parts/{name}.jsonl").write_bytes(lines(0, 1) if name == "z" else b"\n\n")
     assert convert(["parts"], "out", **OPTIONS).num_rows == 1
+
+
+def test_equal_rows_that_name_media_in_two_folders_are_different_rows(here: Path) -> None:
+    for number in range(2):
+        Path(f"media{number}").mkdir()
+        Image.new("RGB", (8, 8 + number)).save(f"media{number}/a.png")
+        Path(f"media{number}/rows.jsonl").write_text('{"image": "a.png", "caption": "a"}\n')
+    assert convert(["media0", "media1"], "out", format="jsonl", **OPTIONS).num_rows == 2
+    convert(["media0/rows.jsonl"], "grown", **OPTIONS)
+    assert added_to("grown", "media1/rows.jsonl") == (1, 0)
+    shutil.copy("media0/rows.jsonl", "media0/copy.jsonl")
+    assert added_to("grown", "media0/copy.jsonl") == (0, 1)
+
+
+def test_duplicates_that_are_left_out_may_be_named(here: Path) -> None:
+    report = convert(["a.jsonl", "a.jsonl@[:2]"], "out", dedup="exact", **OPTIONS)
+    assert (report.num_rows, report.num_duplicates) == (4, 2)
+
+
+def test_a_new_file_without_rows_adds_nothing(here: Path) -> None:
+    convert(["*.jsonl"], "out", **OPTIONS)
+    Path("c.jsonl").write_bytes(b"\n")
+    assert added_to("out", "*.jsonl") == (0, 3)
+    Path("d.jsonl").write_bytes(b"{")
+    with pytest.raises(DataError, match=r"d\.jsonl: none of its first 1 rows can be read"):
+        added_to("out", "*.jsonl")
 
 
 def test_shards_of_a_dataset_and_of_its_parts_are_the_same_rows(here: Path) -> None:

@@ -300,7 +300,7 @@ def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -
 def chats(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats that take a command some seconds, without an index."""
     folder = tmp_path_factory.mktemp("chats")
-    convert([corpus.functions] * 20, str(folder), shard_bytes=1 << 15)
+    convert([corpus.functions] * 20, str(folder), shard_bytes=1 << 15, allow_repeats=True)
     return folder
 
 
