@@ -217,7 +217,7 @@ class PackedDataset:
     @cached_property
     def plan(self) -> PackPlan:
         """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
-        counts = PackCountsFolder(self.one.cache.folder / "_lmms" / "counts")
+        counts = PackCountsFolder(self.one.state_folder / "_lmms" / "counts")
         return PackPlan(
             self.length_index(),
             self.samples_per_shard,

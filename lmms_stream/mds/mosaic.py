@@ -214,7 +214,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
                 f"batch_size must be a whole number of samples, got {self.batch_size!r}: give the dataset that of the "
                 "DataLoader"
             )
-        yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].cache.folder)
+        yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].state_folder)
 
     def _our_share(self, world: MosaicWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
         self.core.check_cache_limit(samples_ahead=CHUNK)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import resource
 import time
 from array import array
 from collections import deque
@@ -28,7 +27,7 @@ from .shard import AnyShard, open_shard
 from .shard_files import shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
 
-MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
+MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one reader: a process may have some 65,000 mappings
 CHUNK = 1 << 16  # samples located together
 _TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
 
@@ -66,7 +65,7 @@ class ShardReader:
         self._fetched = np.zeros(len(self.shards), bool)  # shards that were waited for and are not open yet
         self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
-        self._max_open = min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._max_open = MAX_OPEN_SHARDS
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("shards", "_config", "_columns")}

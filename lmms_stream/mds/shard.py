@@ -6,7 +6,6 @@ A sample is: uint32 sizes of its columns of variable size; the columns' bytes, i
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LmmsStreamError, ShardError
+from ..storage.mapping import map_file
 from .decoding import Decoder, decoder
 from .index import ShardInfo
 
@@ -31,11 +31,10 @@ class Shard:
     def __init__(self, path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None):
         self.path = path
         self.info = info
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+        mapped = map_file(path)
         if len(mapped) != info.size:
             raise ShardError(f"{path} has {len(mapped)} bytes, its index says {info.size}: it is truncated or changed")
-        self._data = memoryview(mapped)
+        self._data = mapped
         self.address: int = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
         self._check_offsets()
         self._columns = self._layout(info.column_names if columns is None else columns)

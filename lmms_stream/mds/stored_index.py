@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ObjectHiddenError, ObjectMissingError, ShardError, StorageError
 from ..storage.disk_errors import disk_errors
+from ..storage.local import can_write
 from ..storage.locks import locked, unused
 from ..storage.storage import Storage
 from ..types import StoredObject
@@ -74,6 +75,8 @@ def _open_table(folder: Path, storage: Storage) -> ShardTable | None:
 
 def _remove_damaged(folder: Path, storage: Storage, timeout_s: float) -> None:
     """Remove a table that cannot be opened, so that it is made again."""
+    if not can_write(folder.parent):
+        return
     with locked(folder.parent / ".lock", timeout_s=timeout_s) as lock:
         if lock is not None and _open_table(folder, storage) is None:
             _remove_unused(folder)
@@ -94,8 +97,10 @@ def _table_folder(url: str, facts: _Facts, cache_folder: Path, validate_hash: st
 
 
 def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str | None, timeout_s: float) -> bool:
-    """Make a table unless another process has; False for an index that is replaced meanwhile."""
+    """Make a table unless another process has; False where it cannot be written, or the index is replaced meanwhile."""
     tables = folder.parent
+    if not can_write(tables, tables.parent, tables.parent.parent):
+        return False
     with disk_errors(str(tables)):
         tables.mkdir(parents=True, exist_ok=True)
         with locked(tables / ".lock", timeout_s=timeout_s) as lock:

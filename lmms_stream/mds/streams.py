@@ -160,6 +160,11 @@ class StoredDataset:
         return sorted({self.cache.folder, *(self.cache.folder / folder for folder in self.shards.folders)})
 
     @property
+    def state_folder(self) -> Path:
+        """Folder for what is worked out of this dataset, such as pack counts: the copies' own if it can be written."""
+        return self.cache.folder if _is_writable(self.cache.folder) else default_cache_folder(self.url)
+
+    @property
     def folder_of_files(self) -> Path:
         """Where the shards' files lie on this node, once they are there."""
         return (
@@ -300,5 +305,5 @@ def _opened(stream: StreamConfig, retry: Retry) -> Storage:
 
 def _is_writable(folder: Path) -> bool:
     """Whether files can be made in a folder and in those of ours below it; one that is not there can be made."""
-    ours = (folder, *(folder / name for name in ("_lmms", "_lmms/counts", LENGTHS_FOLDER)))
+    ours = (folder, *(folder / name for name in ("_lmms", "_lmms/counts", "_lmms/orders", LENGTHS_FOLDER)))
     return can_write(*ours)

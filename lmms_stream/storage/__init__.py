@@ -6,6 +6,7 @@ failures        kinds of failed requests, the same for every store
 retry           requests that are tried again, and bounded in time
 disk_errors     what a disk refuses, said with the remedy
 sizes           sizes in bytes as people write them
+mapping         files in memory, without open descriptors
 locks           locks between processes; threads: threads that forks wait for
 temporaries     names of files while they are written
 fetch_config    how shards come to this node

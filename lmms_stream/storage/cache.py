@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError, StorageError
 from .disk_errors import disk_error, disk_errors
-from .local import LocalStorage
+from .local import LocalStorage, can_write
 from .locks import lock_of, locked
 from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
@@ -86,6 +86,7 @@ class LocalCache:
         self.room = room
         self.tally = FetchTally()
         self.peers: Peers | None = None
+        self._checked_here: dict[Path, Record] = {}  # copies in folders that cannot be written
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
         self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
 
@@ -109,9 +110,11 @@ class LocalCache:
                 if is_valid is None or is_valid:
                     return original if is_valid else None
             identity = self._identity(key, wanted)
-            if Record.read(record_path).vouches_for(path, identity):
+            if self._vouched(path, identity):
                 self.tally.add(hits=1)
                 return path
+            if path.is_file() and not can_write(path.parent):
+                return self._copy_as_it_is(key, path, wanted)
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
                 if lock is None:
@@ -144,8 +147,27 @@ class LocalCache:
         if original is not None and checked is not None and Record.read(checked).vouches_for(original, wanted.identity):
             return original
         path = self.folder / wanted.name
+        return path if self._vouched(path, self._identity(key, wanted)) else None
+
+    def _vouched(self, path: Path, identity: str) -> bool:
+        """Whether a copy was found valid: by any process since the machine was started, or here by this one."""
+        checked = self._checked_here.get(path)
+        if checked is not None and checked.vouches_for(path, identity):
+            return True
+        return Record.read(lock_of(path)).vouches_for(path, identity)
+
+    def _copy_as_it_is(self, key: str, path: Path, wanted: Wanted) -> Path:
+        """A copy in a folder that cannot be written, where no record can say that it was checked."""
         record = Record.read(lock_of(path))
-        return path if record.vouches_for(path, self._identity(key, wanted)) else None
+        checked = Record.of(path, self._identity(key, wanted), ours=False)
+        if not (wanted.valid(path) and self._is_current(key, path, wanted, record)):
+            raise StorageError(
+                f"{path} is not what {self.storage.url}/{key} holds, and its folder cannot be written: name another "
+                "folder as local, or make this one writable"
+            )
+        self._checked_here[path] = checked
+        self.tally.add(hits=1)
+        return path
 
     def _original(self, key: str, wanted: Wanted) -> Path | None:
         """A local dataset's own object, decoded, if it is there."""
@@ -340,7 +362,7 @@ class LocalCache:
 
     def clean(self, folders: Sequence[Path]) -> None:
         """Remove temporary files that killed processes left in folders of this cache."""
-        for path in [path for folder in folders for path in leftovers(folder)]:
+        for path in [path for folder in folders if can_write(folder) for path in leftovers(folder)]:
             with locked(lock_of(path), timeout_s=0) as lock:
                 if lock is not None:
                     remove_leftovers(path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,39 @@ def test_counts_that_cannot_be_written_are_an_error_that_names_the_path(tmp_path
         pytest.raises(StorageError, match=rf"{re.escape(str(tmp_path / 'data' / 'counts'))}.*: check the path"),
     ):
         PackCountsFolder(tmp_path / "data" / "counts")["plan-0"] = np.array([[3, 10, 0]])
+
+
+@pytest.mark.parametrize("algorithm", ["packs", "samples"])
+def test_a_whole_cache_that_cannot_be_written_is_read_also_after_a_restart_of_the_machine(
+    algorithm: str, s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    write_tokens(tmp_path / "data", num_samples=50)
+    storage, cache = open_storage(s3_folder), tmp_path / "cache"
+    for path in [path for path in (tmp_path / "data").rglob("*") if path.is_file()]:
+        storage.upload(path, path.relative_to(tmp_path / "data").as_posix())
+
+    def read() -> tuple[list[list[int]], int]:
+        packing = PackingConfig(packing_length=256) if algorithm == "packs" else None
+        processor = TokensProcessor() if packing else None
+        dataset = PackedStreamingDataset(s3_folder, cache, processor=processor, packing=packing)
+        samples = [sample["input_ids"].tolist() for sample in dataset[:]]
+        if packing:
+            samples += [batch.input_ids.tolist() for batch in PackedLoader(dataset, global_batch=1)]
+        return samples, dataset.core.one.cache.tally.total.misses
+
+    expected, num_misses = read()
+    assert num_misses > 0
+    for path in cache.rglob(".*.lock"):
+        with suppress(ValueError):
+            record = json.loads(path.read_bytes())
+            path.write_bytes(json.dumps(record | {"boot": "of another start"}).encode().ljust(1024))
+    with read_only(cache):
+        assert read() == (expected, 0)
+    shard = next(cache.glob("shard.*.mds"))
+    shard.write_bytes(shard.read_bytes()[::-1])
+    with (
+        read_only(cache),
+        pytest.raises(StorageError, match=r"its folder cannot be written: name another folder as local, or make"),
+    ):
+        read()

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import xxhash
 from lmms_stream.converters.stored.index import index_dataset
@@ -25,6 +27,7 @@ from lmms_stream.mds.stored_index import LONG_INDEX_BYTES, StoredIndex, read_ind
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.storage.cache import default_cache_folder
 from lmms_stream.storage.locks import locked
+from lmms_stream.storage.mapping import map_file
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
@@ -188,6 +191,42 @@ def test_the_table_of_an_index_that_was_replaced_gives_way(long: Path, tmp_path:
     assert len(tables(cache)) == 3  # that of `second`, too
     assert [len(each.shards) for each in (second, third, by_sha1)] == [SHARDS - 1, SHARDS - 2, SHARDS]
     assert tables(cache)[0].parent.joinpath(".lock").exists()
+
+
+def test_no_more_files_are_open_than_the_limit_allows_however_many_shards_are_read(long: Path, tmp_path: Path) -> None:
+    dataset = PackedDataset([StreamConfig(remote=long, local=tmp_path)])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = num_open_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 30, limits[1]))
+    try:
+        shards = np.arange(1500)
+        addresses = dataset.pack_reader.addresses(shards)  # of shards that are all open at a time
+        assert len({*addresses.tolist()}) == len(shards)
+        assert sum(sample["number"] for sample in dataset.read(range(0, 6000, 4))) > 0
+        assert num_open_files() < num_open + 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def num_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_mapping_ends_with_the_last_array_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc" * 1000)
+
+    def num_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(path))
+
+    array = np.frombuffer(map_file(path), np.uint8)
+    part = array[3:6]
+    del array
+    assert (bytes(part), part.flags.writeable, num_mappings()) == (b"abc", False, 1)
+    del part
+    assert num_mappings() == 0
+    (tmp_path / "empty").touch()
+    assert len(map_file(tmp_path / "empty")) == 0
 
 
 @pytest.mark.parametrize("name", ["index.json", "shards.npy", "about.json"])
