@@ -83,6 +83,26 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     return parser
 
 
+# Settings of Relax's that change prompts or their media, and that nothing here does.
+_UNHEARD = (
+    "audio_sample_rate", "dump_details", "image_max_token_num", "image_min_token_num", "image_resize_scale_factor",
+    "opd_teacher_audio_key", "opd_teacher_image_key", "opd_teacher_prompt_key", "opd_teacher_video_key",
+    "sort_prompts_by_length", "video_fps", "video_fps_max_frames", "video_fps_min_frames", "video_max_token_num",
+    "video_min_token_num",
+)  # fmt: skip
+
+
+def refuse_unheard(args: Any) -> None:
+    """ConfigError for settings of Relax's data that are set and would not be heard."""
+    given = [name for name in _UNHEARD if getattr(args, name, None) not in (None, False)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')} ({name})" for name in given)
+        raise ConfigError(
+            f"{flags}: not supported, and prompts would be made without: leave it out, or prepare the rows so (media of "
+            "the wanted size, prompts in the wanted order)"
+        )
+
+
 def setting(args: Any, name: str) -> Any:
     """A setting by its name; its default where args do not have it."""
     if name not in _DEFAULTS:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
 from ..storage.storage import open_storage
-from .arguments import setting
+from .arguments import refuse_unheard, setting
 from .base import BaseDataset
 from .dataset import Dataset
 from .sample import Sample
@@ -241,6 +241,7 @@ def load_function(path: str) -> Any:
 
 def open_dataset(args: Any) -> BaseDataset:
     """The dataset that args name."""
+    refuse_unheard(args)
     if setting(args, "prompt_data") is None:
         raise ConfigError("there are no prompts: set --prompt-data, or --disable-rollout-global-dataset")
     template, max_length = setting(args, "apply_chat_template"), setting(args, "rollout_max_prompt_len")

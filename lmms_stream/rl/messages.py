@@ -39,6 +39,36 @@ def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messag
     return messages
 
 
+def plain_parts(messages: Messages) -> Messages:
+    """The messages with parts that name their medium by its kind, also where they have it as OpenAI's image_url.
+
+    DataError for a part of another type: nothing would read it.
+    """
+    return [
+        message | {"content": [_plain_part(part) for part in content]}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _plain_part(part: Any) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("text", *KINDS):
+        return dict(part)
+    medium = str(kind).removesuffix("_url")
+    if medium not in KINDS or medium == kind:
+        raise DataError(
+            f"a part of the prompt has the type {kind!r} ({str(part)[:80]}), which nothing reads: write text, "
+            f"{', '.join(KINDS)}, or one of {', '.join(f'{each}_url' for each in KINDS)}"
+        )
+    value = part.get(kind)
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if url is None:
+        raise DataError(f'a part of type {kind!r} has no url ({str(part)[:80]}): write {{"{kind}": {{"url": …}}}}')
+    return {"type": medium, medium: url}
+
+
 def with_media(messages: Messages, row: Mapping[str, Any], keys: Mapping[str, str]) -> Messages:
     """The messages with a part for each medium: <image>, <video> and <audio> take the next of the row's lists.
 

@@ -15,7 +15,7 @@ from ..processors.chat_template import ChatTemplate, without_nulls
 from ..processors.media.images import decode_image
 from ..processors.media.stored import media_part
 from ..processors.tokenizers import FastTokenizer, load_tokenizer
-from .messages import KINDS, Messages, check_multimodal_keys, messages_of, tools_of, with_media
+from .messages import KINDS, Messages, check_multimodal_keys, messages_of, plain_parts, tools_of, with_media
 from .rows import Read
 from .sample import Sample
 
@@ -127,11 +127,14 @@ class Prompts:
             prompt = messages_of(prompt, system_prompt=self.system_prompt)
         if self.multimodal_keys and isinstance(prompt, list):
             prompt = with_media(prompt, row, self.multimodal_keys)
-        if self.processor is not None and isinstance(prompt, list):
-            media = _media_of(prompt, SampleMedia(read.folder(index)), row.get("media"))
         text: Any = prompt
         if isinstance(prompt, list):
-            text = self._rendered(prompt, tools) if self.apply_chat_template else [*without_nulls(prompt)]
+            plain = plain_parts(prompt)
+            if self.processor is not None:
+                media = _media_of(plain, SampleMedia(read.folder(index)), row.get("media"))
+            elif self.apply_chat_template:
+                _refuse_media(plain)
+            text = self._rendered(plain, tools) if self.apply_chat_template else [*without_nulls(prompt)]
         label = row[self.label_key] if self.label_key is not None else None
         return Sample.of(text, label, metadata, media)
 
@@ -211,6 +214,18 @@ def _media_of(messages: Messages, media: SampleMedia, stored: Any) -> dict[str, 
                 data = media.read(part.get(kind))
             found.setdefault(f"{kind}s", []).append(_image(data) if kind == "image" else data)
     return found or None
+
+
+def _refuse_media(messages: Messages) -> None:
+    """DataError for media in messages that become a text, in which they would be lost."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part["type"] in KINDS:
+                raise DataError(
+                    f"the prompt holds media of kind {part['type']}, and there is no processor that reads them: give "
+                    'Dataset one, or set --multimodal-keys \'{"image": "images"}\', as for media in columns'
+                )
 
 
 def _image(data: bytes) -> Any:

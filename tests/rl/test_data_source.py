@@ -66,6 +66,16 @@ def test_flags_have_relaxs_defaults() -> None:
     assert "--prefetch-max-cached" in parser.format_help()
 
 
+@pytest.mark.parametrize(
+    "given", [{"sort_prompts_by_length": True}, {"video_fps": 2.0}, {"image_max_token_num": 64}, {"dump_details": "x"}]
+)
+def test_settings_that_nothing_hears_are_refused_by_name(given: dict[str, Any], rows: Path) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} \({name}\): not supported, .*: leave it out"):
+        RolloutDataSource(arguments(rows, **given))
+    RolloutDataSource(arguments(rows, **{name: None if value is not True else False}))
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_groups_and_samples_are_numbered_over_the_whole_run(lazy: bool, rows: Path) -> None:
     source = RolloutDataSource(arguments(rows, use_streaming_dataset=lazy))

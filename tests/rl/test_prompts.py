@@ -198,3 +198,39 @@ def test_a_null_content_of_a_prompt_is_no_text(shows: str, tokenizer: Path, tmp_
     assert only(path, loaded, apply_chat_template=True).prompt == "<|user|>2 + 2?<|assistant|>"
     assert only(path).prompt == [prompt[0], answer | {"content": ""}]
     assert only(path, **IMAGES).prompt[1] == answer | {"content": ""}
+
+
+def _data_url() -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 6), (200, 10, 10)).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _asks(part: dict[str, Any]) -> dict[str, Any]:
+    return {"text": [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}]}
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_images_in_messages_are_read_or_an_error(as_object: bool, templated: Any, tmp_path: Path) -> None:
+    url = _data_url()
+    path = write_lines(
+        tmp_path / "rows.jsonl", [_asks({"type": "image_url", "image_url": {"url": url} if as_object else url})]
+    )
+    sample = only(path, templated, object())
+    assert [image.size for image in (sample.multimodal_inputs or {})["images"]] == [(8, 6)]
+    with pytest.raises(DataError, match=r"holds media of kind image, and there is no processor .* --multimodal-keys"):
+        only(path, templated, apply_chat_template=True)
+    rendered = only(path, templated, object(), apply_chat_template=True, multimodal_keys={"image": "images"})
+    assert len((rendered.multimodal_inputs or {})["images"]) == 1
+    assert "'type': 'image'" in str(rendered.prompt)
+
+
+def test_parts_that_nothing_reads_are_an_error(templated: Any, tmp_path: Path) -> None:
+    for part, why in (
+        ({"type": "input_audio", "input_audio": {"data": "x"}}, "has the type 'input_audio' .* which nothing reads"),
+        ({"type": "image_url", "image_url": {}}, "a part of type 'image_url' has no url"),
+    ):
+        path = write_lines(tmp_path / "rows.jsonl", [_asks(part)])
+        for settings in ({}, {"apply_chat_template": True}):
+            with pytest.raises(DataError, match=why):
+                only(path, templated, **settings)
