@@ -98,8 +98,8 @@ def refuse_unheard(args: Any) -> None:
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')} ({name})" for name in given)
         raise ConfigError(
-            f"{flags}: not supported, and prompts would be made without: leave it out, or prepare the rows so (media of "
-            "the wanted size, prompts in the wanted order)"
+            f"{flags}: not supported, and prompts would be made without: leave it out, or prepare the rows so (media "
+            "of the wanted size, prompts in the wanted order)"
         )
 
 

@@ -73,7 +73,8 @@ def test_settings_that_nothing_hears_are_refused_by_name(given: dict[str, Any], 
     ((name, value),) = given.items()
     with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} \({name}\): not supported, .*: leave it out"):
         RolloutDataSource(arguments(rows, **given))
-    RolloutDataSource(arguments(rows, **{name: None if value is not True else False}))
+    off: dict[str, Any] = {name: False if value is True else None}
+    RolloutDataSource(arguments(rows, **off))
 
 
 @pytest.mark.parametrize("lazy", [False, True])
