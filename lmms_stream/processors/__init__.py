@@ -7,6 +7,7 @@ byte_tokens     where the tokens of byte-level tokenizers lie, told from their i
 json_text       JSON texts -> values, integers of any size as they are
 stored_chat     a stored conversation -> its messages, checked
 chat_template   a conversation -> its text, and what of it is marked
+thoughts        thoughts of answers that follow the generation prompt
 stops           which tokens end answers of a template
 conversation    a stored conversation -> its text and tokens, and which of them are learnt
 chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards

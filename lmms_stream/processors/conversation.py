@@ -17,6 +17,7 @@ from .chat_template import TODAY, ChatTemplate
 from .spans import learnt_of, spans_of
 from .stops import Stops
 from .stored_chat import read_chat
+from .thoughts import Thoughts
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
@@ -93,6 +94,7 @@ class Conversations:
             "special_tokens": dict(self.tokenizer.special_tokens),
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
             **({"learn_stop": True} if self.learn_stop else {}),
+            **({"thoughts_after_prompt": 1} if any(each and each.opening for each in self._thoughts.values()) else {}),
         }
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
@@ -153,9 +155,13 @@ class Conversations:
             for name, template in self._templates.items()
         }
 
+    @cached_property
+    def _thoughts(self) -> dict[str, Thoughts | None]:
+        return {name: None if each.has_marks else Thoughts(each.render) for name, each in self._templates.items()}
+
     def __getstate__(self) -> dict[str, Any]:
-        # Templates are compiled again where they are used.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_templates", "_stops")}
+        made_again = ("_templates", "_stops", "_thoughts")  # where they are used: compiled templates are not sent
+        return {name: value for name, value in self.__dict__.items() if name not in made_again}
 
     def _name_of_template(self, chat: Chat) -> str:
         return "tool_use" if chat.tools and "tool_use" in self._templates else "default"
@@ -175,6 +181,18 @@ class Conversations:
 
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the marked spans of the first `stop` messages (default: all).
+
+        An answer that ends them follows the generation prompt; see thoughts.py.
+        """
+        text, spans = self._by_template(chat, stop, prompt=prompt)
+        messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]
+        if prompt or not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
+            return text, spans
+        before, _ = self._by_template(chat, len(messages) - 1, prompt=True)
+        return thoughts.after(before, text, messages[-1]), spans
+
+    def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> tuple[str, list[Span]]:
+        """Return what the template writes of the first `stop` messages, and the spans that it marks.
 
         The template is given the arguments of tool calls as objects. It is given their JSON texts where it refuses
         objects, and where it would write an object in Python's form.
@@ -201,6 +219,8 @@ class Conversations:
             if not (text.startswith(upto) and upto.startswith(before)):
                 if index in chat.left_out:
                     continue
+                if text.startswith(upto):
+                    raise DataError(_other_beginning(before, upto, index))
                 raise DataError(
                     f"the chat template changes message {index} when others follow, so what the assistant says cannot "
                     "be told from the rest: learn the last answer alone (learn: last in the settings of the processor, "
@@ -234,6 +254,16 @@ class Conversations:
                 'learnt cannot be told: use another template, or a dataset without "learn": false'
             )
         return indices
+
+
+def _other_beginning(before: str, upto: str, index: int) -> str:
+    """What is wrong with an answer that does not begin with the generation prompt."""
+    num_same = next((at for at, (one, other) in enumerate(zip(before, upto, strict=False)) if one != other), len(upto))
+    return (
+        f"the chat template does not begin message {index} with its generation prompt: {before[num_same:][:40]!r} is "
+        "missing there, so what the model must write after the prompt cannot be told: wrap it in {% generation %} and "
+        "{% endgeneration %} in the template, or correct the prompt that the template writes for add_generation_prompt"
+    )
 
 
 def _not_empty(spans: Sequence[Span]) -> list[Span]:
