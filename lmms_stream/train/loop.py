@@ -21,6 +21,7 @@ from .run.clock import SaveClock
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
 from .run.reading import read
+from .run.trained_on import TrainedOn
 from .standing import state_of
 
 
@@ -37,6 +38,7 @@ class Loop:
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
         self._logged = trainer.counts.step
         self._saved = trainer.counts.step or -1  # a run that resumes has saved where it stands
+        self._trained_on = TrainedOn(trainer.loader.sources)
         self._losses = 0.0  # of the steps that were logged, summed
         self._batches: list[Batch] = []  # of the latest step
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
@@ -67,6 +69,7 @@ class Loop:
     def end(self) -> TrainOutput:
         """What is left to do at the end, and what the run tells."""
         trainer = self.trainer
+        self._trained_on.end()
         if self._flow.logs_the_end:
             self.log()
         if self._flow.saves_the_end and self._saved != self._step:
@@ -147,13 +150,18 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
-            everyone, units = trainer.meter.begin_step(
+            everyone, sums = trainer.meter.begin_step(
                 batches,
-                trainer.steps.units(batches),
+                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches)],
                 told_to_stop=self._stop.is_received,
                 save_failed=trainer.saver.has_failed,
                 save_due=self._clock.is_due,
             )
+        units, of_sources = sums[: len(trainer.steps.objectives)], sums[len(trainer.steps.objectives) :]
+        num_units = sum(trainer.steps.units_of_logged(units))
+        is_trained_on = self._trained_on.take(
+            num_units, [*zip(of_sources[::2], of_sources[1::2], strict=True)], step=counts.step + 1
+        )
         if everyone.num_quarantined:
             trainer.data.left_out.take(batches, trainer.counts)
         self._is_time_to_save = everyone.num_saves_due > 0
@@ -164,7 +172,7 @@ class Loop:
         losses = trainer.training_step(batches, units)
         grad_norm, losses = read(self._grad_norm(), losses)
         self._learning_rate = trainer.schedule.learning_rate
-        self._update(grad_norm)
+        self._update(grad_norm, is_trained_on=is_trained_on)
         counts.step += 1
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
@@ -181,11 +189,13 @@ class Loop:
         with trainer.phases.doing("grad_norm"):
             return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
-    def _update(self, grad_norm: float) -> None:
-        """Update the parameters, or leave them where a gradient is not finite."""
+    def _update(self, grad_norm: float, *, is_trained_on: bool) -> None:
+        """Update the parameters, or leave them if a gradient is not finite or nothing is trained on in the step."""
         trainer = self.trainer
         trainer.callbacks.call("on_pre_optimizer_step")
-        if math.isfinite(grad_norm):
+        if not is_trained_on:
+            pass  # weight decay and momentum would change the parameters
+        elif math.isfinite(grad_norm):
             with trainer.phases.doing("optimizer"):
                 trainer.optimizer.step()
                 if trainer.average is not None:

@@ -12,7 +12,7 @@ phases          what a rank is doing
 flow            what is due after a step and an epoch; clock: a checkpoint, by time
 callbacks       those of transformers, which may change it
 reading         what the host reads of the device, once a step
-counts          how far it is
+counts          how far it is; trained_on: whether its steps train on anything
 clipping        the norm of its gradients
 optimizers      its optimizer by name, and groups of parameters; muon: that for matrices; adopted: one that was given
 average         of its weights

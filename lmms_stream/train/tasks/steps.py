@@ -82,6 +82,17 @@ class TaskSteps:
         each_pack = [self._task.units(pack) for pack in packs]
         return [float(sum(units[each.name] for units in each_pack)) for each in self.objectives]
 
+    def of_sources(self, packs: Sequence[Batch]) -> list[float]:
+        """Of each source in turn, its packs among these, and the units of logged objectives in them."""
+        counts = [0.0] * (2 * len(self._sources))
+        for pack in packs:
+            if pack.num_segments:  # a pack without samples is of no source
+                index = self._sources.index(pack.source)
+                units = self._task.units(pack)
+                counts[2 * index] += 1
+                counts[2 * index + 1] += sum(units[each.name] for each in self.logged)
+        return counts
+
     def units_of_logged(self, units: Sequence[float]) -> list[float]:
         """Those of `units`, of all objectives, that are of the logged ones."""
         return [count for each, count in zip(self.objectives, units, strict=True) if each.is_logged]
