@@ -58,6 +58,10 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     except pydantic.ValidationError as error:
+        for problem in error.errors():
+            ours = problem.get("ctx", {}).get("error")
+            if isinstance(ours, ConfigError):  # a rule of a section, which pydantic takes for a ValueError
+                raise ConfigError(f"{source}: {ours}") from error
         problems = "; ".join(
             f"{'.'.join(str(key) for key in problem['loc'])}: {problem['msg']}"
             + ("" if problem["type"] == "missing" else f", got {problem['input']!r}")

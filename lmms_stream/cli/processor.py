@@ -42,7 +42,7 @@ def add_options(
         action="append_const",
         dest="setting",
         const="learn_stop=true",
-        help="also train on the next token that the chat template writes after an answer, in templates without a token "
+        help="train also on the next token that the chat template writes after an answer, in templates without a token "
         "of their own that ends answers, as GLM's; short for --setting learn_stop=true",
     )
 

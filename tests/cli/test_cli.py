@@ -24,7 +24,7 @@ from ..conftest import run_cli
 VERBS = {  # that help begins with; add the verb of a new option
     "change", "check", "compare", "compress", "count", "cut", "decode", "do", "draw", "end", "fill", "give", "join",
     "keep", "learn", "leave", "make", "measure", "merge", "mix", "name", "pack", "print", "put", "read", "replace",
-    "report", "run", "say", "separate", "set", "share", "show", "shuffle", "spread", "start", "store", "take", "use",
+    "report", "run", "say", "separate", "set", "share", "show", "shuffle", "spread", "start", "store", "take", "train", "use",
     "wait", "write",
 }  # fmt: skip
 COMMANDS = (
