@@ -58,7 +58,8 @@ def check(case: Case, kind: str, written: Written, *, media: Path, out: Path) ->
     quote = asked.pop("quote", None)
     told: list[int] = []  # bytes in all, then those that are done
     progress = Progress(begin=told.append, advance=told.append)
-    report = convert([spec], str(out), schema=SchemaOptions(**asked), quote=quote, num_workers=1, progress=progress)
+    settings: dict[str, Any] = {"quote": quote, "num_workers": 1, "progress": progress, "allow_repeats": True}
+    report = convert([spec], str(out), schema=SchemaOptions(**asked), **settings)
     assert told[0] == sum(told[1:]) or (told[0] == 0 and spec.startswith("hf:"))
     assert min(told) >= 0
     wanted = case.wanted_from(kind)

@@ -91,4 +91,5 @@ def limited_cache(folder: Path, *, objects: int, timeout_s: float = 5) -> LocalC
 
 
 def held(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(name for name in names if name not in ("index.json", "_lmms"))

@@ -58,7 +58,7 @@ def cached_bytes(folder: Path) -> int:
 
 
 def is_shard(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file() and not entry.name.startswith(".")
+    return entry.is_file() and not entry.name.startswith(".") and ".mds" in entry.name
 
 
 @pytest.mark.parametrize(
