@@ -40,12 +40,24 @@ def check_media_columns(
         return
     for name, media in media_columns(rows, left).items():
         role = MEDIA_ROLES[media]
-        if columns.get(role) != "":
+        if columns.get(role) != "" and not _is_held(rows, name, by=read):
             raise DataError(
                 f"column {name} holds media of kind {media}, and the rows would be {kind.name} without them: pass "
                 f"--columns {role}={name} to read them, --keep {name} to keep them as they are, or --kind {kind.name} "
                 "to leave them out"
             )
+
+
+def _is_held(rows: Sequence[Mapping[str, Any]], name: str, *, by: Sequence[str]) -> bool:
+    """Return whether the media of a column are in columns that are read, as members of a tar that rows refer to are."""
+    filled = [row for row in rows if is_filled(row.get(name))]
+    return all(any(_holds(row.get(each.split(".")[0]), row[name]) for each in by) for row in filled)
+
+
+def _holds(value: Any, medium: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds(each, medium) for each in value.values())
+    return value is medium or (isinstance(value, list | tuple) and any(_holds(each, medium) for each in value))
 
 
 def _media_kind(value: Any) -> str | None:
