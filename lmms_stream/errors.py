@@ -28,8 +28,10 @@ def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "leave 
     'choose one of torch_dtype, attention'
     """
     names = list(known)
-    meant = [each for each in names if f"_{name}_" in f"_{each}_"]
-    meant = meant or [each for each in difflib.get_close_matches(str(name), names, n=1) if _is_typing_error(name, each)]
+    nearest = difflib.get_close_matches(str(name), names, n=1)
+    meant = [each for each in nearest if _num_unmatched(name, each) <= 1]
+    meant = meant or [each for each in names if f"_{name}_" in f"_{each}_"]
+    meant = meant or [each for each in nearest if _is_typing_error(name, each)]
     if 1 <= len(meant) <= 3:
         return f"did you mean {' or '.join(repr(prefix + each) for each in meant)}?"
     if not names or len(names) > _MOST_LISTED:
@@ -39,9 +41,14 @@ def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "leave 
 
 def _is_typing_error(name: object, known: str) -> bool:
     """Return whether at most one letter is wrong, missing, doubled or swapped, or two letters of a long name."""
-    ratio = difflib.SequenceMatcher(None, known, str(name)).ratio()
-    num_unmatched = round((1 - ratio) * (len(known) + len(str(name))))
-    return num_unmatched <= 2 or (num_unmatched <= 4 and ratio >= _ALIKE)
+    num_unmatched, num_letters = _num_unmatched(name, known), len(known) + len(str(name))
+    return num_unmatched <= 2 or (num_unmatched <= 4 and 1 - num_unmatched / num_letters >= _ALIKE)
+
+
+def _num_unmatched(name: object, known: str) -> int:
+    """Return how many letters of both names have no partner in the other."""
+    num_letters = len(known) + len(str(name))
+    return round((1 - difflib.SequenceMatcher(None, known, str(name)).ratio()) * num_letters)
 
 
 def if_lfs_pointer(data: bytes) -> str:

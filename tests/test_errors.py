@@ -20,6 +20,7 @@ KNOWN = ("torch_dtype", "attention", "image_min_pixels", "image_max_pixels", "lo
     ("name", "known", "remedy"),
     [
         ("torch_dtyp", KNOWN, "did you mean 'torch_dtype'?"),
+        ("token", ["tokens", "bytes_per_token"], "did you mean 'tokens'?"),
         ("atention", KNOWN, "did you mean 'attention'?"),
         ("image_max_pixel", KNOWN, "did you mean 'image_max_pixels'?"),
         ("max_pixels", KNOWN, "did you mean 'image_max_pixels'?"),

@@ -5,7 +5,7 @@ A unit is encoded by one process, and gives the same bytes whichever does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,15 @@ class _Encoding:
         """What is to be stored of each row, which may be several samples, or why nothing can be; what it amounts to, or
         why that cannot be measured, no tokens where nothing measures them.
         """
-        mapped = ((row, made) for row in self._unit.rows() for made in self._mapped(row))
+        rows = self._unit.rows()
+        try:
+            yield from self._measured_of(rows)
+        finally:  # an error keeps the frames that it came through, and with them the rows and what they have open
+            if isinstance(rows, Generator):
+                rows.close()
+
+    def _measured_of(self, rows: Iterator[Row]) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError]]:
+        mapped = ((row, made) for row in rows for made in self._mapped(row))
         if self._measures is None:
             yield from ((row, made, _NOTHING) for row, made in mapped)
             return

@@ -5,6 +5,7 @@ Machines that know nothing of each other come to the same division, since it fol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,13 +33,10 @@ class Part:
     @staticmethod
     def parse(text: str) -> Part:
         """Of "3/16"; ConfigError for anything else."""
-        number, slash, count = text.partition("/")
-        try:
-            if not slash:
-                raise ValueError("no slash")
-            return Part(int(number), int(count))
-        except ValueError as error:
-            raise ConfigError(f"part {text!r}: expected I/N such as 3/16, the fourth of 16 parts") from error
+        found = re.fullmatch(r"\s*(-?\d+)\s*/\s*(-?\d+)\s*", text)
+        if found is None:
+            raise ConfigError(f"part {text!r}: expected I/N such as 3/16, the fourth of 16 parts")
+        return Part(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"

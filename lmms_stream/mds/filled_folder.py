@@ -18,7 +18,6 @@ from ..storage.disk_errors import disk_errors
 from ..storage.local import LocalStorage, can_write
 from ..storage.locks import locked
 from ..storage.storage import Storage
-from ..storage.temporaries import temporary_name
 from .index import DATASET_NAME, INDEX_NAME
 
 _NOTES = "_lmms/filled.json"  # name -> digest, size and time of the last two files of that name that are ours
@@ -69,7 +68,7 @@ class FilledFolder:
                         self._write(path, name, data, digest)
 
     def _write(self, path: Path, name: str, data: bytes, digest: str) -> None:
-        temporary = temporary_name(path)
+        temporary = path.with_name(f".{path.name}.filling")  # the lock is ours; a cache may not take it for left behind
         try:
             temporary.write_bytes(data)
             notes = self._notes()

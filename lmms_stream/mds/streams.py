@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, default_cache_folder
+from ..storage.failures import causes, is_out_of_reach, is_throttled
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import CopiedFolder, FolderStorage, LocalStorage, can_write
 from ..storage.retry import Retry
@@ -102,14 +103,16 @@ class StoredDataset:
         try:
             return read(self.storage)
         except StorageError as error:
-            if self._filled is None or not (folder / INDEX_NAME).exists():
+            cannot_be_asked = any(is_out_of_reach(each) or is_throttled(each) for each in causes(error))
+            is_gone = isinstance(error.__cause__, ObjectMissingError)
+            if self._filled is None or not (folder / INDEX_NAME).exists() or not (cannot_be_asked or is_gone):
                 raise
             local = LocalStorage(folder)
             index = read(local)
             read_ones = [info for info in index.shards if info.num_samples]
             if not all((folder / each.name).exists() for info in read_ones for each in (info, info.meta) if each):
                 raise
-            if isinstance(error.__cause__, ObjectMissingError):
+            if is_gone:
                 raise StorageError(
                     f"{error}; or, as {folder} holds all of a dataset, leave remote out and name that as local"
                 ) from error

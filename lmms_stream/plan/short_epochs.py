@@ -187,9 +187,10 @@ def short_epochs(
     kept_segments: int,
 ) -> ShortEpochs | None:
     """The epochs of a source that has few samples; None for others, and for samples that cannot be packed."""
-    lengths = index.lengths
-    if not len(lengths) or max(len(lengths), len(samples_per_shard), num_canonical_nodes) > MAX_SAMPLES:
+    num_samples = len(index.lengths)
+    if not num_samples or max(num_samples, len(samples_per_shard), num_canonical_nodes) > MAX_SAMPLES:
         return None
+    lengths = np.asarray(index.lengths)
     longest = int(lengths.max())
     if (
         int(lengths.min()) < 1

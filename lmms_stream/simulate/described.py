@@ -208,6 +208,10 @@ class _Repeated:
         found: NDArray[np.uint32] = self._table[sample_ids & (len(self._table) - 1)]
         return found
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """All of them, in memory."""
+        return self[np.arange(self._size)].astype(dtype or np.uint32)
+
 
 class _Estimates(dict[str, NDArray[np.int64]]):
     """Pack counts of any epoch of a plan, each made when it is asked for.

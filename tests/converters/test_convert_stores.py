@@ -28,7 +28,7 @@ from .test_convert_runs import LIMIT_S, chat, convert_command, written
 
 pytestmark = MARKS
 NUM_CHATS = 2500
-OPTIONS: dict[str, Any] = {"unit_bytes": 100_000, "shard_bytes": 1 << 18}
+OPTIONS: dict[str, Any] = {"unit_bytes": 100_000, "shard_bytes": 1 << 18, "allow_repeats": True}
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +230,8 @@ def test_a_command_that_reads_a_store_and_is_killed_goes_on_to_the_same_bytes(
 ) -> None:
     store = open_storage(store_folder)
     store.write("a.jsonl", lines(chats) * 8)
-    for name in ("b.jsonl.gz", "c.jsonl.gz"):
-        store.write(name, gzip.compress(lines(chats)))
+    for name, first in (("b.jsonl.gz", 0), ("c.jsonl.gz", 1)):  # c has other rows in front, and is not a copy of b
+        store.write(name, gzip.compress(lines(chats[first:] + chats[:first])))
     arguments = (store_folder, str(tmp_path / "out"), "--workers", "2", "--shard-size", "512kb", "--format", "jsonl")
     with convert_command(*arguments, "--work", str(tmp_path / "work")) as process:
         deadline = time.monotonic() + LIMIT_S

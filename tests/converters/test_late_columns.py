@@ -40,7 +40,7 @@ def late_notes() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_column_that_comes_late_is_counted_with_its_first_row(num_workers: int, tmp_path: Path) -> None:
     sources = [write(tmp_path / "a.jsonl", late_notes()), write(tmp_path / "b.jsonl", late_notes())]
-    settings: dict[str, Any] = {"num_workers": num_workers, "unit_bytes": 1 << 14}
+    settings: dict[str, Any] = {"num_workers": num_workers, "unit_bytes": 1 << 14, "allow_repeats": True}
     for _ in ("converted", "there already"):
         report = convert(sources, str(tmp_path / "data"), **settings)
         assert report.unread == {"note": Unread(first=f"{sources[0]}:103", num_rows=2000)}

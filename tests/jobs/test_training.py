@@ -110,8 +110,8 @@ def test_settings_that_cannot_work_are_one_line_each(dataset_folder: Path, token
         ("dataset.packing_length=many", "dataset.packing_length: "),
         ("dataset.overlong=error", "are longer than packing_length 1024"),
         (
-            "train.num_train_epochs=1",
-            "train needs exactly one of max_steps, num_train_epochs and max_tokens, got max_steps and num_train",
+            "train.max_steps=null",
+            "train needs exactly one of max_steps, num_train_epochs and max_tokens",
         ),
         ("train.weights={other: 1}", "weights name 'other', the sources are data"),
         ("train.skip_steps=[[3, 2]]", "train.skip_steps must be ranges [first, stop), got [3, 2]"),

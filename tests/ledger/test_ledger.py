@@ -130,7 +130,6 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step", "-1"], "step -1 is before the first, 0"),
         (["--sample", "c:1"], "the run has no source 'c': choose one of a, b"),
         (["--sample", "a:90"], "sample 90 asked of a dataset with samples [0, 90)"),
         (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
@@ -141,7 +140,6 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
         (["--url", "c=x"], "--url c: the run has no such source: it has a, b"),
         (["--step", "1", "--until", "3"], "--until counts steps, of a sample or of all: leave it out"),
         (["--until", "999999"], "--until 999999: the run ends before step"),
-        (["--world-size", "0"], "world_size must be at least 1, got 0"),
         (["--step", "1", "--renamed", "x"], "--renamed is of --sample: name one"),
     ],
 )

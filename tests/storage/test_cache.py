@@ -100,9 +100,12 @@ def test_a_download_that_another_process_holds_is_waited_for_in_bounded_time(tmp
 
 
 def test_a_local_dataset_is_read_where_it_lies(dataset_folder: Path, tmp_path: Path) -> None:
-    dataset = PackedStreamingDataset(dataset_folder, tmp_path)
+    """Without a folder of its own for copies: one that is named is filled."""
+    dataset = PackedStreamingDataset(dataset_folder)
+    before = set(dataset_folder.rglob("*.mds*"))
     assert len(dataset[:]) == len(dataset)
-    assert list(tmp_path.iterdir()) == []
+    assert set(dataset_folder.rglob("*.mds*")) == before
+    assert dataset.core.one.folder_of_files == dataset_folder
 
 
 def test_default_folders_differ_by_remote() -> None:

@@ -9,6 +9,7 @@ from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectChangedError, ObjectMissingError, StorageError
 from lmms_stream.storage.clouds import CloudStorage
 from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.s3 import S3Storage, _new_session
 from lmms_stream.storage.storage import Storage, open_storage
 
@@ -143,7 +144,7 @@ def test_an_endpoint_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with pytest.raises(StorageError, match=r"127\.0\.0\.1:9.*check S3_ENDPOINT_URL and the network"):
-        open_storage("s3://bucket").read("x")
+        open_storage("s3://bucket", retry=Retry(timeout_s=2)).read("x")
 
 
 def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with pytest.raises(StorageError, match="no AWS credentials were found: set AWS_ACCESS_KEY_ID"):
-        open_storage("s3://bucket").read("x")
+        open_storage("s3://bucket", retry=Retry(timeout_s=2)).read("x")
 
 
 def test_errors_share_one_base() -> None:
