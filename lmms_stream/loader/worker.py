@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..errors import ConfigError, LmmsStreamError
+from ..errors import LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.ahead import PREFETCH_PACKS, steps_ahead
 from ..plan.cursor import Cursor
@@ -34,9 +34,15 @@ from .sample_clock import SampleClock
 from .wire import to_wire
 from .worker_counts import WorkerCounts
 
-MAX_START_BYTES = 1 << 20  # size of the longest cursor that can be sent to persistent workers
+START_BYTES = 1 << 20  # memory that persistent workers share for a start, unless a longer start comes
 
 Item = list[Ready] | LmmsStreamError
+
+
+def _shared_bytes(size: int) -> torch.Tensor:
+    memory = torch.zeros(size, dtype=torch.uint8)
+    memory.share_memory_()
+    return memory
 
 
 class PackWorker(IterableDataset[Item]):
@@ -64,21 +70,25 @@ class PackWorker(IterableDataset[Item]):
             )
         self._blocks = SharedBlocks()
         self._start = b""
-        self._shared = torch.zeros(MAX_START_BYTES, dtype=torch.uint8).share_memory_() if persistent else None
+        self._shared = _shared_bytes(START_BYTES) if persistent else None
 
-    def start_at(self, cursor: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out."""
+    def start_at(self, cursor: Mapping[str, Any]) -> bool:
+        """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out.
+
+        Return whether persistent workers that run can read this start. They cannot read one that is longer than the
+        memory that they share: it gets other memory, for workers that are started later.
+        """
         text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
         self.batches.begin(cursor["step"])
         if self._shared is None:
             self._start = text
-        elif len(text) + 8 <= MAX_START_BYTES:
-            framed = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
-            self._shared[: len(framed)] = torch.from_numpy(framed.copy())
-        else:
-            raise ConfigError(
-                f"persistent workers cannot be told a cursor of {len(text)} bytes: set persistent_workers to False"
-            )
+            return True
+        framed = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+        is_readable = len(framed) <= len(self._shared)
+        if not is_readable:
+            self._shared = _shared_bytes(2 * len(framed))
+        self._shared[: len(framed)] = torch.from_numpy(framed.copy())
+        return is_readable
 
     def _told(self, *, worker: int) -> dict[str, Any]:
         """The cursor to begin at. worker: the number of this process."""

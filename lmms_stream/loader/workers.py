@@ -86,8 +86,13 @@ class Workers:
         finally:
             self._watch_no_more()
             if not keep:
-                self._batches = None
-                self._end()
+                self.end()
+
+    def end(self) -> None:
+        """End the workers that run; the next iteration starts others."""
+        if self._batches is not None:
+            self._batches = None
+            self._end()
 
     def error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent; a sample that took too long is why."""

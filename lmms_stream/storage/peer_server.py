@@ -15,6 +15,7 @@ import hmac
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import wait
@@ -39,6 +41,9 @@ from .temporaries import leftovers
 
 START_S = 60.0
 _MAX_MESSAGE = 1 << 20
+_LENGTH = re.compile(r"[0-9]{1,20}")
+MAX_UNKNOWN = 128  # connections that have not shown the token yet; at this number the oldest gives way to another,
+KNOWN_S = 2.0  # but not before it has had these seconds: peers that connect at the same time all show theirs
 _NAMES_AT_ONCE = 4096
 _ANNOUNCE_TRIES, _ANNOUNCE_PAUSE_S = 5, 1.0
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.storage.peer_server import serve; serve({listener})"
@@ -195,6 +200,33 @@ class _Server(ThreadingMixIn, HTTPServer):
         self.group, self.shared = group, shared
         self.directory = Directory()
         self.client = PeerClient(group)
+        self._unknown: dict[int, tuple[socket.socket, float]] = {}  # and since when, the oldest first
+        self._fewer = threading.Condition()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, once there is room for a connection without the token: the oldest makes room."""
+        with self._fewer:
+            while len(self._unknown) >= MAX_UNKNOWN:
+                key, (oldest, since) = next(iter(self._unknown.items()))
+                left_s = since + KNOWN_S - time.monotonic()
+                if left_s > 0:
+                    self._fewer.wait(left_s)
+                    continue
+                del self._unknown[key]
+                with suppress(OSError):  # its peer has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # so that its thread ends
+            self._unknown[id(request)] = request, time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.admit(request)
+        super().shutdown_request(request)
+
+    def admit(self, request: Any) -> None:
+        """Count a connection no longer as one without the token: it has shown it, or ends."""
+        with self._fewer:
+            self._unknown.pop(id(request), None)
+            self._fewer.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Peers that go away are theirs to report."""
@@ -251,7 +283,11 @@ class _Handler(BaseHTTPRequestHandler):
         token = f"Bearer {self.server.group.token}".encode()
         if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), token):
             return self._refuse(403)
-        size = int(self.headers.get("Content-Length", "0"))
+        self.server.admit(self.connection)
+        length = self.headers.get("Content-Length", "")
+        if not _LENGTH.fullmatch(length):
+            return self._refuse(400)
+        size = int(length)
         if not 0 < size <= _MAX_MESSAGE:
             return self._refuse(413)
         try:
@@ -260,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.path[1:]
             ]
             answer(self.server.shared.get(message["source"]), message)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self._refuse(400)
         return None
 

@@ -149,7 +149,7 @@ class PeerClient:
             found = call()
         except LmmsStreamError:
             raise
-        except (OSError, HTTPException, ValueError, TypeError) as error:
+        except (OSError, HTTPException, ValueError, TypeError, RecursionError) as error:
             self._avoid(node, error)
             raise PeerFailedError from error
         return found

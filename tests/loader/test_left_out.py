@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,8 @@ from lmms_stream.loader.bad_samples import BadSamples, is_of_sample
 from lmms_stream.loader.drop_list import DropList
 from lmms_stream.loader.left_out_list import append_left_out, read_left_out, write_left_out
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.loader.worker import START_BYTES
+from lmms_stream.loader.workers import StartMethod
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.plan.order import OrderConfig
@@ -24,7 +27,7 @@ from lmms_stream.types import Batch, Processed, Sample
 
 from ..conftest import write_tokens
 from ..processes import run_module
-from ..rounds import in_long_rounds
+from ..rounds import LONG, in_long_rounds
 
 RAISES, LONGER, SLEEPS = "asyncio.run(", "StreamReader", "Semaphore"  # samples with these words are bad
 BAD = BadSamples(on_bad_sample="quarantine")
@@ -200,6 +203,25 @@ def test_dropped_samples_of_packs_made_at_once_are_padding(tmp_path: Path, num_w
     loader = PackedLoader(dataset, global_batch=8, num_workers=num_workers, drop=drop)
     check_masked(plain, list(loader), {7: 0, 19: 0} | dict.fromkeys(later, 9))
     assert {each.kind for each in loader.left_out.samples} == {"dropped"}
+
+
+@pytest.mark.parametrize("start_method", ["fork", *(["spawn", "server"] if LONG else [])])
+def test_persistent_workers_hear_of_left_out_samples_of_any_size(tmp_path: Path, start_method: StartMethod) -> None:
+    write_tokens(tmp_path, num_samples=300, longest=60)
+    dataset = open_dataset(tmp_path, TokensProcessor(), length=64)
+    plain = PackedLoader(dataset, global_batch=8)
+    loader = PackedLoader(
+        dataset, global_batch=8, num_workers=2, persistent_workers=True, start_method=start_method, timeout_s=90
+    )
+    left_out: dict[int, int] = {}
+    started: list[set[int | None]] = []
+    for sample_id, num_characters in ((3, 1), (4, START_BYTES), (5, 1), (6, 3 * START_BYTES)):
+        reason = "r" * num_characters
+        loader.leave_out(loader.left_out.merge([LeftOut([LeftOutSample("data", sample_id, reason, 0, "quarantined")])]))
+        left_out[sample_id] = 0
+        check_masked(list(plain), list(loader), left_out)
+        started.append({child.pid for child in multiprocessing.active_children()})
+    assert started[0] != started[1] == started[2] != started[3]  # others only where the memory was too small
 
 
 def test_rows_of_converted_files_are_dropped(

@@ -6,21 +6,23 @@ import json
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
+import psutil
 import pytest
 from lmms_stream.errors import ConfigError
 from lmms_stream.storage.cache import LocalCache
-from lmms_stream.storage.peer_server import PeerServer, SharedFolder, listen
+from lmms_stream.storage.peer_server import MAX_UNKNOWN, PeerServer, SharedFolder, listen
 from lmms_stream.storage.peers import PeerClient, PeerFailedError, PeerGroup, Peers, host_and_port
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.room import CacheRoom
@@ -338,7 +340,44 @@ def test_requests_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             connection.putheader("Content-Length", str(2 << 20))
             connection.endheaders()
             assert connection.getresponse().status == 413
+        for length, body in (
+            ("ten", b""), ("-1", b""), ("", b""), ("1_0", b""), ("\xb2", b""), ("9" * 5000, b""), (None, b""),
+            ("90000", b"[" * 90_000), ("900", b"9" * 900), ("4", b"null"), ("4", b"\xff\xff\xff\xff"),
+        ):  # fmt: skip
+            with closing(HTTPConnection(host, port, timeout=LIMIT_S)) as connection:
+                connection.putrequest("POST", "/have")
+                connection.putheader("Authorization", f"Bearer {TOKEN}")
+                if length is not None:
+                    connection.putheader("Content-Length", length.encode("latin-1"))
+                connection.endheaders(body)
+                assert connection.getresponse().status == 400
         found.fetch(0)
+
+
+def test_strangers_who_hold_connections_open_keep_no_peer_out(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1) as found, ExitStack() as strangers:
+        address = host_and_port(found.group.addresses[0])
+        held = [strangers.enter_context(socket.create_connection(address, LIMIT_S)) for _ in range(MAX_UNKNOWN + 20)]
+        message = {"source": SOURCE, "name": NAMES[0], "node": 0, "without": [], "avoid": []}
+        assert ask(found.group.addresses[0], "where", message)[0] == 200
+        assert [each.recv(1) for each in held[:20]] == [b""] * 20  # the oldest were ended
+        assert psutil.Process(found.servers[0].pid).num_threads() < MAX_UNKNOWN + 15
+
+
+def test_more_peers_than_that_at_the_same_time_are_all_answered(tmp_path: Path) -> None:
+    """They connect first, so that the server has all of them before they show their token."""
+    text = json.dumps({"source": SOURCE, "name": NAMES[0], "node": 0, "without": [], "avoid": []})
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with nodes(tmp_path, 1) as found, ExitStack() as peers:
+        host, port = host_and_port(found.group.addresses[0])
+        asked = [
+            peers.enter_context(closing(HTTPConnection(host, port, timeout=LIMIT_S))) for _ in range(2 * MAX_UNKNOWN)
+        ]
+        for each in asked:
+            each.connect()
+        for each in asked:
+            each.request("POST", "/where", text, headers)
+        assert {each.getresponse().status for each in asked} == {200}
 
 
 def test_a_file_that_was_changed_since_it_was_checked_is_not_given(tmp_path: Path) -> None:
