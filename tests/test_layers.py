@@ -8,13 +8,14 @@ from .arrows import arrows, circles, files, imports, room_of
 
 PURE_ROOMS = ("plan", "plan/kernels")
 PURE_LIBRARIES = {"numpy", "numba"}
-BASE = {"errors", "types"}
+BASE = {"checks", "errors", "types"}
 
 # room -> the rooms that it may import from; a room's own files may import each other, but not in circles
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
-    "types": {"errors"},
+    "checks": {"errors"},
+    "types": {"checks", "errors"},
     "config": {"errors"},
     "signals": set(),
     "lazy": set(),

@@ -21,6 +21,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor
 from .kernels.turns import NEVER
@@ -80,8 +81,7 @@ class Mixture:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-            if count < 1:
-                raise ConfigError(f"max_epochs of {name!r} must be at least 1, got {count}")
+            self.max_epochs[name] = whole_number(f"max_epochs of {name!r}", count, least=1)
         self._short = {name for name, plan in self.plans.items() if plan.short is not None}
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..errors import ConfigError
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
@@ -18,9 +19,11 @@ UNIT = 1 << 40  # of shares and of what is lacked of them: a pack
 
 def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
     by_step: dict[Any, Any] = {key: value for key, value in weights.items() if isinstance(value, Mapping)}
-    schedule: list[tuple[Any, Any]] = sorted(by_step.items()) if by_step else [(0, weights)]
     if len(by_step) not in (0, len(weights)) or any(isinstance(step, str) for step in by_step):
         raise ConfigError(f"weights must map sources to shares, or first steps to such maps, got {dict(weights)!r}")
+    for step in by_step:
+        whole_number("a first step of weights", step, least=0)
+    schedule: list[tuple[Any, Any]] = sorted(by_step.items()) if by_step else [(0, weights)]
     if schedule[0][0] != 0:
         raise ConfigError(f"a schedule of weights must begin at step 0, got step {schedule[0][0]}")
     checked: list[tuple[int, Weights]] = []

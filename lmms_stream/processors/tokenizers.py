@@ -56,6 +56,11 @@ class FastTokenizer:
         """ConfigError for one that is not a fast one."""
         if isinstance(tokenizer, FastTokenizer):
             return tokenizer
+        if not hasattr(tokenizer, "name_or_path"):
+            raise ConfigError(
+                f"{tokenizer!r} is not a tokenizer: give one of transformers', or make the processor of a folder "
+                "or hub id, by from_pretrained"
+            )
         name = name or tokenizer.name_or_path
         if not tokenizer.is_fast:
             raise ConfigError(f"tokenizer {name} is not a fast one: save one that has a tokenizer.json")

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from ..checks import local_path
 from ..errors import StorageError
 from ..types import StoredObject
 from .azure import AzureStorage
@@ -51,9 +52,9 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
     StorageError for a scheme that no store has.
     """
     text = str(url).rstrip("/")
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, _ = text.partition("://")
     if not separator or scheme == "file":
-        return LocalStorage(Path(rest if separator else str(url)))
+        return LocalStorage(local_path("folder", str(url) if separator else url))
     if scheme == "s3":
         return S3Storage(text, retry=retry)
     if scheme == "gs":
