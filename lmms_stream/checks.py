@@ -63,7 +63,7 @@ def _checked(name: str, value: Any, kinds: list[str]) -> Any:
         return value
     if not is_truth and "int" in kinds and hasattr(value, "__index__"):
         return value if type(value) is int else index(value)
-    if not is_truth and "float" in kinds and isinstance(value, Real) and not math.isnan(value):
+    if not is_truth and "float" in kinds and isinstance(value, Real):
         return value
     called = " or ".join(_CALLED[kind] for kind in kinds if kind in _CALLED)
     raise ConfigError(f"{name} must be {called}, got {value!r}{_remedy(value, kinds)}")

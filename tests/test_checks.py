@@ -43,7 +43,7 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (OrderConfig, {"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
     (FetchConfig, {"threads": True}, "threads must be a whole number, got True"),
     (FetchConfig, {"cache_limit": True}, "cache_limit must be a whole number, got True"),
-    (FetchConfig, {"timeout_s": float("nan")}, "timeout_s must be a number, got nan"),
+    (FetchConfig, {"timeout_s": "5"}, "timeout_s must be a number, got '5': write 5"),
     (Retry, {"attempts": None}, "attempts must be a whole number, got None"),
     (World, {"world_size": 2.0}, "world_size must be a whole number, got 2.0: write 2"),
     (DatasetConfig, {"remote": "x", "packing_length": "1e3"}, "packing_length must be a whole number, .*: write 1000"),
