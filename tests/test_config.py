@@ -184,7 +184,7 @@ def test_an_unknown_key_in_an_override_is_refused_alike(tmp_path: Path) -> None:
             "train.optimizer.learning_rate: Input should be a valid number, "
             "unable to parse string as a number, got 'fast'",
         ),
-        ("{name: 5}", "name: Input should be a valid string, got 5"),
+        ("{name: 5}", "name: Input should be a valid string, got 5: write it in quotes"),
         ("{name: first, train: {precision: fp8}}", "train.precision: Input should be 'bf16' or 'fp32', got 'fp8'"),
         ("{train: {}}", "name: Field required"),
     ],
@@ -203,7 +203,7 @@ def test_a_value_in_place_of_a_section_is_refused(tmp_path: Path, section: str) 
 
 
 def test_all_wrong_values_are_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.yaml: name: .*, got 5; train\.compile: .*, got 'perhaps'$"):
+    with pytest.raises(ConfigError, match=r"run\.yaml: name: .*, got 5: .*; train\.compile: .*, got 'perhaps'$"):
         load(tmp_path, "{name: 5, train: {compile: perhaps}}")
 
 

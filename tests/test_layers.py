@@ -16,7 +16,8 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "checks": {"errors"},
     "types": {"checks", "errors"},
-    "config": {"errors"},
+    "yaml_text": {"errors"},
+    "config": {"errors", "yaml_text"},
     "signals": set(),
     "lazy": set(),
     "freed_memory": set(),
@@ -30,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},
     "converters/rows": {*BASE, "processors", "processes", "converters/media", "converters/sources"},
-    "converters/sources": {*BASE, "storage", "processors", "processors/media", "mds"},
+    "converters/sources": {*BASE, "yaml_text", "storage", "processors", "processors/media", "mds"},
     "converters/engines": {"errors", "version", "storage", "processors", "processes"},
     "converters/stored": {
         *BASE, "version", "storage", "processors", "processors/media", "processes", "mds", "converters/rows",
@@ -45,14 +46,14 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "storage", "processors/media", "mds", "converters/rows", "converters/sources", "converters/stored",
     },
     "converters": {
-        *BASE, "version", "config", "lazy", "storage", "processors", "processes", "mds", "converters/rows",
+        *BASE, "version", "config", "yaml_text", "lazy", "storage", "processors", "processes", "mds", "converters/rows",
         "converters/sources", "converters/engines", "converters/stored", "converters/stored/inspect",
         "converters/writing",
     },
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {
-        *BASE, "config", "lazy", "plan", "storage", "processes", "processors", "processors/families", "mds",
-        "converters", "converters/rows", "converters/sources", "loader",
+        *BASE, "config", "yaml_text", "lazy", "plan", "storage", "processes", "processors", "processors/families",
+        "mds", "converters", "converters/rows", "converters/sources", "loader",
     },
     "train/run": {"loader", *BASE, "mds"},
     "train/model": {*BASE, "freed_memory", "processors", "processors/families", "processes", "loader", "train/run"},
@@ -78,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulate": {*BASE, "lazy", "plan", "plan/kernels", "storage", "processors", "mds"},
     "demo": {
-        *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
+        *BASE, "config", "yaml_text", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
