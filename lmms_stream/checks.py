@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from .errors import ConfigError
@@ -16,11 +18,16 @@ _PLAIN = {"int", "float", "bool", "str", "None"}  # types of fields that are che
 _CALLED = {"int": "a whole number", "float": "a number", "bool": "True or False"}
 
 
-def check_fields(config: Any, *, prefix: str = "") -> None:
+def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) -> None:
     """Check the numbers and truth values of a dataclass by the types of its fields; NumPy's whole numbers become int.
 
-    A field whose default is None may be None. prefix: stands before names in the ConfigError.
+    A field whose default is None may be None. prefix: stands before names in the ConfigError. paths: names of fields
+    that hold a path, a URL or the name of a repository, or None: file URLs become paths.
     """
+    for name in paths:
+        value = getattr(config, name)
+        if value is not None and (path := plain_path(f"{prefix}{name}", value)) != value:
+            object.__setattr__(config, name, path)
     for each in dataclasses.fields(config):
         kinds = str(each.type).replace(" ", "").split("|")
         value = getattr(config, each.name)
@@ -39,20 +46,34 @@ def whole_number(name: str, value: Any, *, least: int) -> int:
     return number
 
 
-def local_path(name: str, path: str | Path) -> Path:
-    """The path of this machine that a path or a file URL says; ConfigError for another URL.
+PathOrText = TypeVar("PathOrText", bound=str | Path)
 
-    >>> [str(local_path("local", path)) for path in ("data", "file:///data/a%20b")]
-    ['data', '/data/a b']
+
+def plain_path(name: str, path: PathOrText) -> PathOrText:
+    """Return the path that a file URL names; other paths, URLs and names of repositories as they are.
+
+    Raises ConfigError, which begins with `name`, for a file URL with a host, and for what is not text or a Path.
+
+    >>> [plain_path("path", path) for path in ("file:///data/a%20b", "s3://bucket/data", "data")]
+    ['/data/a b', 's3://bucket/data', 'data']
     """
-    scheme, separator, rest = str(path).partition("://")
-    if not separator:
-        return Path(path)
-    if scheme == "file" and rest.startswith("/"):
-        return Path(unquote(rest))
-    if scheme == "file":
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{name} must be a path or a URL, got {path!r}")
+    text = str(path)
+    if not text.startswith("file:/"):
+        return path
+    rest = text.removeprefix("file:").removeprefix("//")  # a Path of a file URL has one slash
+    if not rest.startswith("/"):
         raise ConfigError(f"{name} {path} has a host or no whole path: write file:///…, or a path")
-    raise ConfigError(f"{name} {path} is a URL, and a folder of this machine belongs there: write a path, or file:///…")
+    return type(path)(unquote(rest))
+
+
+def local_path(name: str, path: str | Path) -> Path:
+    """Return the path of this machine that a path or a file URL names; ConfigError for another URL."""
+    plain = plain_path(name, path)
+    if "://" in str(plain):
+        raise ConfigError(f"{name} {path} is a URL, and a path of this machine belongs there: write a path")
+    return Path(plain)
 
 
 def _checked(name: str, value: Any, kinds: list[str]) -> Any:
@@ -62,7 +83,8 @@ def _checked(name: str, value: Any, kinds: list[str]) -> Any:
     if is_truth and "bool" in kinds:
         return value
     if not is_truth and "int" in kinds and hasattr(value, "__index__"):
-        return value if type(value) is int else index(value)
+        with suppress(TypeError):  # an array or a tensor of fractions
+            return value if type(value) is int else index(value)
     if not is_truth and "float" in kinds and isinstance(value, Real):
         return value
     called = " or ".join(_CALLED[kind] for kind in kinds if kind in _CALLED)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .checks import local_path
 from .errors import ConfigError, did_you_mean
 from .yaml_text import read_yaml
 
@@ -30,6 +31,7 @@ def load_mapping(path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[
 
     one_of: dotted keys that exclude each other: an override of one of them replaces the others of the file.
     """
+    path = local_path("config", path)
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -63,6 +65,14 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
                 raise ConfigError(f"{source}: {ours}") from error
         problems = "; ".join(_problem(each["loc"], each["msg"], each["type"], each["input"]) for each in error.errors())
         raise ConfigError(f"{source}: {problems}") from None
+
+
+def _refuse_truth_value(hint: Any, value: Any, *, path: str, source: str) -> None:
+    """ConfigError for a truth value (true, yes, on) in place of a number, which pydantic takes for 1 or 0."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = {*typing.get_args(hint)} if is_union else {hint}
+    if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+        raise ConfigError(f"{source}: {path} must be a number, got {value}")
 
 
 def _problem(at: Sequence[int | str], message: str, kind: str, value: Any) -> str:
@@ -114,7 +124,9 @@ def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str
 
 def _refuse_unknown_keys_of(hint: Any, value: Any, *, path: str, source: str) -> None:
     """Look for dataclasses inside Optional, list[…] and dict[str, …]."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if isinstance(value, bool):
+        _refuse_truth_value(hint, value, path=path, source=source)
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType):
         for option in typing.get_args(hint):
             _refuse_unknown_keys_of(option, value, path=path, source=source)
     elif isinstance(value, list | tuple) and typing.get_args(hint):
@@ -122,6 +134,10 @@ def _refuse_unknown_keys_of(hint: Any, value: Any, *, path: str, source: str) ->
             _refuse_unknown_keys_of(typing.get_args(hint)[0], item, path=f"{path}.{number}", source=source)
     elif isinstance(value, Mapping) and len(typing.get_args(hint)) == 2:
         for key, item in value.items():
+            key_hint = typing.get_args(hint)[0]
+            _refuse_truth_value(key_hint, key, path=f"{path}: a key", source=source)
+            if key_hint is int and isinstance(key, float) and not key.is_integer():
+                raise ConfigError(f"{source}: {path}: a key must be a whole number, got {key}")
             _refuse_unknown_keys_of(typing.get_args(hint)[1], item, path=f"{path}.{key}", source=source)
     else:
         _refuse_unknown_keys(hint, value, path=f"{path}.", source=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,19 @@ from lmms_stream import (
     TrainConfig,
     World,
 )
+from lmms_stream.__main__ import main
+from lmms_stream.cli.command import local_file
+from lmms_stream.config import load_mapping
+from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.sources.specs import parse_spec
 from lmms_stream.datasets.streaming_packs import StreamingPackConfig
 from lmms_stream.errors import ConfigError
-from lmms_stream.plan.weights import parse_schedule
+from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.weights import checked_epochs, parse_schedule
+from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.bagel_images import BagelSettings
+from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
 
@@ -52,6 +63,15 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (ConvertOptions, {"limit": 1.5}, "limit must be a whole number, got 1.5"),
     (TrainConfig, {**TRAIN, "num_workers": "1"}, r"train\.num_workers must be a whole number, got '1': write 1"),
     (TrainConfig, {**TRAIN, "learning_rate": "3e-4"}, r"learning_rate must be a number, .*: write 0.0003"),
+    (StreamConfig, {"remote": "x", "num_parts": "1"}, "num_parts must be a whole number, got '1': write 1"),
+    (StreamConfig, {"remote": 5}, "remote must be a path or a URL, got 5"),
+    (SchemaOptions, {"max_image_pixels": 1e6}, "max_image_pixels must be a whole number, got 1000000.0: write 1000000"),
+    (SchemaOptions, {"keep": "label"}, r"keep must be names of columns, got 'label': write \('label',\)"),
+    (ProcessorConfig, {"learn_stop": "no"}, r"processor\.learn_stop must be True or False, got 'no'"),
+    (ProcessorConfig, {"type": "image", "image_size": "64"}, r"processor\.image_size must be a whole number, .* 64"),
+    (ProcessorConfig, {"type": "vision", "path": "x", "fps": "2"}, r"processor\.fps must be a number, .*: write 2"),
+    (ProcessorConfig, {"tokenizer": 5}, r"processor\.tokenizer must be a path or a URL, got 5"),
+    (BagelSettings, {"vae_stride": 2.5}, r"processor\.bagel\.vae_stride must be a whole number, got 2.5"),
     (TrainConfig, {**TRAIN, "output_dir": "s3://b/run"}, r"train\.output_dir s3://b/run is a URL"),
 ]  # fmt: skip
 
@@ -74,6 +94,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_phase_begins_at_a_whole_step(step: Any) -> None:
     with pytest.raises(ConfigError, match="a first step of weights must be"):
         parse_schedule({0: {"a": 1.0}, step: {"a": 1.0}}, ["a"])
+
+
+def test_epochs_are_mapped_from_sources() -> None:
+    wrong: Any = 1.5
+    with pytest.raises(ConfigError, match=r"max_epochs must map sources .*, got 1.5: write \{SOURCE: 2\}"):
+        checked_epochs(wrong)
+    with pytest.raises(ConfigError, match="weights must map sources to shares, or first steps to such maps, got "):
+        parse_schedule(wrong, ["a"])
 
 
 @pytest.fixture
@@ -107,10 +135,42 @@ def test_a_dataset_is_named_by_a_path_a_file_url_or_streams(folder: Path, tmp_pa
     wrong: Any = 5
     with pytest.raises(ConfigError, match="a dataset is read from a folder, a URL or StreamConfigs, got 5"):
         PackedDataset(wrong)
-    with pytest.raises(ConfigError, match=r"local s3://b/x is a URL, and a folder of this machine belongs there"):
+    with pytest.raises(ConfigError, match=r"local s3://b/x is a URL, and a path of this machine belongs there"):
         PackedStreamingDataset(folder, "s3://b/x")
-    with pytest.raises(ConfigError, match="folder file://host/x has a host or no whole path: write file:///"):
+    with pytest.raises(ConfigError, match="remote file://host/x has a host or no whole path: write file:///"):
         PackedDataset("file://host/x")
+
+
+def test_file_urls_are_paths_wherever_a_path_is_taken(tmp_path: Path, tokenizer: Path) -> None:
+    data = tmp_path / "a b"
+    data.mkdir()
+    shutil.copytree(tokenizer, data / "tokenizer")
+    (data / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    url = f"file://{tmp_path}/a%20b"
+    assert ChatProcessor.from_pretrained(f"{url}/tokenizer").tokenizer.name == f"{data}/tokenizer"
+    assert ProcessorConfig(tokenizer=f"{url}/tokenizer").tokenizer == f"{data}/tokenizer"
+    assert ProcessorConfig(type="vision", path=url).path == str(data)
+    assert ModelConfig(pretrained=url).pretrained == str(data)
+    run: Any = {**TRAIN, "output_dir": url, "checkpoint_dir": url}
+    assert (TrainConfig(**run).output_dir, TrainConfig(**run).checkpoint_dir) == (str(data), str(data))
+    assert DatasetConfig(remote=url, local=url).remote == str(data)
+    assert SchemaOptions(media_root=url).media_root == str(data)
+    assert open_rows(f"{url}/rows.jsonl@[0:1]").num_rows == 1
+    assert parse_spec(f"{url}/rows.jsonl@[0:1]", folder=url).path == f"{data}/rows.jsonl"
+    report = convert(
+        f"{url}/*.jsonl", f"{url}/shards", work=Path(f"{url}/work"), columns={"text": "prompt"}, kind="text", workers=1
+    )
+    assert (report.num_rows, (data / "shards/index.json").is_file()) == (1, True)
+    (data / "run.yaml").write_text("a: 1")
+    assert load_mapping(Path(f"{url}/run.yaml")) == {"a": 1}
+    assert local_file(f"{url}/run.yaml") == data / "run.yaml"
+    assert not list(Path.cwd().glob("file:*"))
+
+
+def test_a_url_in_place_of_a_path_of_this_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "a.jsonl", "b", "--work", "s3://b/work"])
+    assert "--work: the path s3://b/work is a URL, and a path of this machine belongs there" in capsys.readouterr().err
 
 
 def test_a_processor_of_a_path_says_how_it_is_made(folder: Path) -> None:

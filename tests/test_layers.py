@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "checks": {"errors"},
     "types": {"checks", "errors"},
     "yaml_text": {"errors"},
-    "config": {"errors", "yaml_text"},
+    "config": {"checks", "errors", "yaml_text"},
     "signals": set(),
     "lazy": set(),
     "freed_memory": set(),

@@ -38,7 +38,7 @@ class BadSamples:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, paths=("folder",))
         if self.on_bad_sample not in get_args(OnBadSample):
             raise ConfigError(f"on_bad_sample must be {' or '.join(get_args(OnBadSample))}, got {self.on_bad_sample!r}")
         timeout_s = self.sample_timeout_s

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from ..checks import local_path
+from ..checks import check_fields, local_path
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, default_cache_folder
@@ -58,6 +58,9 @@ class StreamConfig:
     keep_zip: bool = False
     source: Storage | None = None
     num_parts: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, paths=("remote", "local"))
 
     @property
     def url(self) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import plain_path
 from ..errors import ConfigError, if_folder_of_lfs_pointers
 from .base import Tokens
 from .byte_tokens import ByteTokens, Span
@@ -153,6 +154,7 @@ class FastTokenizer:
 
 def load_tokenizer(path: str) -> FastTokenizer:
     """The tokenizer at a local path or hub id; ConfigError when there is none."""
+    path = str(plain_path("tokenizer", path))
     if "torch" in sys.modules or "transformers" in sys.modules:
         return FastTokenizer.of(_load(path), name=path)
     with TemporaryDirectory() as folder:
