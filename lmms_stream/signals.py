@@ -1,6 +1,6 @@
-"""Signals that tell a run to stop: the run takes note, and its workers go on until it has stopped.
+"""Signals that tell a run or a command to end, and the signal that has workers write their stacks.
 
-And one that has workers write their stacks.
+A run takes note of the signal, and its workers work until the run has ended. Other commands end at once.
 """
 
 from __future__ import annotations
@@ -9,28 +9,35 @@ import faulthandler
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is what SLURM is asked to send before its time limit
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # SLURM can be asked to send SIGUSR1 before its limit
+_SAME_S = 2.0  # a terminal and torchrun both send a rank the SIGINT of one Ctrl-C
 STACKS_SIGNAL = signal.SIGUSR2  # has a loader worker write the stacks of its threads to standard error
 _GRACE_S = 30.0  # launchers kill what is left after as long
 
 
 class StopSignal:
-    """Whether this process was told to stop, within the block.
+    """Block in which stop signals only set is_received; a second Ctrl-C raises KeyboardInterrupt.
 
-    Signals reach the main thread alone: a block in another receives nothing.
+    Signals reach the main thread only: a block in another thread receives nothing. A program that ignores or handles
+    SIGINT itself keeps its handler.
     """
 
     def __init__(self) -> None:
         self.is_received = False
+        self._interrupted_at: float | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in _STOP_SIGNALS:
-                self._before[number] = signal.signal(number, self._receive)
+                if number != signal.SIGINT or signal.getsignal(number) is signal.default_int_handler:
+                    self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,20 +46,51 @@ class StopSignal:
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.is_received = True
+        if number != signal.SIGINT:
+            return
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+            if os.environ.get("RANK", "0") == "0":
+                os.write(2, b"interrupted: a checkpoint is saved after this step; press Ctrl-C again to end at once\n")
+        elif time.monotonic() > self._interrupted_at + _SAME_S:
+            raise KeyboardInterrupt
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM told a command to end. It ends as after Ctrl-C, with the processes that it has started."""
+
+
+@contextmanager
+def raised_termination() -> Iterator[None]:
+    """Raise Terminated for SIGTERM inside the block, unless the program handles it or this is not its main thread."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    raise Terminated
 
 
 def outlive_stop_signals() -> None:
-    """Take no notice of them: a server of forked processes, which would be taken for dead without it, lives as long."""
+    """Ignore stop signals in a server of forked processes, whose end would be taken for the end of its workers."""
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def outlive_stop_signal(worker: int) -> None:
-    """Let a loader worker go on for a while when its whole job is told to stop: the run still takes its batches.
+    """Let a loader worker work for a while after its whole job was told to stop: the run still takes its batches.
 
     worker: its number, which torch passes.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes of a job
     signal.signal(signal.SIGTERM, _end_later)
     faulthandler.register(STACKS_SIGNAL, file=2)
 

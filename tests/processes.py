@@ -126,6 +126,21 @@ class Job:
         return not running or bool(connection.wait(running, max(0.0, timeout_s)))  # of none it would wait all the time
 
 
+def running_after(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Processes that have not ended after some seconds. A zombie has ended: its parent may never ask for its status."""
+    deadline = time.monotonic() + timeout_s
+    while (running := [each for each in processes if _runs(each)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return running
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def run_module(module: str, *arguments: str, timeout_s: float, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run `python -m module`, or `python module.py`, in one process, to its end, whatever its exit status."""
     with start_module(module, arguments, [{}], cwd=cwd) as job:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .command import add_command, at_least, local_file
+from .command import add_command, at_least
 
 if TYPE_CHECKING:
     from ..ledger.opening import RunHistory
@@ -54,7 +55,7 @@ def add_commands(commands: Commands) -> None:
     )
     add(
         "--drop",
-        type=local_file,
+        type=Path,
         metavar="FILE",
         help="say from which step on the run would be another one without the samples of this drop list, a line each",
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LmmsStreamError
+from ..signals import Terminated, raised_termination
 from ..version import VERSION
 from . import convert, datasets, ledger, plan, profile, runs, simulate, unload, watch
 from .command import CommandParser, HelpFormatter, help_width, shown_examples
@@ -35,6 +37,8 @@ GROUPS = {  # of the overview: in the order of the work
     "train": ("train", "watch", "plot", "ledger", "export"),
     "try all of it on this machine": ("demo",),
 }
+RESUMED = ("convert", "index")  # commands that keep what they have done for the same command,
+ANEW = {"--overwrite", "--dry-run"}  # unless it has one of these options
 PATHS = ("CHECKPOINT", "DATASET", "FILE", "FOLDER", "PATH", "RUN", "RUN.yaml", "SOURCE", "TARGET")  # completed as such
 FIRST_STEPS = (
     "lmms-stream convert chats.jsonl chats --tokenizer path/to/tokenizer",
@@ -112,15 +116,20 @@ def _run(words: Sequence[str], others: Sequence[AddCommands]) -> int:
         _commands(parser)[options.command].refuse(unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
-        return run(options)
+        with raised_termination():
+            return run(options)
     except LmmsStreamError as error:
         from ..converters.stored.inspect.visible import visible
 
         sys.stderr.write(f"error: {visible(str(error))}\n")
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
+    except KeyboardInterrupt as interrupt:
+        is_terminated = isinstance(interrupt, Terminated)
+        what = "terminated" if is_terminated else "interrupted"
+        is_resumed = options.command in RESUMED and not ANEW.intersection(words)
+        resumes = f": lmms-stream {shlex.join(words)} resumes" if is_resumed else ""
+        sys.stderr.write(f"{what}{resumes}\n")
+        return 143 if is_terminated else 130
 
 
 def build_parser(others: Sequence[AddCommands] = ()) -> MainParser:

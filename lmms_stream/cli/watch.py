@@ -6,9 +6,10 @@ import argparse
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import add_command, local_file
+from .command import add_command
 
 if TYPE_CHECKING:
     from ..watch.server import Watch
@@ -24,7 +25,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=local_file,
+        type=Path,
         metavar="RUN",
         help="show these runs: an output_dir, its log, or the YAML file that a run is trained by, which samples need",
     )

@@ -8,7 +8,6 @@ it imports models; a program of a user's own starts it as an interpreter.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
+from ..processes.ending import end_with_parent
 from ..processes.fork_server import address_obstacle, start_fork_server
 from ..signals import outlive_stop_signal
 
@@ -117,15 +117,8 @@ class BeginFromServer:
     def __call__(self, worker: int) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
-        threading.Thread(target=_end_with_parent, name="lmms-parent", daemon=True).start()
+        end_with_parent()
         outlive_stop_signal(worker)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(_LOST_STATUS)
 
 
 def watch_deaths(batches: Any) -> None:

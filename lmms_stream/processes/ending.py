@@ -1,12 +1,28 @@
-"""The end of a process whose work is done."""
+"""The end of a process: when its work is done, or when the process that started it has ended."""
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 import threading
+from multiprocessing import connection
 from typing import NoReturn
+
+_LOST_STATUS = 1  # of a process whose parent is gone
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the process that started it by multiprocessing ends, however that ends."""
+    threading.Thread(target=_wait_for_parent, name="lmms-parent", daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(_LOST_STATUS)
 
 
 def end_process(status: int) -> NoReturn:

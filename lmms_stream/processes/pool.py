@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..processors.parallelism import ONE_THREAD
+from .ending import end_with_parent
 from .fork_server import start_context
 
 Task = TypeVar("Task")
@@ -246,6 +247,7 @@ def _work(pipe: connection.Connection, pickled: bytes, environment: dict[str, st
     os.environ.clear()  # the server's, which began with what the command had then
     os.environ.update(environment)
     tempfile.tempdir = None  # it follows from the environment
+    end_with_parent()  # also in the middle of a task, which would keep the worker busy for long
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, and the command its workers
     doing: Doing[Any] = Doing(pickled)

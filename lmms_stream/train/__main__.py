@@ -38,6 +38,11 @@ def main(arguments: list[str]) -> int:
     except LmmsStreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "interrupted, nothing was saved: the same command resumes from the latest checkpoint, if any\n"
+        )
+        return 130
 
 
 def run(path: Path, overrides: Sequence[str]) -> int:
@@ -62,7 +67,8 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
                 trainer.build(None)  # to train as its settings say
             trainer.train()
     except StoppedError as stopped:
-        sys.stderr.write(f"{stopped}\n")
+        if prepared.rank == 0:
+            sys.stderr.write(f"{stopped}\n")
         return STOPPED_STATUS
     finally:
         end_distributed()

@@ -223,7 +223,9 @@ class Loop:
         self._do_what_is_due()
         if is_stopped:
             trainer.saver.wait()
-            raise StoppedError(f"told to stop by a signal: step {self._step} is saved, the same command goes on")
+            raise StoppedError(
+                f"told to stop by a signal: step {self._step} is saved, the same command resumes from it"
+            )
 
     def _do_what_is_due(self) -> None:
         callbacks = self.trainer.callbacks

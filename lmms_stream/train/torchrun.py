@@ -20,17 +20,32 @@ from types import FrameType
 from ..processes.ending import end_process
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each start of the ranks has a store of its own
+TOLD_STATUS = 1  # exit status of torchrun that a signal told to end
 
 
-def main() -> None:
-    gc.disable()  # what imports make stays; to look for garbage in it takes a tenth of a second and more
-    from torch.distributed.run import main as torchrun
+def main() -> int:
+    """Run torchrun with this process's arguments and return its exit status."""
+    try:
+        gc.disable()  # what imports make stays; to look for garbage in it takes a tenth of a second and more
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.run import main as torchrun
 
-    gc.enable()
+        gc.enable()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted before a rank was started\n")
+        return 130
     if starts_again(sys.argv[1:]):
         os.environ.setdefault(OWN_STORES, "1")
     signal.signal(signal.SIGUSR1, _tell_ranks)
-    torchrun()
+    try:
+        torchrun()
+    except SignalException as told:  # its ranks have got the signal and have ended
+        sys.stderr.write(f"torchrun: {told.sigval.name} ended the ranks\n")
+        return TOLD_STATUS
+    except KeyboardInterrupt:  # torchrun had no handler yet
+        sys.stderr.write("interrupted before all ranks were started\n")
+        return 130
+    return 0
 
 
 def starts_again(arguments: Sequence[str]) -> bool:
@@ -54,5 +69,4 @@ def _tell_ranks(number: int, _: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
-    end_process(0)
+    end_process(main())

@@ -135,7 +135,7 @@ def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
     names = [found.key for found in storage.list_objects("step-")]
     assert {name.split("/")[0] for name in names} == {f"step-{stopped_at:08d}"}
     assert {"__0_0.distcp", "__1_0.distcp", "complete.json"} <= {name.split("/")[1] for name in names}
-    assert "is saved, the same command goes on" in said
+    assert "is saved, the same command resumes from it" in said
     train(config, output, to_store, "train.save_steps=0", nproc=1)
     assert differences(whole, output, first_step=1, tolerance=OTHER_WORLD) == []
     assert not list(output.rglob("*.distcp"))

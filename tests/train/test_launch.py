@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from lmms_stream.train.__main__ import main
@@ -18,10 +22,12 @@ from lmms_stream.train.run.distributed import STOPPED_STATUS
 from lmms_stream.train.torchrun import starts_again
 
 from ..conftest import run_cli, run_command, write_tokens
+from ..processes import running_after
 from ..rounds import in_long_rounds, rounds
 from .runs import write_run
 
 LIMIT_S = 120
+ENDS_S = 4.0  # after it has saved; on a machine without other work within 1
 
 
 @pytest.fixture(scope="module")
@@ -103,26 +109,89 @@ def test_an_error_of_one_process_is_one_line(config: Path) -> None:
     assert "unknown key 'train.smell'" in line
 
 
-@in_long_rounds
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1][: rounds(1, 2)])
-def test_one_process_that_is_told_to_stop_saves_and_says_so_by_its_status(
-    number: signal.Signals, config: Path, tmp_path: Path
+TOLD = [
+    (signal.SIGINT, True, 1),  # Ctrl-C in a terminal, which sends it to all processes of the command
+    (signal.SIGTERM, False, 1),
+    (signal.SIGINT, False, 1),
+    (signal.SIGINT, True, 2),
+    (signal.SIGINT, False, 2),
+    (signal.SIGTERM, False, 2),
+    (signal.SIGUSR1, False, 1),
+]
+
+
+@pytest.mark.parametrize(("number", "is_to_all", "nproc"), TOLD[: rounds(1, len(TOLD))])
+def test_a_run_that_is_told_to_stop_saves_ends_its_workers_and_says_what_resumes_it(
+    number: signal.Signals, is_to_all: bool, nproc: int, config: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    arguments = ["train", str(config), f"train.output_dir={output}", "train.max_steps=4000"]
-    command = [sys.executable, "-m", "lmms_stream", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+    with training(config, output, "train.num_workers=2", nproc=nproc) as job:
+        started = psutil.Process(job.pid).children(recursive=True)
+        (os.killpg if is_to_all else os.kill)(job.pid, number)
+        _, said = job.communicate(timeout=LIMIT_S)
+        assert running_after(started, 2) == []
+    ended_at = time.time()
+    step = read_log(output)[-1]["step"]
+    assert said.count(f"told to stop by a signal: step {step} is saved, the same command resumes from it\n") == 1
+    assert said.count("interrupted: a checkpoint is saved after this step") == (number == signal.SIGINT)
+    assert "Traceback" not in said
+    assert job.returncode == (STOPPED_STATUS if nproc == 1 else 1)
+    latest = checkpoints(output / "checkpoints")[-1]
+    assert latest.name == f"step-{step:08d}"
+    assert ended_at - latest.stat().st_mtime < ENDS_S
+
+
+@in_long_rounds
+def test_a_second_interrupt_ends_a_run_that_waits_for_data(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=500, longest=250)
+    config, output = write_run(tmp_path / "run.yaml", tmp_path / "data"), tmp_path / "out"
+    with training(config, output, "train.num_workers=1") as job:
+        started = psutil.Process(job.pid).children(recursive=True)
+        (worker,) = [each for each in started if each.ppid() != job.pid]
+        worker.suspend()
+        num_steps = -1
+        while num_steps < (num_steps := len(read_log(output))):
+            time.sleep(2)
+        os.killpg(job.pid, signal.SIGINT)
+        time.sleep(3)
+        os.killpg(job.pid, signal.SIGINT)
+        _, said = job.communicate(timeout=10)
+        assert running_after(started, 2) == []
+    assert job.returncode == 130
+    assert said.endswith(
+        "interrupted, nothing was saved: the same command resumes from the latest checkpoint, if any\n"
+    )
+    assert "Traceback" not in said
+
+
+@in_long_rounds
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_an_interrupt_while_a_run_imports_is_one_line(nproc: int, config: Path, tmp_path: Path) -> None:
+    with training(config, tmp_path / "out", nproc=nproc, num_steps=0) as job:
+        while not any("libtorch" in each.path for each in psutil.Process(job.pid).memory_maps()):
+            time.sleep(0.01)
+        os.killpg(job.pid, signal.SIGINT)
+        _, said = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 130
+    (line,) = said.splitlines()
+    assert line.startswith("interrupted")
+
+
+@contextmanager
+def training(
+    config: Path, output: Path, *overrides: str, nproc: int = 1, num_steps: int = 2
+) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, once it has logged some steps; nothing of it is left at the end."""
+    settings = [f"train.output_dir={output}", "train.max_steps=4000", *overrides]
+    command = [sys.executable, "-m", "lmms_stream", "train", str(config), *settings, "--nproc", str(nproc)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
         try:
             deadline = time.monotonic() + LIMIT_S
-            while len(read_log(output)) < 2:
+            while len(read_log(output)) < num_steps:
                 assert time.monotonic() < deadline
                 assert job.poll() is None, job.stderr and job.stderr.read()
                 time.sleep(0.05)
-            job.send_signal(number)
-            _, told = job.communicate(timeout=60)
+            yield job
         finally:
-            job.kill()
-    step = read_log(output)[-1]["step"]
-    assert f"told to stop by a signal: step {step} is saved, the same command goes on" in told
-    assert job.returncode == STOPPED_STATUS
-    assert checkpoints(output / "checkpoints")[-1].name == f"step-{step:08d}"
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)

@@ -475,7 +475,8 @@ def test_an_interrupt_ends_the_command_without_a_traceback(
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130
-        assert errors == "interrupted\n"
+        words = f"index {local_chats} --tokenizer {tokenizer} --workers 2"
+        assert errors == f"interrupted: lmms-stream {words} resumes\n"
         _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
         assert not alive
     if moment == "while they measure":
