@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through, works_together
+from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through
+from ...processors.spans import tokenizes_all
 from ...types import Sample
 from .tokens import NOTHING_LEARNT, learnt_spans
 
@@ -20,7 +21,7 @@ def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str,
     DataError instead of one in which no token would be learnt, and of one with model input that a sample of tokens
     cannot hold.
     """
-    if not works_together(type(processor), "process", "tokenize_all"):
+    if not tokenizes_all(processor):
         return [or_error(_as_tokens, sample, processor) for sample in samples]
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
     return through(tokenize_all(samples), lambda made: [_stored(*tokens) for tokens in made])

@@ -12,19 +12,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..errors import DataError
 from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
 from ..processors.base import Memory, PackFiller, SegmentError
 from ..types import Batch, Processed, Rows
 from .bad_samples import BadSamples, is_of_sample, padding_of, reason_of
-from .collate import check_keys, collate, write_padding
+from .collate import check_keys, collate, collate_checked, write_padding
 from .left_out_list import append_left_out
 from .masked_packs import fill_with_padding
 from .media_memory import PackMemory, SharedBlocks
 from .row_memory import RowMemory, new_rows
 from .sample_clock import SampleClock
-from .segment import explain, name_sample, piece_of, process_segment, processor_that_packs
+from .segment import (
+    explain,
+    name_sample,
+    piece_of,
+    process_pack,
+    process_segment,
+    processor_that_packs,
+    read_segment,
+)
 from .wire import WireBatch
 
 Collator = Callable[..., Batch]
@@ -114,11 +123,13 @@ class BatchMaker:
             return
         # A collator of the user's may take other keys.
         checks_keys = self.settings.collator is collate
+        collator = collate_checked if checks_keys else self.settings.collator
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
             memory = PackMemory(blocks, work.patches[pack]) if blocks is not None and any(work.patches) else None
-            batch = self.settings.collator(
-                [self._processed(work, segment, memory, pack=pack, checks_keys=checks_keys) for segment in segments],
+            made = self._made(work, segments, memory)
+            batch = collator(
+                [self._processed(work, segment, memory, made, pack, checks_keys) for segment in segments],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
@@ -130,18 +141,35 @@ class BatchMaker:
                 batch = replace(batch, left_out=left_out)
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
-    def _processed(self, work: Work, segment: int, memory: Memory | None, *, pack: int, checks_keys: bool) -> Processed:
-        """A segment of a pack, or padding in its place."""
+    def _made(self, work: Work, segments: range, memory: Memory | None) -> dict[int, Processed | DataError]:
+        """See process_pack; nothing where each sample is timed, or has media."""
+        if self.clock is not None or memory is not None:
+            return {}
+        ids = work.segments.sample_ids
+        wanted = [each for each in segments if not (self.left_out and self._is_left_out(work, int(ids[each])))]
+        return process_pack(self.datasets[work.source], work, wanted) if wanted else {}
+
+    def _processed(
+        self,
+        work: Work,
+        segment: int,
+        memory: Memory | None,
+        made: Mapping[int, Processed | DataError],
+        pack: int,
+        checks_keys: bool,
+    ) -> Processed:
+        """A segment of a pack, or padding in its place. made: see process_pack."""
         sample_id, length = int(work.segments.sample_ids[segment]), int(work.segments.lengths[segment])
         if self._is_left_out(work, sample_id):
             return padding_of(length)
         dataset = self.datasets[work.source]
-        sample = dataset.pack_reader.shard(int(work.segments.shard_ids[segment]))[int(work.segments.indices[segment])]
+        is_made = segment in made
+        sample = made[segment] if is_made else read_segment(dataset, work, segment)
         clock = self.clock
         try:
             timed = nullcontext() if clock is None else clock.at(work.source, sample_id, worker=self._worker)
             with timed:
-                processed = process_segment(dataset, work, segment, sample, memory, pack=pack)
+                processed = process_segment(dataset, work, segment, sample, memory, pack=pack, is_made=is_made)
         except Exception as error:
             if not self._quarantines(error):
                 name_sample(error, f"sample {sample_id} of {dataset.url}")

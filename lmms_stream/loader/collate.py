@@ -43,6 +43,21 @@ def collate(
     """
     for sample in samples:
         check_keys(sample)
+    options: dict[str, Any] = {"pad_to": pad_to, "source": source, "step": step, "micro_batch": micro_batch}
+    return collate_checked(samples, sample_ids, memory=memory, **options)
+
+
+def collate_checked(
+    samples: Sequence[Processed],
+    sample_ids: Sequence[int],
+    *,
+    pad_to: int | None,
+    source: str,
+    step: int,
+    micro_batch: int,
+    memory: PackMemory | None = None,
+) -> Batch:
+    """`collate` of samples whose keys were checked."""
     lengths = [len(sample["input_ids"]) for sample in samples]
     num_tokens = sum(lengths)
     total = padded_length(num_tokens, pad_to)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.planner import Work
-from ..processors.base import Memory, Processor, SegmentError, process_sample
+from ..processors.base import Memory, Processor, SegmentError, process_sample, works_together
+from ..processors.spans import process_all, tokenizes_all
 from ..types import Processed, Sample
 
 
@@ -18,14 +20,47 @@ def processor_that_packs(dataset: PackedDataset) -> Processor:
     return dataset.processor
 
 
+def process_pack(dataset: PackedDataset, work: Work, segments: Sequence[int]) -> dict[int, Processed | DataError]:
+    """What the processor makes of the samples of some segments of a pack at once, or the DataError that it raises.
+
+    Nothing where samples are processed one by one, as where one of them cannot be read or raises another error.
+    """
+    processor = processor_that_packs(dataset)
+    if not tokenizes_all(processor) or works_together(type(processor), "process", "process_drawn"):
+        return {}
+    try:
+        samples = [read_segment(dataset, work, segment) for segment in segments]
+    except LmmsStreamError:
+        return {}
+    made = process_all(processor, samples)
+    return {} if made is None else dict(zip(segments, made, strict=True))
+
+
+def read_segment(dataset: PackedDataset, work: Work, segment: int) -> Sample:
+    """The stored sample of a segment."""
+    return dataset.pack_reader.shard(int(work.segments.shard_ids[segment]))[int(work.segments.indices[segment])]
+
+
 def process_segment(
-    dataset: PackedDataset, work: Work, segment: int, sample: Sample, memory: Memory | None, *, pack: int
+    dataset: PackedDataset,
+    work: Work,
+    segment: int,
+    sample: Sample | Processed | DataError,
+    memory: Memory | None,
+    *,
+    pack: int,
+    is_made: bool,
 ) -> Processed:
-    """The sample of a segment. memory: for its media. DataError or LengthsError, with its name."""
+    """The sample of a segment, processed. memory: for its media. DataError or LengthsError, with its name.
+
+    is_made: `sample` is what process_pack made of it.
+    """
     sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
     try:
         drawn = [work.epochs[pack] if work.epochs else 0, sample_id]
-        processed = process_sample(processor_that_packs(dataset), sample, memory, drawn)
+        if isinstance(sample, DataError):
+            raise sample
+        processed = sample if is_made else process_sample(processor_that_packs(dataset), sample, memory, drawn)
         num_tokens = len(processed["input_ids"])
         if num_tokens < start + length or 0 <= expected != num_tokens:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)

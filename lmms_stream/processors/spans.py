@@ -1,4 +1,4 @@
-"""Which tokens are learnt: as spans [first, stop) of them, as a mask, and as labels. Pure."""
+"""Which tokens are trained on: as spans [first, stop) of them, as a mask, and as labels; samples of tokens at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import IGNORED_LABEL
+from ..errors import DataError
+from ..types import Processed, Sample
+from .base import IGNORED_LABEL, Processor, TokenizeAll, works_together
 
 
 def spans_of(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -34,3 +36,26 @@ def labels_of(input_ids: NDArray[np.int64], spans: Iterable[Sequence[int]]) -> N
     for start, stop in spans:
         labels[start:stop] = input_ids[start:stop]
     return labels
+
+
+def tokenizes_all(processor: Processor) -> bool:
+    """Whether a processor makes tokens of several samples at once; see TokenizeAll."""
+    return works_together(type(processor), "process", "tokenize_all")
+
+
+def process_all(processor: Processor, samples: Sequence[Sample]) -> list[Processed | DataError] | None:
+    """What `process` gives of each sample, or the DataError that it raises, by a processor that tokenizes_all.
+
+    None where another error is raised: `process` of one sample after another tells of which it is.
+    """
+    tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
+    try:
+        found = tokenize_all(samples)
+    except Exception:  # noqa: BLE001 - one by one, the sample that it comes from raises it again
+        return None
+    return [each if isinstance(each, DataError) else _processed(*each) for each in found]
+
+
+def _processed(ids: NDArray[np.int32], spans: Iterable[Sequence[int]]) -> Processed:
+    input_ids = ids.astype(np.int64)
+    return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
