@@ -21,6 +21,7 @@ from ..plan.lane_state import LaneState
 from ..plan.lanes import check_lanes
 from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..processors.base import Processor
+from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch, World
 from .epoch_turns import EpochTurns
 from .lanes_of_sources import check_state, fingerprint_of, reader_lanes, reading_packs
@@ -103,6 +104,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         worker = get_worker_info()
         if worker is None:
             return self._iteration(self._turns.begin(), 0, 1)
+        tokenize_in_one_thread()
         epoch = self._turns.begin(seed=worker.seed - worker.id, worker=worker.id)
         return self._iteration(epoch, worker.id, worker.num_workers)
 

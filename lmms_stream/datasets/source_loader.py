@@ -19,6 +19,7 @@ from ..loader.workers import StartMethod, Workers
 from ..plan.assign import check_global_batch
 from ..plan.cursor import SOURCE
 from ..plan.lanes import check_lanes
+from ..processors.parallelism import tokenize_in_one_thread
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
 from .source_state import LaneAfter, SourcesState, merged_states
@@ -185,6 +186,8 @@ class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
     def __iter__(self) -> Iterator[list[Ready] | LmmsStreamError]:
         worker = get_worker_info()
         number, num_workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        if worker is not None:
+            tokenize_in_one_thread()
         state = SourcesState.from_dict(json.loads(self.start))
         batches = self.dataset.batches(
             state,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..loader.batch_maker import Collator
+from ..loader.collate import for_checked
 from ..loader.pack_collator import PackCollator
 from ..types import Batch, Processed
 from .source_reader import SourcePack
@@ -21,8 +22,8 @@ class StreamedBatch(Batch):
 
 
 def batch_of(pack: SourcePack, collator: Collator, **options: Any) -> StreamedBatch:
-    """The batch of a pack."""
-    batch = collator(pack.samples, pack.sample_ids, **options)
+    """Return the batch of a pack."""
+    batch = for_checked(collator)(pack.samples, pack.sample_ids, **options)
     return StreamedBatch(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, afters=pack.afters)
 
 

@@ -19,7 +19,7 @@ from ..plan.planner import After, StepConfig, Work
 from ..processors.base import Memory, PackFiller, SegmentError
 from ..types import Batch, Processed, Rows
 from .bad_samples import BadSamples, is_of_sample, padding_of, reason_of
-from .collate import check_keys, collate, collate_checked, write_padding
+from .collate import check_keys, collate, for_checked, write_padding
 from .left_out_list import append_left_out
 from .masked_packs import fill_with_padding
 from .media_memory import PackMemory, SharedBlocks
@@ -123,7 +123,7 @@ class BatchMaker:
             return
         # A collator of the user's may take other keys.
         checks_keys = self.settings.collator is collate
-        collator = collate_checked if checks_keys else self.settings.collator
+        collator = for_checked(self.settings.collator)
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
             memory = PackMemory(blocks, work.patches[pack]) if blocks is not None and any(work.patches) else None
@@ -142,7 +142,7 @@ class BatchMaker:
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
     def _made(self, work: Work, segments: range, memory: Memory | None) -> dict[int, Processed | DataError]:
-        """See process_pack; nothing where each sample is timed, or has media."""
+        """See process_pack; empty where each sample is timed, and where media have memory of their own."""
         if self.clock is not None or memory is not None:
             return {}
         ids = work.segments.sample_ids
@@ -158,7 +158,7 @@ class BatchMaker:
         pack: int,
         checks_keys: bool,
     ) -> Processed:
-        """A segment of a pack, or padding in its place. made: see process_pack."""
+        """Return the sample of a segment, or padding in its place. made: see process_pack."""
         sample_id, length = int(work.segments.sample_ids[segment]), int(work.segments.lengths[segment])
         if self._is_left_out(work, sample_id):
             return padding_of(length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,20 +44,24 @@ def collate(
     for sample in samples:
         check_keys(sample)
     options: dict[str, Any] = {"pad_to": pad_to, "source": source, "step": step, "micro_batch": micro_batch}
-    return collate_checked(samples, sample_ids, memory=memory, **options)
+    return _collate_checked(samples, sample_ids, memory=memory, **options)
 
 
-def collate_checked(
+def for_checked(collator: Callable[..., Batch]) -> Callable[..., Batch]:
+    """Return a collator for samples whose keys were checked: `collate` checks no keys then."""
+    return _collate_checked if collator is collate else collator
+
+
+def _collate_checked(
     samples: Sequence[Processed],
     sample_ids: Sequence[int],
     *,
-    pad_to: int | None,
-    source: str,
-    step: int,
-    micro_batch: int,
+    pad_to: int | None = None,
+    source: str = "",
+    step: int = 0,
+    micro_batch: int = 0,
     memory: PackMemory | None = None,
 ) -> Batch:
-    """`collate` of samples whose keys were checked."""
     lengths = [len(sample["input_ids"]) for sample in samples]
     num_tokens = sum(lengths)
     total = padded_length(num_tokens, pad_to)

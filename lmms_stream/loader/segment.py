@@ -9,6 +9,7 @@ from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.planner import Work
 from ..processors.base import Memory, Processor, SegmentError, process_sample, works_together
+from ..processors.measured import groups, sample_bytes
 from ..processors.spans import process_all, tokenizes_all
 from ..types import Processed, Sample
 
@@ -21,19 +22,24 @@ def processor_that_packs(dataset: PackedDataset) -> Processor:
 
 
 def process_pack(dataset: PackedDataset, work: Work, segments: Sequence[int]) -> dict[int, Processed | DataError]:
-    """What the processor makes of the samples of some segments of a pack at once, or the DataError that it raises.
+    """Return what the processor makes of the samples of some segments, or their DataErrors, many samples at once.
 
-    Nothing where samples are processed one by one, as where one of them cannot be read or raises another error.
+    A segment is missing where samples are processed one by one, where one cannot be read, and where another error is
+    raised for a sample that is tokenized with it: process_segment raises the error again, for its sample.
     """
     processor = processor_that_packs(dataset)
     if not tokenizes_all(processor) or works_together(type(processor), "process", "process_drawn"):
         return {}
+    made: dict[int, Processed | DataError] = {}
+    read = ((segment, read_segment(dataset, work, segment)) for segment in segments)
     try:
-        samples = [read_segment(dataset, work, segment) for segment in segments]
-    except LmmsStreamError:
-        return {}
-    made = process_all(processor, samples)
-    return {} if made is None else dict(zip(segments, made, strict=True))
+        for group in groups(read, num_bytes=lambda each: sample_bytes(each[1])):
+            found = process_all(processor, [sample for _, sample in group])
+            if found is not None:
+                made |= zip([segment for segment, _ in group], found, strict=True)
+    except Exception:  # noqa: BLE001 - the segment that cannot be read raises it again where it is read by itself
+        pass
+    return made
 
 
 def read_segment(dataset: PackedDataset, work: Work, segment: int) -> Sample:
@@ -51,9 +57,9 @@ def process_segment(
     pack: int,
     is_made: bool,
 ) -> Processed:
-    """The sample of a segment, processed. memory: for its media. DataError or LengthsError, with its name.
+    """Return the sample of a segment, processed. memory: for its media. DataError or LengthsError, with its name.
 
-    is_made: `sample` is what process_pack made of it.
+    is_made: `sample` is what process_pack made of the stored sample.
     """
     sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
     try:

@@ -24,6 +24,7 @@ from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
 from ..plan.planner import Planned, StepPlanner, Work
 from ..plan.weights import Weights
+from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch
 from .batch_maker import BatchMaker, LoaderSettings, Ready
 from .blocks_ahead import BlocksAhead
@@ -110,6 +111,7 @@ class PackWorker(IterableDataset[Item]):
         if worker is None:
             yield from self._items(self._planned(self._told(worker=0), worker=0, num_workers=1), is_sent=False)
             return
+        tokenize_in_one_thread()
         tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
         planned = self._planned(self._told(worker=worker.id), worker=worker.id, num_workers=worker.num_workers)
         for item in self._items(planned, is_sent=True):

@@ -9,7 +9,10 @@ ONE_THREAD = {VARIABLE: "false"}
 
 
 def tokenize_in_one_thread() -> None:
-    """In this process and those it starts, unless the user said otherwise: where each core has a process of its own."""
+    """Set this process, and those that it starts, to one thread, unless the user's environment sets a number.
+
+    Used where each core has a process of its own.
+    """
     os.environ.setdefault(VARIABLE, ONE_THREAD[VARIABLE])
 
 

@@ -1,4 +1,4 @@
-"""Which tokens are trained on: as spans [first, stop) of them, as a mask, and as labels; samples of tokens at once."""
+"""Tokens that are trained on: as spans [first, stop), as a mask, and as labels. Many samples tokenized at once."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def labels_of(input_ids: NDArray[np.int64], spans: Iterable[Sequence[int]]) -> N
 
 
 def tokenizes_all(processor: Processor) -> bool:
-    """Whether a processor makes tokens of several samples at once; see TokenizeAll."""
+    """Tell whether a processor tokenizes many samples at once; see TokenizeAll."""
     return works_together(type(processor), "process", "tokenize_all")
 
 
 def process_all(processor: Processor, samples: Sequence[Sample]) -> list[Processed | DataError] | None:
-    """What `process` gives of each sample, or the DataError that it raises, by a processor that tokenizes_all.
+    """Return what `process` gives for each sample, or the DataError that it raises; see tokenizes_all.
 
-    None where another error is raised: `process` of one sample after another tells of which it is.
+    None where another error is raised: `process` of one sample after another raises it for its sample.
     """
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
     try:
         found = tokenize_all(samples)
-    except Exception:  # noqa: BLE001 - one by one, the sample that it comes from raises it again
+    except Exception:  # noqa: BLE001 - one by one, the sample that causes it raises it again
         return None
     return [each if isinstance(each, DataError) else _processed(*each) for each in found]
 

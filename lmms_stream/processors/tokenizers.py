@@ -125,7 +125,7 @@ class FastTokenizer:
         """Names the tokens that are made of a text."""
         return digest(self.model + "splits special tokens" * self.splits_special)
 
-    @cached_property
+    @property
     def _has_threads(self) -> bool:
         return is_parallel()
 

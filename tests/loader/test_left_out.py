@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
-from lmms_stream.processors.base import Tokens
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Batch, Processed, Sample
@@ -46,48 +45,6 @@ class _Fails(ChatProcessor):
         if LONGER in text:
             return {name: np.append(values, 0) for name, values in processed.items()}
         return processed
-
-
-class _OneByOne:
-    """Processes samples by a chat processor, but has no way to do so with several at once."""
-
-    columns, schema = ChatProcessor.columns, ChatProcessor.schema
-
-    def __init__(self, chats: ChatProcessor):
-        self.chats, self.description, self.measure = chats, chats.description, chats.measure
-
-    def process(self, sample: Sample) -> Processed:
-        return _checked(sample, self.chats)
-
-
-class _AtOnce(_OneByOne):
-    """The same, which tokenizes several samples at once, and notes how many."""
-
-    def __init__(self, chats: ChatProcessor):
-        super().__init__(chats)
-        self.at_once: list[int] = []
-
-    def process(self, sample: Sample) -> Processed:
-        return super().process(sample)
-
-    def tokenize_all(self, samples: Sequence[Sample]) -> list[Tokens | DataError]:
-        self.at_once.append(len(samples))
-        for sample in samples:
-            if SLEEPS in str(sample):
-                raise ValueError("one of these samples is damaged")
-        made = self.chats.tokenize_all(samples)
-        return [
-            DataError("this sample does not fit") if RAISES in str(sample) else each
-            for sample, each in zip(samples, made, strict=True)
-        ]
-
-
-def _checked(sample: Sample, chats: ChatProcessor) -> Processed:
-    if SLEEPS in str(sample):
-        raise ValueError("this sample is damaged")
-    if RAISES in str(sample):
-        raise DataError("this sample does not fit")
-    return chats.process(sample)
 
 
 class _NeedsMemory(ChatProcessor):
@@ -170,25 +127,6 @@ def test_samples_that_fail_are_padding_and_all_else_stays(
     assert any("this sample is damaged" in each.reason for each in loader.left_out.samples)
     assert any("its lengths index says" in each.reason for each in loader.left_out.samples)
     assert read_left_out(tmp_path, loader.identities).left_out.samples == loader.left_out.samples
-
-
-@pytest.mark.parametrize("overlong", ["drop", "split"])
-def test_samples_of_a_pack_are_tokenized_at_once_and_each_has_its_own_error(
-    dataset_folder: Path, chat_processor: ChatProcessor, overlong: Overlong
-) -> None:
-    found: list[tuple[Any, ...]] = []
-    for processor in (_OneByOne(chat_processor), at_once := _AtOnce(chat_processor)):
-        dataset = open_dataset(dataset_folder, processor, overlong=overlong, length=1024 if overlong == "drop" else 200)
-        loader = PackedLoader(dataset, global_batch=8, bad=BAD)
-        batches = [(shown(batch), batch.left_out) for batch in loader]
-        with pytest.raises((ValueError, DataError)) as told:
-            list(PackedLoader(dataset, global_batch=8))
-        notes = getattr(told.value, "__notes__", [])
-        found.append((batches, loader.left_out.samples, repr(told.value), notes))
-    assert found[0] == found[1]
-    reasons = {each.reason.split(": ")[-1] for each in found[0][1]}
-    assert reasons == {"this sample does not fit", "this sample is damaged"}
-    assert max(at_once.at_once) > 1
 
 
 def test_what_an_earlier_start_left_out_is_not_tried_again(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
