@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from .units import Row, Unit
 STEP_BYTES = 1 << 23  # of columns, turned into rows at once
 STEP_ROWS = 1024
 LOCAL_BUFFER, STORE_BUFFER = 1 << 20, 1 << 22  # of each column of Parquet; what a request to a store asks for
+_FOOTER_BYTES = 1 << 23  # of Parquet footers whose metadata a process keeps, in about four times the memory
 
 
 @contextmanager
@@ -40,6 +43,44 @@ def arrow_errors(name: str, kind: str) -> Iterator[None]:
             raise
         text = " ".join(str(error).split())
         raise DataError(f"{name}: not readable as {kind} ({text}): copy it again, or write it again") from error
+
+
+class _Footers:
+    """Metadata of the Parquet files that were opened last. Parsing a footer takes longer the more row groups it has."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return the metadata of a file, or None."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def keep(self, key: Hashable, metadata: Any) -> None:
+        """Keep the metadata of a file, and of others as long as all footers have no more than _FOOTER_BYTES."""
+        with self._lock:
+            self._kept[key] = metadata
+            self._kept.move_to_end(key)
+            num_bytes = sum(each.serialized_size for each in self._kept.values())
+            while num_bytes > _FOOTER_BYTES and len(self._kept) > 1:
+                num_bytes -= self._kept.popitem(last=False)[1].serialized_size
+
+
+_FOOTERS = _Footers()  # of this process
+
+
+@contextmanager
+def open_parquet(file: File, **options: Any) -> Iterator[Any]:
+    """Open a file as pyarrow's ParquetFile; its footer is parsed once in a process. options: of ParquetFile."""
+    key = file.key
+    known = _FOOTERS.get(key)
+    with file.open_raw() as stream, pyarrow.parquet.ParquetFile(stream, metadata=known, **options) as opened:
+        if known is None:
+            _FOOTERS.keep(key, opened.metadata)
+        yield opened
 
 
 def rows_of(
@@ -129,10 +170,7 @@ class RowGroups:
     def _batches(self) -> Generator[Any, None, None]:
         piece, buffer_bytes = self.piece, LOCAL_BUFFER if isinstance(self.file, LocalFile) else STORE_BUFFER
         # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
-        with (
-            self.file.open_raw() as stream,
-            pyarrow.parquet.ParquetFile(stream, pre_buffer=False, buffer_size=buffer_bytes) as file,
-        ):
+        with open_parquet(self.file, pre_buffer=False, buffer_size=buffer_bytes) as file:
             groups = [file.metadata.row_group(group) for group in range(piece.first, piece.stop)]
             row_bytes = max(group.total_byte_size // max(1, group.num_rows) for group in groups)
             yield from file.iter_batches(
@@ -148,11 +186,7 @@ class RowGroups:
 class ParquetTable:
     def __init__(self, location: Location):
         self._location = location
-        with (
-            arrow_errors(location.name, "Parquet"),
-            location.file.open_raw() as stream,
-            pyarrow.parquet.ParquetFile(stream) as file,
-        ):
+        with arrow_errors(location.name, "Parquet"), open_parquet(location.file) as file:
             groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
             self._rows = [group.num_rows for group in groups]
             self._sizes = [group.total_byte_size for group in groups]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 import xxhash
 from numpy.typing import NDArray
 
@@ -27,6 +26,7 @@ from ..converters.sources.arrow import (
     STORE_BUFFER,
     arrow_errors,
     check_columns,
+    open_parquet,
     python_rows,
 )
 from ..converters.sources.arrow_values import Convert, converters
@@ -98,8 +98,7 @@ class RowGroups:
             if is_short and (problem := if_lfs_pointer(stream.read(64))):
                 raise DataError(f"{name} {problem}")
             self.digest = _digest(stream)
-            stream.seek(0)
-            with pyarrow.parquet.ParquetFile(stream) as parquet:
+            with open_parquet(file) as parquet:
                 check_columns(parquet.schema_arrow.names, name)
                 self._columns = needed(columns, parquet.schema_arrow.names)
                 groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
@@ -135,9 +134,8 @@ class RowGroups:
         is_local = isinstance(self._file, LocalFile)
         with (
             tempfile.NamedTemporaryFile(prefix="lmms_stream-rows-") as spooled,
-            self._file.open_raw() as stream,
-            pyarrow.parquet.ParquetFile(
-                stream, pre_buffer=False, buffer_size=LOCAL_BUFFER if is_local else STORE_BUFFER
+            open_parquet(
+                self._file, pre_buffer=False, buffer_size=LOCAL_BUFFER if is_local else STORE_BUFFER
             ) as parquet,
         ):
             group = parquet.metadata.row_group(number)

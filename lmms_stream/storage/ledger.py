@@ -40,10 +40,14 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """The ledger of one folder, as this process knows it. All methods are called while its file is locked."""
+    """The ledger of one folder, as this process knows it.
+
+    All methods that are given its file are called while that is locked, and all others while no other thread has it.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._path = folder / LEDGER_NAME
         self._forget()
 
     def _forget(self) -> None:
@@ -55,7 +59,21 @@ class Ledger:
         self._queue: list[tuple[float, int, str]] = []  # a heap of what goes first, also of some files that are gone
         self._outlook: Outlook | None = None  # that the heap follows, and its version
         self._version = -1
+        self._seen: tuple[int, int, int] | None = None  # of the file, when this process knew all of it
         self.num_bytes = 0
+
+    def is_current(self) -> bool:
+        """Tell whether nobody has written into the file since this process knew all of it. Takes no lock."""
+        if self._pid != os.getpid() or self._seen is None:
+            return False
+        try:
+            return self._seen == _version_of(self._path.stat())
+        except OSError:
+            return False
+
+    def remember(self, file: IO[bytes]) -> None:
+        """Take note, before the lock is released, that this process knows all of the file."""
+        self._seen = _version_of(os.fstat(file.fileno()))
 
     @property
     def entries(self) -> list[Entry]:
@@ -195,6 +213,10 @@ def find_download(record_path: Path) -> Entry | None:
     if not record.owns(file_of(record_path)):
         return None
     return Entry(_last_use(record_path, record), record_path.name, record.size)
+
+
+def _version_of(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_header(file: IO[bytes]) -> tuple[str, int]:

@@ -8,9 +8,10 @@ All processes of a node that share a cache folder share its limit, and the ledge
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +26,6 @@ from .outlook import NEEDED_NOW, Outlook
 from .record import Record, touch
 
 _POLL_S = 0.05
-_Opened = Mapping[Path, tuple[Ledger, IO[bytes]]]  # the ledger of each folder, and its file, which is locked
 
 
 class CacheRoom:
@@ -39,6 +39,7 @@ class CacheRoom:
         self.limit_bytes = limit_bytes
         self.outlook: Outlook | None = None
         self._ledgers = [Ledger(folder) for folder in self.folders]
+        self._numbers = {folder: number for number, folder in enumerate(self.folders)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CacheRoom, (self.folders, self.limit_bytes)
@@ -54,9 +55,9 @@ class CacheRoom:
             )
         deadline = time.monotonic() + timeout_s
         while True:
-            with self._opened() as ledgers:
-                if self._make_room(ledgers, record_path, num_bytes):
-                    self._note_reserved(ledgers, record_path, num_bytes)
+            with self._locked() as first:
+                if self._make_room(first, record_path, num_bytes):
+                    self._note_reserved(first, record_path, num_bytes)
                     return
             if time.monotonic() > deadline:
                 raise StorageError(
@@ -70,76 +71,125 @@ class CacheRoom:
 
         The caller holds its record locked.
         """
-        name, folder = record_path.name, record_path.parent
-        with locked(folder / LEDGER_NAME, timeout_s=math.inf) as file:
-            assert file is not None
-            ledger = self._ledgers[self.folders.index(folder)]
-            ledger.catch_up(file, wanted=name)
+        ledger = self._ledger_of(record_path)
+        with self._locked() as first, self._opened(ledger, first, wanted=record_path) as file:
             if num_bytes:
-                ledger.note(file, Entry(record_path.stat().st_mtime_ns, name, num_bytes))
+                ledger.note(file, Entry(record_path.stat().st_mtime_ns, record_path.name, num_bytes))
             else:
-                ledger.strike_out(file, name)
+                ledger.strike_out(file, record_path.name)
+
+    def _ledger_of(self, record_path: Path) -> Ledger:
+        return self._ledgers[self._numbers[record_path.parent]]
 
     @contextmanager
-    def _opened(self) -> Iterator[_Opened]:
-        """The ledger of each folder and its file, locked: in one order, so that nobody waits for who waits for him."""
+    def _locked(self) -> Iterator[IO[bytes]]:
+        """Lock the ledger file of the first folder. Who has it is the only one that changes what this room knows.
+
+        Another ledger is locked after it, one at a time, so that nobody waits for a process that waits for this one.
+        """
+        folder = self.folders[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / LEDGER_NAME, timeout_s=math.inf) as file:
+            assert file is not None
+            yield file
+
+    @contextmanager
+    def _opened(self, ledger: Ledger, first: IO[bytes], *, wanted: Path) -> Iterator[IO[bytes]]:
+        """Lock the file of a ledger, and know what it says. first: see _locked. wanted: the caller's record."""
         with ExitStack() as stack:
-            opened = {}
-            for ledger in self._ledgers:
+            file: IO[bytes] | None = first
+            if ledger is not self._ledgers[0]:
                 ledger.folder.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(locked(ledger.folder / LEDGER_NAME, timeout_s=math.inf))
-                assert file is not None
-                opened[ledger.folder] = ledger, file
-            yield opened
+            assert file is not None
+            ledger.catch_up(file, wanted=_name_in(ledger, wanted))
+            yield file
+            ledger.remember(file)
 
-    def _make_room(self, ledgers: _Opened, record_path: Path, num_bytes: int) -> bool:
+    def _make_room(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
         """Delete files until `num_bytes` more fit; False when what is left is being downloaded."""
-        wanted = {record_path.parent: record_path.name}  # other folders may have a file of the same name
-        for folder, (ledger, file) in ledgers.items():
-            ledger.catch_up(file, wanted=wanted.get(folder, ""))
-        if self._evict(ledgers, record_path, num_bytes):
+        for ledger in self._ledgers:
+            if not ledger.is_current():  # to lock and read all files takes a hundred times as long as a look at them
+                with self._opened(ledger, first, wanted=wanted):
+                    pass
+        if self._evict(first, wanted, num_bytes):
             return True
-        for folder, (ledger, file) in ledgers.items():  # a download that died may hold what is left
-            ledger.look(file, wanted=wanted.get(folder, ""))
-        return self._evict(ledgers, record_path, num_bytes)
+        for ledger in self._ledgers:  # a download that died may hold what is left
+            with self._opened(ledger, first, wanted=wanted) as file:
+                ledger.look(file, wanted=_name_in(ledger, wanted))
+        return self._evict(first, wanted, num_bytes)
 
-    def _evict(self, ledgers: _Opened, wanted: Path, num_bytes: int) -> bool:
+    def _evict(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
         """Delete what is needed last until `num_bytes` more fit; False when that is not enough."""
         left_alone: list[tuple[Ledger, Entry]] = []  # what is being downloaded, or looked at
-        outlook = self.outlook
-        most = self.limit_bytes - num_bytes + ledgers[wanted.parent][0].bytes_of(wanted.name)
-        for ledger, _ in ledgers.values():
-            ledger.order_by(outlook)
-        while sum(ledger.num_bytes for ledger, _ in ledgers.values()) > most:
-            firsts = [(*first, each) for each, _ in ledgers.values() if (first := each.first_to_go()) is not None]
-            if not firsts:
-                break
-            next_use, entry, ledger = min(firsts, key=lambda each: (-each[0], each[1]))
-            ledger.take()
-            record_path = ledger.folder / entry.name
-            found = None if record_path == wanted else find_download(record_path)
-            if record_path == wanted or (found is not None and found.is_reserved):
-                left_alone.append((ledger, entry))
-            elif found is not None and _is_in_use(found, next_use, outlook):
-                ledger.put_back(found, is_in_use=True)
-            elif found is not None and found.last_use > entry.last_use:
-                ledger.put_back(found)  # it was used since
-            elif found is None or _delete(record_path):
-                ledger.strike_out(ledgers[ledger.folder][1], entry.name)
-            else:
-                left_alone.append((ledger, entry))
+        most = self.limit_bytes - num_bytes + self._ledger_of(wanted).bytes_of(wanted.name)
+        total = sum(ledger.num_bytes for ledger in self._ledgers)
+        queue = self._first_of_each() if total > most else []
+        while total > most and queue:
+            *_, number = heapq.heappop(queue)
+            ledger = self._ledgers[number]
+            total -= ledger.num_bytes
+            with self._opened(ledger, first, wanted=wanted) as file:
+                ledger.order_by(self.outlook)
+                key = _first_of(ledger)
+                if key is not None and (not queue or (*key, number) <= queue[0]):  # nobody changed it meanwhile
+                    left_alone += self._let_go(ledger, file, wanted)
+            total += ledger.num_bytes
+            if (key := _first_of(ledger)) is not None:
+                heapq.heappush(queue, (*key, number))
         for ledger, entry in left_alone:
             ledger.put_back(entry)
-        return sum(ledger.num_bytes for ledger, _ in ledgers.values()) <= most
+        return total <= most
 
-    @staticmethod
-    def _note_reserved(ledgers: _Opened, record_path: Path, num_bytes: int) -> None:
-        ledger, file = ledgers[record_path.parent]
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        ledger.note(file, Entry(now, record_path.name, num_bytes, is_reserved=True))
-        with record_path.open("r+b") as record_file:
-            Record.reserved(num_bytes).write(record_file)
-        touch(record_path)
+    def _first_of_each(self) -> list[tuple[float, Entry, int]]:
+        """A heap of the file that goes first of each folder, with the folder's number."""
+        queue = []
+        for number, ledger in enumerate(self._ledgers):
+            ledger.order_by(self.outlook)
+            if (key := _first_of(ledger)) is not None:
+                queue.append((*key, number))
+        heapq.heapify(queue)
+        return queue
+
+    def _let_go(self, ledger: Ledger, file: IO[bytes], wanted: Path) -> list[tuple[Ledger, Entry]]:
+        """Delete the file of a ledger that goes first, unless it has to stay. Return an entry that was left alone."""
+        outlook, first = self.outlook, ledger.first_to_go()
+        assert first is not None
+        next_use, entry = first
+        ledger.take()
+        record_path = ledger.folder / entry.name
+        found = None if record_path == wanted else find_download(record_path)
+        if record_path == wanted or (found is not None and found.is_reserved):
+            return [(ledger, entry)]
+        if found is not None and _is_in_use(found, next_use, outlook):
+            ledger.put_back(found, is_in_use=True)
+        elif found is not None and found.last_use > entry.last_use:
+            ledger.put_back(found)  # it was used since
+        elif found is None or _delete(record_path):
+            ledger.strike_out(file, entry.name)
+        else:
+            return [(ledger, entry)]
+        return []
+
+    def _note_reserved(self, first: IO[bytes], record_path: Path, num_bytes: int) -> None:
+        ledger = self._ledger_of(record_path)
+        with self._opened(ledger, first, wanted=record_path) as file:
+            now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            ledger.note(file, Entry(now, record_path.name, num_bytes, is_reserved=True))
+            with record_path.open("r+b") as record_file:
+                Record.reserved(num_bytes).write(record_file)
+            touch(record_path)
+
+
+def _name_in(ledger: Ledger, record_path: Path) -> str:
+    """The name of a record in the folder of a ledger; "" in another folder, which may have a file of the same name."""
+    return record_path.name if record_path.parent == ledger.folder else ""
+
+
+def _first_of(ledger: Ledger) -> tuple[float, Entry] | None:
+    """The file of a ledger that goes first, behind what sorts it among the files of all folders."""
+    first = ledger.first_to_go()
+    return None if first is None else (-first[0], first[1])
 
 
 def _is_in_use(found: Entry, next_use: float, outlook: Outlook | None) -> bool:

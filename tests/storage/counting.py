@@ -90,6 +90,16 @@ def limited_cache(folder: Path, *, objects: int, timeout_s: float = 5) -> LocalC
     return LocalCache(Remote(), folder, room=room, retry=Retry(attempts=2, timeout_s=timeout_s))
 
 
+def limited_caches(folder: Path, *, folders: int, objects: int, timeout_s: float = 5) -> list[LocalCache]:
+    """Caches in folders below a folder that share the room of so many objects."""
+    below = [folder / f"folder{number:03}" for number in range(folders)]
+    for each in below:
+        each.mkdir(exist_ok=True)
+    room = CacheRoom(below, objects * OBJECT_BYTES)
+    retry = Retry(attempts=2, timeout_s=timeout_s)
+    return [LocalCache(Remote(), each, room=room, retry=retry) for each in below]
+
+
 def held(folder: Path) -> list[str]:
     names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(name for name in names if name not in ("index.json", "_lmms"))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmms_stream.storage.cache import LocalCache
@@ -15,7 +16,8 @@ from lmms_stream.storage.locks import locked
 from lmms_stream.storage.record import Record, touch
 from lmms_stream.storage.room import CacheRoom
 
-from .counting import OBJECT_BYTES, Remote, held, limited_cache, object_wanted
+from ..rounds import in_long_rounds
+from .counting import OBJECT_BYTES, Remote, held, limited_cache, limited_caches, object_wanted
 
 
 def fill(folder: Path, *, objects: int) -> None:
@@ -63,19 +65,21 @@ def test_downloads_into_a_full_cache_of_8000_shards_do_not_read_the_records_of_a
 FETCHES = """
 import sys, time
 from pathlib import Path
-from tests.storage.counting import limited_cache, object_wanted
-cache = limited_cache(Path(sys.argv[1]), objects=40, timeout_s=60)
+from tests.storage.counting import limited_caches, object_wanted
+caches = limited_caches(Path(sys.argv[1]), folders=int(sys.argv[2]), objects=40, timeout_s=60)
 print("ready", flush=True)
-for number in range(int(sys.argv[3])):
-    name = f"{sys.argv[2]}-{number:04}"
-    cache.fetch(name, object_wanted(name))
+for number in range(int(sys.argv[4])):
+    name = f"{sys.argv[3]}-{number:04}"
+    caches[number % len(caches)].fetch(name, object_wanted(name))
     time.sleep(0.01)  # as long as a download takes
 """
 
 
-def start(folder: Path, name: str, *, objects: int) -> subprocess.Popen[str]:
+def start(folder: Path, name: str, *, folders: int, objects: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", FETCHES, str(folder), name, str(objects)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FETCHES, str(folder), str(folders), name, str(objects)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     with process.stdout as output:
@@ -84,22 +88,55 @@ def start(folder: Path, name: str, *, objects: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(200)
-def test_processes_keep_one_limit_and_those_that_are_killed_take_no_room_with_them(tmp_path: Path) -> None:
-    killed = [start(tmp_path, f"killed{n}", objects=100_000) for n in range(2)]
-    ended = start(tmp_path, "ended", objects=60)
+@pytest.mark.parametrize("num_folders", [6, pytest.param(1, marks=in_long_rounds)])
+def test_processes_keep_one_limit_and_those_that_are_killed_take_no_room_with_them(
+    tmp_path: Path, num_folders: int
+) -> None:
+    folders = [cache.folder for cache in limited_caches(tmp_path, folders=num_folders, objects=40)]
+    killed = [start(tmp_path, f"killed{n}", folders=num_folders, objects=100_000) for n in range(2)]
+    ended = start(tmp_path, "ended", folders=num_folders, objects=60)
     most = 0
     while ended.poll() is None:
-        with locked(tmp_path / LEDGER_NAME, timeout_s=60):
-            most = max(most, len(held(tmp_path)))
+        with locked(folders[0] / LEDGER_NAME, timeout_s=60):
+            most = max(most, sum(len(held(folder)) for folder in folders))
         time.sleep(0.01)
     for process in killed:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=20)
     assert 30 < most <= 40
     assert ended.returncode == 0
-    assert start(tmp_path, "last", objects=40).wait(timeout=60) == 0
-    assert held(tmp_path) == [f"last-{number:04}" for number in range(40)]
-    assert counted(tmp_path) == {f".last-{number:04}.lock": OBJECT_BYTES for number in range(40)}
+    assert start(tmp_path, "last", folders=num_folders, objects=40).wait(timeout=60) == 0
+    names = [f"last-{number:04}" for number in range(40)]
+    assert sorted(name for folder in folders for name in held(folder)) == names
+    assert {name: size for folder in folders for name, size in counted(folder).items()} == {
+        f".{name}.lock": OBJECT_BYTES for name in names
+    }
+
+
+def test_a_download_locks_the_ledgers_of_few_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Path] = []
+
+    def counted_lock(path: Path, *, timeout_s: float) -> Any:
+        taken.append(path)
+        return locked(path, timeout_s=timeout_s)
+
+    caches = limited_caches(tmp_path, folders=100, objects=100)
+    for number, cache in enumerate(caches):
+        cache.fetch(f"a{number}", object_wanted(f"a{number}"))
+    monkeypatch.setattr("lmms_stream.storage.room.locked", counted_lock)
+    for number, cache in enumerate(caches):
+        cache.fetch(f"b{number}", object_wanted(f"b{number}"))
+    assert len(taken) <= 8 * len(caches)
+    assert [held(cache.folder) for cache in caches] == [[f"b{number}"] for number in range(100)]
+
+
+def test_what_another_process_writes_into_any_folder_is_known_at_the_next_download(tmp_path: Path) -> None:
+    ours = limited_caches(tmp_path, folders=20, objects=20)
+    theirs = limited_caches(tmp_path, folders=20, objects=20)
+    for number in range(60):
+        caches = ours if number % 3 else theirs
+        caches[number * 7 % 20].fetch(f"a{number:02}", object_wanted(f"a{number:02}"))
+        assert sum(len(held(cache.folder)) for cache in ours) == min(number + 1, 20)
 
 
 def test_room_of_files_that_somebody_removed_is_used_before_others_give_way(tmp_path: Path) -> None:

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow
 import pyarrow.parquet
 import pytest
 from lmms_stream.converters.sources.arrow import RowGroups
 from lmms_stream.converters.sources.files import LocalFile
-from lmms_stream.converters.sources.pieces import cut
+from lmms_stream.converters.sources.pieces import Piece, cut
 from lmms_stream.converters.sources.table import Location
 from lmms_stream.converters.sources.units import UNIT_ROWS
+from lmms_stream.rl.row_groups import RowGroups as NumberedGroups
 
 from .source_rows import json_lines, num_units, opened, read, write
 from .test_tables import write_file, write_parquet, write_stream
@@ -79,6 +81,44 @@ class Counted:
     def open_raw(self) -> io.RawIOBase:
         self.opened.append(1)
         return LocalFile(self.path).open_raw()
+
+
+class _CountedBytes(io.FileIO):
+    def __init__(self, path: Path, sizes: list[int]):
+        super().__init__(path)
+        self._sizes = sizes
+
+    def readinto(self, buffer: Any) -> int | None:
+        num_bytes = super().readinto(buffer)
+        self._sizes.append(num_bytes or 0)
+        return num_bytes
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(-1 if size is None else size) or b""
+        self._sizes.append(len(data))
+        return data
+
+
+class CountedBytes(Counted):
+    """A file that counts the bytes of each read."""
+
+    def open_raw(self) -> io.RawIOBase:
+        return _CountedBytes(self.path, self.opened)
+
+
+def test_the_footer_of_a_file_of_many_row_groups_is_read_once(tmp_path: Path) -> None:
+    columns = {f"column{number}": [str(row) for row in range(400)] for number in range(10)}
+    table = pyarrow.table(columns)
+    path = write_parquet(tmp_path / "a.parquet", table, batch_rows=1)
+    file = CountedBytes(path)
+    groups = [Piece(number, number + 1, 0, 1, 1, False) for number in range(400)]
+    rows = [row.values for piece in groups for row in RowGroups(file, "a", piece, None).rows()]
+    assert rows == table.to_pylist()
+    of_units = sum(file.opened)
+    assert of_units < 3 * path.stat().st_size
+    by_number = NumberedGroups(file, name="a", folder=None)
+    assert by_number.read(np.arange(400)) == table.to_pylist()
+    assert sum(file.opened) - of_units < 3 * path.stat().st_size
 
 
 def slices_of(path: Path, file: Counted, *, unit_bytes: int) -> list[RowGroups]:
