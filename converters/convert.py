@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..checks import local_path, plain_path
 from ..errors import ConfigError
 from ..processors.base import cut_media
 from ..storage.storage import Storage, open_storage
@@ -94,10 +95,11 @@ def convert(
 
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
-    target, num_workers = str(target), changes.pop("workers", num_workers)
+    target, num_workers = str(plain_path("target", target)), changes.pop("workers", num_workers)
     options = changed(options, changes)
     options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
     progress = progress or Progress()
+    work = None if work is None else local_path("work", work)
     settings: dict[str, Any] = {"num_workers": num_workers, "overwrite": overwrite, "work": work, "progress": progress}
     settings["engine"] = partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from ..checks import check_fields
 from ..errors import ConfigError, did_you_mean
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
@@ -76,6 +77,7 @@ class ConvertOptions:
     allow_repeats: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_compression(self.compression)
         if self.processor is not None and self.choice is not None:
             raise ConfigError("a processor and a tokenizer are both named: leave one of them out")

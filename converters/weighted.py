@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import yaml
-
 from ..errors import ConfigError
 from ..storage.disk_errors import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.storage import open_storage
+from ..yaml_text import write_yaml
 from .options import ConvertOptions
 from .report import ConvertReport, SplitReport
 from .sources.lists import is_list, yaml_specs
@@ -91,7 +90,7 @@ def convert_parts(
         "train": {"weights": {part.name: part.weight for part in parts}},
     }
     with disk_errors(f"{base}/{RUN_NAME}"):
-        storage.write(RUN_NAME, yaml.safe_dump(run, sort_keys=False).encode())
+        storage.write(RUN_NAME, write_yaml(run).encode())
     say(f"{base}/{RUN_NAME}: the datasets and weights of a run, to which packing_length, processor and model are added")
     return _joint(reports)
 

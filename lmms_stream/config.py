@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from .checks import local_path
 from .errors import ConfigError, did_you_mean
+from .yaml_text import read_yaml
 
 T = TypeVar("T")
 
@@ -31,12 +31,13 @@ def load_mapping(path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[
 
     one_of: dotted keys that exclude each other: an override of one of them replaces the others of the file.
     """
+    path = local_path("config", path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file: check the path") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not a readable YAML file: {_one_line(error)}") from error
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path}: not a readable YAML file: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(data).__name__}")
     for override in overrides:
@@ -62,12 +63,22 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
             ours = problem.get("ctx", {}).get("error")
             if isinstance(ours, ConfigError):  # a rule of a section, which pydantic takes for a ValueError
                 raise ConfigError(f"{source}: {ours}") from error
-        problems = "; ".join(
-            f"{'.'.join(str(key) for key in problem['loc'])}: {problem['msg']}"
-            + ("" if problem["type"] == "missing" else f", got {problem['input']!r}")
-            for problem in error.errors()
-        )
+        problems = "; ".join(_problem(each["loc"], each["msg"], each["type"], each["input"]) for each in error.errors())
         raise ConfigError(f"{source}: {problems}") from None
+
+
+def _refuse_truth_value(hint: Any, value: Any, *, path: str, source: str) -> None:
+    """ConfigError for a truth value (true, yes, on) in place of a number, which pydantic takes for 1 or 0."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = {*typing.get_args(hint)} if is_union else {hint}
+    if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+        raise ConfigError(f"{source}: {path} must be a number, got {value}")
+
+
+def _problem(at: Sequence[int | str], message: str, kind: str, value: Any) -> str:
+    got = "" if kind == "missing" else f", got {value!r}"
+    remedy = ": write it in quotes" if kind == "string_type" and isinstance(value, int | float) else ""
+    return f"{'.'.join(str(key) for key in at)}: {message}{got}{remedy}"
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
@@ -75,9 +86,9 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not YAML: {_one_line(error)}") from error
+        value = read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"override {override!r}: the value is not YAML: {error}") from error
     *parents, last = key.split(".")
     for parent in parents:
         if data.get(parent) is None:
@@ -113,7 +124,9 @@ def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str
 
 def _refuse_unknown_keys_of(hint: Any, value: Any, *, path: str, source: str) -> None:
     """Look for dataclasses inside Optional, list[…] and dict[str, …]."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if isinstance(value, bool):
+        _refuse_truth_value(hint, value, path=path, source=source)
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType):
         for option in typing.get_args(hint):
             _refuse_unknown_keys_of(option, value, path=path, source=source)
     elif isinstance(value, list | tuple) and typing.get_args(hint):
@@ -121,10 +134,10 @@ def _refuse_unknown_keys_of(hint: Any, value: Any, *, path: str, source: str) ->
             _refuse_unknown_keys_of(typing.get_args(hint)[0], item, path=f"{path}.{number}", source=source)
     elif isinstance(value, Mapping) and len(typing.get_args(hint)) == 2:
         for key, item in value.items():
+            key_hint = typing.get_args(hint)[0]
+            _refuse_truth_value(key_hint, key, path=f"{path}: a key", source=source)
+            if key_hint is int and isinstance(key, float) and not key.is_integer():
+                raise ConfigError(f"{source}: {path}: a key must be a whole number, got {key}")
             _refuse_unknown_keys_of(typing.get_args(hint)[1], item, path=f"{path}.{key}", source=source)
     else:
         _refuse_unknown_keys(hint, value, path=f"{path}.", source=source)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

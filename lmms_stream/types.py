@@ -11,6 +11,7 @@ from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from .checks import check_fields
 from .errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class World:
     is_guess: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._set_nodes()
         for name in ("world_size", "num_nodes"):
             if getattr(self, name) < 1:

@@ -184,7 +184,7 @@ def test_an_unknown_key_in_an_override_is_refused_alike(tmp_path: Path) -> None:
             "train.optimizer.learning_rate: Input should be a valid number, "
             "unable to parse string as a number, got 'fast'",
         ),
-        ("{name: 5}", "name: Input should be a valid string, got 5"),
+        ("{name: 5}", "name: Input should be a valid string, got 5: write it in quotes"),
         ("{name: first, train: {precision: fp8}}", "train.precision: Input should be 'bf16' or 'fp32', got 'fp8'"),
         ("{train: {}}", "name: Field required"),
     ],
@@ -196,6 +196,39 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_path_and_the_file(
         load(tmp_path, text)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    seed: int = 0
+    rate: float | None = None
+    flag: bool | int = False
+    weights: dict[int, dict[str, float]] | dict[str, float] | None = None
+    counts: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{seed: true}", "seed must be a number, got True"),
+        ("{rate: no}", "rate must be a number, got False"),
+        ("{counts: [1, yes]}", "counts.1 must be a number, got True"),
+        ("{weights: {a: on}}", "weights.a must be a number, got True"),
+        ("{weights: {0: {a: 1}, true: {a: 2}}}", "weights: a key must be a number, got True"),
+        ("{weights: {0: {a: 1}, 2.5: {a: 2}}}", "weights: a key must be a whole number, got 2.5"),
+    ],
+)
+def test_truth_values_are_no_numbers_and_phases_begin_at_whole_steps(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=refused(f"<file>: {problem}")):
+        load_config(Mixed, path)
+
+
+def test_truth_values_stay_where_they_are_meant(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("{flag: yes, weights: {0: {a: 1}, 10.0: {a: 2}}}")
+    assert load_config(Mixed, path) == Mixed(flag=True, weights={0: {"a": 1.0}, 10: {"a": 2.0}})
+
+
 @pytest.mark.parametrize("section", ["7", "[1, 2]", "text"])
 def test_a_value_in_place_of_a_section_is_refused(tmp_path: Path, section: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.yaml: train\.optimizer: .*, got "):
@@ -203,7 +236,7 @@ def test_a_value_in_place_of_a_section_is_refused(tmp_path: Path, section: str) 
 
 
 def test_all_wrong_values_are_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.yaml: name: .*, got 5; train\.compile: .*, got 'perhaps'$"):
+    with pytest.raises(ConfigError, match=r"run\.yaml: name: .*, got 5: .*; train\.compile: .*, got 'perhaps'$"):
         load(tmp_path, "{name: 5, train: {compile: perhaps}}")
 
 

@@ -20,26 +20,27 @@ from ...mds.shard_files import fetch_shard
 from ...storage.cache import LocalCache
 from ...storage.disk_errors import disk_errors
 from ...storage.storage import Storage, open_storage
-from ..rows.schemas import PREFERENCE, READ_SCHEMAS, columns_schema
+from ..rows.kept_columns import FILES
+from ..rows.schemas import columns_schema
 from ..stored.catalog import Catalog, read_catalog
+from .back import command_back
 from .row_files import FORMATS, RowFile
-from .values import FILES, check_columns
+from .values import check_columns
 
-_FOUND = ("str", "bytes", "int", "float64", "ndarray", "str_int", "str_float", "str_decimal", *FILES)  # by its values
 MARK = "_export.json"  # says of what the files are an export, so that the same command goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was exported; num_skipped files were there from a run before. back: the command that makes it a
-    dataset again; None where there is none.
+    """What was exported; num_skipped files were there from a run before. back: the command that makes it a dataset
+    again, of the same samples.
     """
 
     num_samples: int
     num_files: int
     num_skipped: int
     seconds: float
-    back: str | None
+    back: str
 
 
 def export_dataset(
@@ -62,7 +63,7 @@ def export_dataset(
         raise ConfigError(f"format {format!r} is not one of {', '.join(FORMATS)}")
     catalog, store = read_catalog(open_storage(dataset)), open_storage(target)
     for info in catalog.shards:
-        check_columns(info)
+        check_columns(info, schema=schema_in(catalog))
     parts = [f"part-{number:05}.{FORMATS[format].extension}" for number in range(len(catalog.shards))]
     there = _begin(store, catalog, format=format)
     firsts = accumulate((info.num_samples for info in catalog.shards), initial=0)
@@ -76,7 +77,7 @@ def export_dataset(
         num_files=sum(info.num_samples > 0 for info in catalog.shards),
         num_skipped=len(there.intersection(parts)),
         seconds=time.monotonic() - started,
-        back=_back(catalog, target, format),
+        back=command_back(catalog, target, schema=schema_in(catalog), format=format),
     )
 
 
@@ -129,28 +130,3 @@ def _export_shard(
 
 def _save(store: Storage, name: str, data: bytes) -> None:
     store.write(name, data)
-
-
-def _back(catalog: Catalog, target: str, format: str) -> str | None:
-    """The command that makes a dataset of the export; None of a WebDataset of columns that no kind of rows reads.
-
-    Columns that are kept beside those that a kind reads stay in a WebDataset's JSON.
-    """
-    schema = schema_in(catalog)
-    if format == "webdataset" and (schema not in READ_SCHEMAS or schema == PREFERENCE.name):
-        return None
-    info = catalog.shards[0]
-    own = READ_SCHEMAS[schema].columns if schema in READ_SCHEMAS else {}
-    columns = info.encodings
-    named = {
-        "messages": ["messages=json.messages", "tools=json.tools"],
-        "image": ["images=json.image", "label=json.label"],
-        "tokens": ["input_ids=json.input_ids", "loss_spans=json.loss_spans"],
-        "text": ["text=txt"],
-    }.get(schema, [])
-    words = ["--kind", schema] if schema in ("image", "columns") else []
-    words += [word for pair in named for word in ("--columns", pair)] if format == "webdataset" else []
-    for name, encoding in columns.items():
-        if name not in own and format != "webdataset":
-            words += ["--keep", name if encoding in _FOUND else f"{name}:{encoding}"]
-    return " ".join(["lmms-stream convert", target, "TARGET", *words])

@@ -17,11 +17,10 @@ from ...mds.index import ShardInfo
 from ...processors.media.stored import MediaPart
 from ...types import Sample
 from ..sources.stored_rows import row_of
-from .values import arrow_type, data_url, json_value, plain_value
+from .values import PREFERENCE_NAMES, arrow_type, check_bytes, data_url, json_value, plain_value
 
 SaveMedia = Callable[[str, bytes], None]  # a name below the target, and the bytes
 _ROW_GROUP_BYTES = 1 << 24
-_PREFERENCE = ("prompt", "chosen", "rejected", "completion", "label", "tools")  # columns of its rows
 _ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the schema tokens: dtype and axes
 
 
@@ -79,9 +78,9 @@ class Parquet:
             row["messages"] = _json_of(row["messages"]).decode()
             row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
         if self._schema == "preference":  # lists and labels as JSON text, in columns that every row has
-            told = {name: row[name] for name in _PREFERENCE if name in row}
+            told = {name: row[name] for name in PREFERENCE_NAMES if name in row}
             texts = {name: said if isinstance(said, str) else _json_of(said).decode() for name, said in told.items()}
-            row = {**dict.fromkeys(_PREFERENCE), **row, **texts}
+            row = {**dict.fromkeys(PREFERENCE_NAMES), **row, **texts}
         self._rows.append({name: self._value(name, value) for name, value in row.items()})
         self._num_bytes += sum(_size(value) for value in sample.values())
         if self._num_bytes >= _ROW_GROUP_BYTES:
@@ -147,19 +146,28 @@ class WebDataset:
         key, files = f"{sample_id:09}", list[tuple[str, bytes]]()
 
         def refer(part: MediaPart) -> Any:
-            files.append((f"{len(files)}{part.extension}", part.data))
-            return {"path": files[-1][0]} if self._schema == "image" else files[-1][0]
+            name = add(part.extension, part.data)
+            return {"path": name} if self._schema == "image" else name
+
+        def add(extension: str, data: bytes) -> str:
+            """The name of a file, which no text of the sample has: a path in an argument of a call is no reference."""
+            name = f"{len(files)}{extension}"
+            while any(name in text for text in texts):
+                name = f"0{name}"
+            files.append((name, data))
+            return name
 
         if self._columns == {"text"}:
             self._put(f"{key}.txt", sample["text"].encode())
             return
+        texts = [str(value) for value in sample.values() if isinstance(value, (str, dict, list))]
         row = row_of(sample, self._schema, refer=refer)
         if self._schema == "messages":
             row.setdefault("tools", [])  # so that the first rows say that there is such a column
         for name, value in row.items():
             if isinstance(value, bytes):
-                files.append((f"{len(files)}.bin", value))
-                row[name] = {"bytes": None, "path": files[-1][0]}
+                check_bytes(name, value)
+                row[name] = {"bytes": None, "path": add(".bin", value)}
             else:
                 row[name] = json_value(name, value)
         self._put(f"{key}.json", _json_of(row))

@@ -11,22 +11,35 @@ import numpy as np
 
 from ...errors import ConfigError, DataError
 from ...mds.index import ShardInfo
+from ..rows.kept_columns import FILES
 
-FILES = ("jpeg", "png")  # encodings whose bytes are those of a file, which are exported as they are
+PREFERENCE_NAMES = ("prompt", "chosen", "rejected", "completion", "label", "tools")  # columns of its rows
+_ROW_NAMES = {"messages": ("tools",), "preference": PREFERENCE_NAMES}  # besides stored columns
 _NUMBERS = ("int", "str_int", "float16", "float32", "float64", "str_float")
 _TEXTS = ("str", "str_decimal")
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
-def check_columns(info: ShardInfo) -> None:
+def check_columns(info: ShardInfo, *, schema: str) -> None:
     """ConfigError for a column that no file of rows can hold."""
     for name, encoding in info.encodings.items():
         known = {*FILES, *_NUMBERS, *_TEXTS, *_INTEGERS, "bytes", "json"}
-        if encoding not in known and not encoding.startswith("ndarray"):
+        if encoding not in known and not encoding.startswith("ndarray:"):
             raise ConfigError(
                 f"column {name!r} has the encoding {encoding!r}, which rows of other formats do not have: convert the "
                 "dataset without it, or read it with StreamingDataset"
             )
+        if name in _ROW_NAMES.get(schema, ()):
+            raise ConfigError(
+                f"column {name!r} is called like a column of rows of {schema}, and a row has one of a name: convert "
+                "the dataset without it, or read it with StreamingDataset"
+            )
+
+
+def row_in_json(sample: dict[str, Any]) -> dict[str, Any]:
+    """The row that a sample of an exported WebDataset holds as JSON; `convert --map` calls it."""
+    row: dict[str, Any] = sample["json"]
+    return row
 
 
 def data_url(data: bytes, mime: str = "") -> str:
@@ -40,13 +53,18 @@ def json_value(name: str, value: Any) -> Any:
     DataError for what JSON does not have: numbers that are none, and bytes of length 0, which nothing reads back.
     """
     if isinstance(value, bytes):
-        if not value:
-            raise DataError(f"column {name!r} holds no bytes, which JSON cannot give back: export to parquet")
+        check_bytes(name, value)
         return {"bytes": data_url(value), "path": None}
     plain = plain_value(value)
     if _has_nan(plain):
         raise DataError(f"column {name!r} holds NaN or Infinity, which JSON has not: export to parquet")
     return plain
+
+
+def check_bytes(name: str, value: bytes) -> None:
+    """DataError for bytes of length 0, which are no media."""
+    if not value:
+        raise DataError(f"column {name!r} holds no bytes, which JSON cannot give back: export to parquet")
 
 
 def plain_value(value: Any) -> Any:

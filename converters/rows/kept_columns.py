@@ -1,13 +1,15 @@
 """Columns that are kept as they are: the MDS encoding that the first rows' values have, and values that fit it. Pure.
 
 str, bytes (also {"bytes", "path"} of media), int, float64, ndarray:DTYPE; json for lists, objects, true and false, and
-where values are null or of several of these types. A list is an array where its column is named so.
+where values are null or of several of these types. A list is an array where its column is named so; other encodings of
+MDS are also stored only where they are named.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from ...errors import DataError
 from .fields import check_text
 
 _DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64")
+FILES = ("jpeg", "png")  # encodings whose bytes are those of a file
+_WRITTEN: dict[str, Callable[[Any], Any]] = {"str_int": int, "str_float": float, "str_decimal": Decimal}  # as text
 _SCALARS = {str: "str", bytes: "bytes", int: "int", float: "float64"}
 
 
@@ -36,8 +40,9 @@ def column_encoding(name: str, values: Sequence[Any]) -> str:
 
 
 def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
-    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:DTYPE or
-    COLUMN:ndarray:DTYPE, with a shape that all its arrays have (COLUMN:ndarray:int16:2,2) or without.
+    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:DTYPE,
+    COLUMN:ndarray:DTYPE, with a shape that all its arrays have (COLUMN:ndarray:int16:2,2) or without, COLUMN:jpeg,
+    COLUMN:png, COLUMN:str_int, COLUMN:str_float or COLUMN:str_decimal.
 
     >>> named_encoding("mask:ndarray:uint8", ["mask"])
     ('mask', 'ndarray:uint8')
@@ -50,7 +55,7 @@ def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
     if separator and rest.partition(":")[0] in _DTYPES:
         return name, f"ndarray:{rest}"
     name, separator, dtype = text.rpartition(":")
-    return (name, dtype) if separator and dtype in _DTYPES else (text, None)
+    return (name, dtype) if separator and dtype in (*_DTYPES, *_WRITTEN, *FILES) else (text, None)
 
 
 def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any], bytes]) -> Any:
@@ -59,6 +64,8 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         value = value.item()
     if encoding.startswith("ndarray:") and isinstance(value, (list, tuple)):
         value = _array(name, encoding, value)
+    elif encoding in _WRITTEN:
+        return _written(name, encoding, value)
     elif encoding in _DTYPES and encoding != "float64" and isinstance(value, (int, float)):
         return np.dtype(encoding).type(value)
     found = "null" if value is None else _encoding(name, value)
@@ -67,6 +74,8 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return value
     if encoding == "float64" and found == "int" and int(float(value)) == value:
         return float(value)
+    if encoding in FILES and found == "bytes":
+        return value if isinstance(value, bytes) else read_media(value)
     if found != encoding and not _has_shape(value, found, encoding):
         raise DataError(
             f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, keep it "
@@ -77,6 +86,16 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
     if encoding == "str":
         check_text(name, value)
     return value
+
+
+def _written(name: str, encoding: str, value: Any) -> Any:
+    """A number that is stored as text."""
+    try:
+        return _WRITTEN[encoding](value)
+    except (ValueError, TypeError, InvalidOperation) as error:
+        raise DataError(
+            f"column {name!r} holds {str(value)[:80]!r}, which is no {encoding}: correct the row"
+        ) from error
 
 
 def _has_shape(value: Any, found: str, encoding: str) -> bool:

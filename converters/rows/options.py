@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from ...checks import check_fields
 from ...errors import ConfigError, did_you_mean
 from ..media.references import CheckMedia
 from ..sources.dataset_info import DatasetInfo
@@ -48,6 +49,10 @@ class SchemaOptions:
     dataset_info: DatasetInfo | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, paths=("media_root",))
+        keep: Any = self.keep
+        if isinstance(keep, str):
+            raise ConfigError(f"keep must be names of columns, got {keep!r}: write ({keep!r},)")
         if self.kind is not None and self.kind not in KINDS:
             raise ConfigError(f"kind {self.kind!r} is not known: choose one of {', '.join(KINDS)}")
         unknown = sorted(set(self.columns) - set(COLUMN_ROLES))

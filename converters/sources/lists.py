@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import yaml
-
-from ...errors import DataError, did_you_mean
+from ...errors import ConfigError, DataError, did_you_mean
 from ...storage.disk_errors import disk_error
+from ...yaml_text import read_yaml
 from .dataset_info import is_dataset_info
 from .settings import ROW_KEYS, SETTING_KEYS, settings_of
 from .specs import Spec, parse_spec, resolved
@@ -44,9 +43,9 @@ def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
 def list_entries(path: Path) -> list[dict[str, Any]]:
     """The entries of a list with the keys of YAML_KEYS, and paths that do not start from the file's folder any more."""
     try:
-        content = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: not valid YAML ({' '.join(str(error).split())}): correct it") from error
+        content = read_yaml(path.read_bytes())
+    except ConfigError as error:
+        raise DataError(f"{path}: not valid YAML ({error}): correct it") from error
     except OSError as error:
         raise disk_error(str(path), error) from error
     entries = content.get("datasets") if isinstance(content, dict) else None

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...checks import plain_path
 from ...errors import DataError
 from .settings import Settings
 
@@ -56,7 +57,8 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
         rows = slice(*(int(bound) if bound else None for bound in matched.groups()[1:]))
     elif "@[" in text and text.endswith("]") and not Path(text).exists():
         raise DataError(f"{text}: {text[text.rindex('@[') :]} is no slice of rows: write @[START:STOP]")
-    path = path.removeprefix("file://")
+    folder = None if folder is None else plain_path("data_folder", folder)
+    path = plain_path("source", path)
     if path.startswith("hf:"):
         return Spec(text=text, path=path, rows=rows, format=format, folder=folder)
     split = None

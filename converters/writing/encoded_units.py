@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
@@ -34,6 +34,8 @@ from .row_counts import REASONS, Why
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]
+T = TypeVar("T")
+_Found = tuple[Sample | DataError, Measured | DataError]  # what is to be stored, and what it amounts to
 _NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # of a sample that nothing measures
 _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others are only measured
@@ -155,6 +157,14 @@ def process_each(on_error: OnError) -> int:
     return 1 if on_error == "skip" else _PROCESS_EACH
 
 
+class _Encoded(NamedTuple):
+    """A sample as it lies in a shard, the spans of it as a document, and what it amounts to."""
+
+    data: bytes
+    spans: NDArray[np.int32]
+    found: Measured
+
+
 class _Encoding:
     """An encoded unit as it grows."""
 
@@ -179,18 +189,24 @@ class _Encoding:
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
         with disk_errors(self._source_name):
-            for row, made, found in self._measured():
-                data = self._encoded(row, made, found)
-                if self.has_failed:
-                    return
-                if data is not None:
-                    yield data
-                if self._is_full:
+            for row, made in self._measured_rows():
+                yield from self._kept(row, made)
+                if self.has_failed or self._is_full:
                     return
 
-    def _measured(self) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError]]:
+    def _measured_rows(self) -> Iterator[tuple[Row, list[_Found]]]:
+        """Rows, each with all that was made of it."""
+        of_row: list[_Found] = []
+        for row, made, found, is_last in self._measured():
+            of_row.append((made, found))
+            if is_last:
+                yield row, of_row
+                of_row = []
+
+    def _measured(self) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError, bool]]:
         """What is to be stored of each row, which may be several samples, or why nothing can be; what it amounts to, or
-        why that cannot be measured, no tokens where nothing measures them.
+        why that cannot be measured, no tokens where nothing measures them; and whether it is the last sample of its
+        row.
         """
         rows = self._unit.rows()
         try:
@@ -199,16 +215,16 @@ class _Encoding:
             if isinstance(rows, Generator):
                 rows.close()
 
-    def _measured_of(self, rows: Iterator[Row]) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError]]:
-        mapped = ((row, made) for row in rows for made in self._mapped(row))
+    def _measured_of(self, rows: Iterator[Row]) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError, bool]]:
+        mapped = ((row, made, is_last) for row in rows for made, is_last in _with_last(self._mapped(row)))
         if self._measures is None:
-            yield from ((row, made, _NOTHING) for row, made in mapped)
+            yield from ((row, made, _NOTHING, is_last) for row, made, is_last in mapped)
             return
         for together in groups(mapped, num_bytes=_num_bytes):
-            stored = self._stored([made for _, made in together])
+            stored = self._stored([made for _, made, _ in together])
             found = measured_with_media(self._measures, [each for each in stored if not isinstance(each, DataError)])
-            for (row, _), each in zip(together, stored, strict=True):
-                yield row, each, _NOTHING if isinstance(each, DataError) else next(found)
+            for (row, _, is_last), each in zip(together, stored, strict=True):
+                yield row, each, _NOTHING if isinstance(each, DataError) else next(found), is_last
 
     def _stored(self, made: Sequence[Sample | DataError]) -> Sequence[Sample | DataError]:
         if not self._encoder.tokenize or self._encoder.processor is None:
@@ -223,7 +239,8 @@ class _Encoding:
         rows = or_error(self._rows_left, row.number, row.values, self._functions)
         if isinstance(rows, DataError):
             return [rows]
-        return [made for values in rows for made in self._samples(row.number, values)]
+        made = [sample for values in rows for sample in self._samples(row.number, values)]
+        return next(([each] for each in made if _is_wrong(each)), made)
 
     def _rows_left(self, number: int, values: dict[str, Any], functions: RowFunctions) -> Sequence[dict[str, Any]]:
         """What the user's functions make of a row; where they leave it out, that is noted."""
@@ -252,8 +269,32 @@ class _Encoding:
                 rows.append(number)
         return made
 
-    def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> bytes | None:
-        """A sample as it lies in a shard; None for one that is left out."""
+    def _kept(self, row: Row, made: Sequence[_Found]) -> list[bytes]:
+        """The samples of a row as they lie in a shard, without those that are left out; none where one does not fit,
+        because a row is stored whole or rejected whole.
+        """
+        try:
+            encoded = [self._encoded(row, sample, found) for sample, found in made]
+        except DataError as error:
+            self._rejects.append((row.number, str(error)))
+            return []
+        kept = [each for each in encoded if isinstance(each, _Encoded)]
+        for each in encoded:
+            if not isinstance(each, _Encoded):
+                self._left_out[each].append(row.number)
+        for each in kept:
+            if self._encoder.hashes:
+                hashed = xxhash.xxh3_128(each.data)
+                hashed.update(each.spans.tobytes())
+                self._hashes.append(hashed.digest())
+            self._sizes.append(len(each.data))
+            self._spans.append(each.spans)
+            self._rows.append(row.number)
+            self._lengths.append(each.found if len(self._shape) > 1 else each.found.tokens)
+        return [each.data for each in kept]
+
+    def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> _Encoded | Why:
+        """A sample as it lies in a shard, or why it is left out; DataError for one that does not fit."""
         try:
             if isinstance(sample, DataError):
                 raise sample
@@ -266,24 +307,11 @@ class _Encoding:
                 stored, spans = document_of(sample)
             data = self._encoder.format.encode(sample) if stored is None else stored
         except EmptyRowError:
-            self._left_out["empty"].append(row.number)
-            return None
-        except DataError as error:
-            self._reject(row.number, str(error))
-            return None
+            return "empty"
         tokens = found.tokens
         if self._measures and not (self._encoder.shortest or 0) <= tokens <= (self._encoder.longest or tokens):
-            self._left_out["filtered"].append(row.number)
-            return None
-        if self._encoder.hashes:
-            hashed = xxhash.xxh3_128(data)
-            hashed.update(spans.tobytes())
-            self._hashes.append(hashed.digest())
-        self._sizes.append(len(data))
-        self._spans.append(spans)
-        self._rows.append(row.number)
-        self._lengths.append(found if len(self._shape) > 1 else tokens)
-        return data
+            return "filtered"
+        return _Encoded(data, spans, found)
 
     @property
     def has_failed(self) -> bool:
@@ -293,11 +321,6 @@ class _Encoding:
     @property
     def _is_full(self) -> bool:
         return self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
-
-    def _reject(self, number: int, reason: str) -> None:
-        """Note a row that does not fit, once if several samples of it do not."""
-        if not self.has_failed and not (self._rejects and self._rejects[-1][0] == number):
-            self._rejects.append((number, reason))
 
     def _check(self, stored: Sample, found: Measured, row: Row) -> None:
         """DataError for a length that no lengths index can hold, or that training would not find.
@@ -327,6 +350,16 @@ class _Encoding:
         )
 
 
-def _num_bytes(row_and_made: tuple[Row, Sample | DataError]) -> int:
+def _num_bytes(row_and_made: tuple[Row, Sample | DataError, bool]) -> int:
     made = row_and_made[1]
     return 0 if isinstance(made, DataError) else sample_bytes(made)
+
+
+def _with_last(made: Sequence[T]) -> Iterator[tuple[T, bool]]:
+    """Each with whether it is the last."""
+    return ((each, number == len(made)) for number, each in enumerate(made, start=1))
+
+
+def _is_wrong(made: Sample | DataError) -> bool:
+    """Whether the row of a sample is rejected; a sample without text is only left out."""
+    return isinstance(made, DataError) and not isinstance(made, EmptyRowError)

@@ -132,7 +132,7 @@ def compression_extension(compression: str) -> str:
 def _encoder(encoding: str) -> Encode:
     if encoding == "str":
         return _encode_str
-    if encoding == "bytes":
+    if encoding in ("bytes", "jpeg", "png"):  # images are stored as their files are
         return _encode_bytes
     if encoding == "int":
         return struct.Struct("<q").pack

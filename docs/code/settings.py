@@ -26,6 +26,10 @@ A run is one YAML file with the sections `dataset` (or `datasets`, by name), `mo
 `eval_dataset` and `task`. Any of them is set on the command line, too: `lmms-stream train run.yaml train.max_steps=20`.
 A key that is not in a table is an error that names the nearest one. This page is made from the code.
 
+Numbers are those of YAML 1.2, and so of JSON: `1e-5` and `1E3` are numbers, `010` is 10, `0o17` is 15; `1_000` is 1000,
+too. `yes`, `no`, `on` and `off` are truth values, as in YAML 1.1. Dates and times are text. A text that looks like a
+number is written in quotes: `revision: "1e5"`. Lists of sources are read by the same rules.
+
 The settings of `dataset` are those of [a `DatasetConfig`](datasets.md).
 """
 SECTIONS = {

@@ -9,7 +9,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..checks import local_path
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]  # argparse gives it no public name
@@ -73,6 +77,14 @@ class CommandParser(argparse.ArgumentParser):
         meant = [name for word in unknown for name in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
         hint = f" (did you mean {meant[0]}?)" if meant else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def local_file(text: str) -> Path:
+    """Return the path of this machine that an argument names, which may be a file URL."""
+    try:
+        return local_path("the path", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from textwrap import fill
 
-from .command import at_least, help_width
+from .command import at_least, help_width, local_file
 from .processor import add_options
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
@@ -51,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="write to a folder or a URL such as s3://bucket/prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
     parser.add_argument("--workers", type=at_least(1), metavar="N", help="use N processes; default: one for each core")
-    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep in FOLDER what a later run goes on with")
+    parser.add_argument(
+        "--work", type=local_file, metavar="FOLDER", help="keep in FOLDER what a later run goes on with"
+    )
     _add_growth(parser)
     _add_engine(parser.add_argument_group("what does the work"))
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))

@@ -6,11 +6,10 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from .command import add_command, at_least
+from .command import add_command, at_least, local_file
 from .processor import add_options, chosen_processor, stored_processor
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def _add_index(commands: Commands) -> None:
     )
     parser.add_argument(
         "--work",
-        type=Path,
+        type=local_file,
         metavar="FOLDER",
         help="keep in FOLDER what a later run goes on with; default: one in the system's temporary folder",
     )
@@ -96,8 +95,10 @@ def _add_inspect(commands: Commands) -> None:
         "--tokenizer", metavar="PATH", help="show the text that is trained on, and count tokens: folder or hub id"
     )
     add_options(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write all of it as one page, too")
-    parser.add_argument("--save-media", type=Path, metavar="FOLDER", help="write the shown samples' media as files")
+    parser.add_argument("--html", type=local_file, metavar="FILE", help="write all of it as one page, too")
+    parser.add_argument(
+        "--save-media", type=local_file, metavar="FOLDER", help="write the shown samples' media as files"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .command import add_command, at_least
+from .command import add_command, at_least, local_file
 
 if TYPE_CHECKING:
     from ..ledger.opening import RunHistory
@@ -55,7 +54,7 @@ def add_commands(commands: Commands) -> None:
     )
     add(
         "--drop",
-        type=Path,
+        type=local_file,
         metavar="FILE",
         help="say from which step on the run would be another one without the samples of this drop list, a line each",
     )

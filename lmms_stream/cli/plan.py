@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .command import add_command, at_least
+from .command import add_command, at_least, local_file
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def add_commands(commands: Commands) -> None:
     add("--epochs", type=at_least(1), metavar="N", help="report N epochs; default: 1")
     add("--seed", type=at_least(0), metavar="SEED", help="shuffle by this seed; default: 0")
     add("--compare", action="store_true", help="compare all packing strategies")
-    add("--plot", type=Path, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
+    add("--plot", type=local_file, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     _add_change(parser)
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import add_command, at_least
+from .command import add_command, at_least, local_file
 
 if TYPE_CHECKING:
     from ..train.limits.rates import LoaderRates, Rates, Spread
@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
     summary = "Measure a run's loader alone, its model alone, and both: which of them is the limit, and by how much."
     parser = add_command(commands, "profile", _profile, summary, example=EXAMPLE, page="profiling.md")
     parser.add_argument(
-        "config", type=Path, metavar="RUN.yaml", help="measure what this YAML file says: dataset, model, train"
+        "config", type=local_file, metavar="RUN.yaml", help="measure what this YAML file says: dataset, model, train"
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.num_workers=4"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import add_command, at_least
+from .command import add_command, at_least, local_file
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -34,7 +33,7 @@ def _add_train(commands: Commands) -> None:
         page="training.md",
     )
     parser.add_argument(
-        "config", type=Path, metavar="RUN.yaml", help="run what this YAML file says: dataset, model, train"
+        "config", type=local_file, metavar="RUN.yaml", help="run what this YAML file says: dataset, model, train"
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.max_steps=100"
@@ -47,8 +46,12 @@ def _add_train(commands: Commands) -> None:
 def _add_plot(commands: Commands) -> None:
     summary = "Draw what training runs logged: loss, rates and shares, side by side."
     parser = add_command(commands, "plot", _plot, summary, example=PLOT, page="run_log.md")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="draw these runs: an output_dir, or its log")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="write this .png, .svg or .pdf")
+    parser.add_argument(
+        "runs", nargs="+", type=local_file, metavar="RUN", help="draw these runs: an output_dir, or its log"
+    )
+    parser.add_argument(
+        "--output", type=local_file, required=True, metavar="FILE", help="write this .png, .svg or .pdf"
+    )
     parser.add_argument(
         "--metrics",
         type=lambda names: names.split(","),
@@ -74,7 +77,7 @@ def _add_export(commands: Commands) -> None:
         "checkpoint", metavar="CHECKPOINT", help="take this step-NNNNNNNN of a run, in a folder or an object store"
     )
     parser.add_argument(
-        "out", type=Path, metavar="FOLDER", help="write this folder, which is new, empty, or an earlier export"
+        "out", type=local_file, metavar="FOLDER", help="write this folder, which is new, empty, or an earlier export"
     )
     parser.add_argument(
         "--merge",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .command import add_command, at_least
+from .command import add_command, at_least, local_file
 from .plan import DEFAULT_GLOBAL_BATCH
 from .processor import add_options, stored_processor
 
@@ -103,7 +103,7 @@ def add_commands(commands: Commands) -> None:
         help="compare values of num_canonical_nodes, shuffle_block_size, packing_length, shard_bytes, num_nodes, "
         "num_workers, bandwidth or cache, each by itself",
     )
-    add("--html", type=Path, metavar="FILE", help="write one page with plots over the run")
+    add("--html", type=local_file, metavar="FILE", help="write one page with plots over the run")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     of_dataset = parser.add_argument_group("of a dataset, or described sources; a run's file says these itself")
     add = of_dataset.add_argument

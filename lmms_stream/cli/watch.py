@@ -6,10 +6,9 @@ import argparse
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import add_command
+from .command import add_command, local_file
 
 if TYPE_CHECKING:
     from ..watch.server import Watch
@@ -25,7 +24,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=Path,
+        type=local_file,
         metavar="RUN",
         help="show these runs: an output_dir, its log, or the YAML file that a run is trained by, which samples need",
     )

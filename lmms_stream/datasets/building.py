@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 from ..converters.asked import schemas_of
 from ..converters.convert import Progress, convert
 from ..converters.options import ConvertOptions
@@ -38,6 +36,7 @@ from ..storage.disk_errors import disk_errors
 from ..storage.locks import is_locked, locked, wait_for_other
 from ..storage.storage import open_storage
 from ..types import World
+from ..yaml_text import write_yaml
 from .names import STORES, Source, dataset_type_of, sources_of
 
 WAIT_S = 24 * 3600.0  # of processes, for the one that converts
@@ -144,7 +143,7 @@ def _listed(sources: Sequence[Source], folder: Path) -> Path:
         }
         for source in sources
     ]
-    text = yaml.safe_dump({"datasets": entries}, sort_keys=True)
+    text = write_yaml({"datasets": entries}, sort_keys=True)
     path = folder / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.yaml"
     if not path.exists():
         with disk_errors(str(path)):

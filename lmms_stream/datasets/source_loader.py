@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, cast
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..checks import whole_number
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..loader.agreement import Agreement
 from ..loader.batch_maker import Collator, Ready
@@ -91,7 +92,8 @@ class SourceLoader:
             )
         self.dataset = dataset
         self.world = world or World.detect()
-        self.global_batch = global_batch
+        self.global_batch = global_batch = whole_number("global_batch", global_batch, least=1)
+        num_workers = whole_number("num_workers", num_workers, least=0)
         check_global_batch(global_batch, self.world.num_groups)
         check_lanes(dataset.num_lanes, self.world.num_groups, max(1, num_workers))
         self.micro_batches = global_batch // self.world.num_groups

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+from ..checks import check_fields
 from ..errors import ConfigError
 
 StreamingStrategy = Literal["first_fit", "best_fit", "balanced"]
@@ -50,6 +51,7 @@ class StreamingPackConfig:
     max_samples_per_pack: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.strategy not in get_args(StreamingStrategy):
             raise ConfigError(
                 f"packing_strategy must be one of {', '.join(get_args(StreamingStrategy))} where rows are packed while "

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cli.command import add_command
+from ..cli.command import add_command, local_file
 
 if TYPE_CHECKING:
     from ..cli.command import Commands
@@ -25,7 +25,7 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=local_file,
         default=Path("demo-output"),
         metavar="FOLDER",
         help="write all files here; default: %(default)s",

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..cli.console import bar, console, print_plan
 from ..cli.convert_summary import print_summary
 from ..errors import ConfigError
 from ..train.report.train_log import read_log
+from ..yaml_text import read_yaml, write_yaml
 from .compare import compare_runs, read_run
 from .endpoint import BUCKET, s3_endpoint
 from .jobs import StartJob, Torchrun, run_job
@@ -118,7 +118,7 @@ def _write_config(output: Path, remote: str, material: Material) -> Path:
         },
     }
     path = output / "run.yaml"
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    path.write_text(write_yaml(settings))
     return path
 
 
@@ -129,7 +129,7 @@ def _plan(config: Path, output: Path) -> None:
     from ..plan.mixture import Mixture
     from ..types import World
 
-    dataset = yaml.safe_load(config.read_text())["dataset"]
+    dataset = read_yaml(config.read_text())["dataset"]
     plan = build_config(DatasetConfig, dataset, source=str(config)).open().plan
     steps = report_steps(Mixture({"data": plan}), global_batch=GLOBAL_BATCH, world=World(world_size=2))
     print_plan(

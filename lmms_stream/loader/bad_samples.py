@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from ..checks import check_fields
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError, ShardError, StorageError
 from ..mds.core import PackedDataset
 from ..processors.base import IGNORED_LABEL
@@ -37,6 +38,7 @@ class BadSamples:
     folder: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, paths=("folder",))
         if self.on_bad_sample not in get_args(OnBadSample):
             raise ConfigError(f"on_bad_sample must be {' or '.join(get_args(OnBadSample))}, got {self.on_bad_sample!r}")
         timeout_s = self.sample_timeout_s

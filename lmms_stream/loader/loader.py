@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..checks import whole_number
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.provenance import SourceRow
@@ -87,6 +88,9 @@ class PackedLoader:
             if each.processor is None:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
         self.world = world or next(iter(datasets.values())).world
+        global_batch = whole_number("global_batch", global_batch, least=1)
+        num_workers = whole_number("num_workers", num_workers, least=0)
+        pad_to = None if pad_to is None else whole_number("pad_to", pad_to, least=1)
         check_global_batch(global_batch, self.world.num_groups)
         steps = _with_items(
             StepConfig(global_batch=global_batch, world=self.world, drop_last=drop_last), datasets, collator

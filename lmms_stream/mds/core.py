@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, get_args, runtime_checkable
 
 import numpy as np
@@ -35,18 +36,20 @@ from .shard_list import SourcedShards
 from .streams import StoredDataset, StreamConfig
 
 PackingMode = Literal["auto", "plan", "lanes"]
+Sources = str | Path | StreamConfig | Sequence[str | Path | StreamConfig]
 
 
 class PackedDataset:
     """Stored streams, read by number, and where packs are asked for the plan of the packs of the only one.
 
-    streams: what is read, their samples numbered one after another. processor and packing are needed for packs.
+    streams: what is read, a folder or a URL, or several, their samples numbered one after another. processor and
+    packing are needed for packs.
     packing_mode: see PackedStreamingDataset. Raises StorageError, ShardError, ConfigError.
     """
 
     def __init__(
         self,
-        streams: Sequence[StreamConfig],
+        streams: Sources,
         *,
         processor: Processor | None = None,
         packing: PackingConfig | None = None,
@@ -61,7 +64,7 @@ class PackedDataset:
         self.order = order or OrderConfig()
         self.world = world or World.detect()
         self.fetch = fetch or FetchConfig()
-        self.stored = [StoredDataset(stream, config=self.fetch) for stream in streams]
+        self.stored = [StoredDataset(stream, config=self.fetch) for stream in _streams(streams)]
         self.num_samples = sum(stored.num_samples for stored in self.stored)
         self._provenance: dict[int, Provenance | None] = {}  # of streams that were asked for it
         self._limit_cache()
@@ -296,6 +299,14 @@ def opens_loader(dataset: object) -> TypeGuard[OpensLoader]:
 def gives_packs(dataset: object) -> bool:
     """Whether loaders and trainers can read packs of it, by its core or by a loader of its own."""
     return opens_loader(dataset) or isinstance(getattr(dataset, "core", dataset), PackedDataset)
+
+
+def _streams(sources: Sources) -> list[StreamConfig]:
+    """The streams that sources name; ConfigError for other values."""
+    several = [sources] if isinstance(sources, str | Path | StreamConfig) else sources
+    if not isinstance(several, Sequence) or not all(isinstance(each, str | Path | StreamConfig) for each in several):
+        raise ConfigError(f"a dataset is read from a folder, a URL or StreamConfigs, got {sources!r}: give one of them")
+    return [each if isinstance(each, StreamConfig) else StreamConfig(remote=each) for each in several]
 
 
 def processor_of(dataset: PackedDataset | HasCore | OpensLoader) -> Processor | None:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..checks import check_fields
 from ..errors import ConfigError
 from ..plan.order import OrderConfig
 from ..plan.packing import Overlong, PackingConfig
@@ -56,6 +57,7 @@ class DatasetConfig(EngineFields):
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        check_fields(self, paths=("remote", "local", "cache_dir", "dataset_path", "eval_dataset_path"))
         self.check_given(self.remote)
         if self.seed is not None and self.data_seed is not None and self.seed != self.data_seed:
             raise ConfigError(f"seed {self.seed} and data_seed {self.data_seed} say the same: leave one of them out")

@@ -9,6 +9,7 @@ import streaming
 from streaming.base.registry_utils import construct_from_registry
 from streaming.base.stream import streams_registry
 
+from ..checks import local_path
 from ..errors import ConfigError
 from ..storage.cache import default_cache_folder
 from ..storage.retry import Retry
@@ -28,6 +29,8 @@ class Stream(streaming.Stream):  # type: ignore[misc]
     def __init__(self, *, remote: str | Path | None = None, local: str | Path | None = None, **keywords: Any):
         if remote is None and local is None:
             raise ConfigError("a dataset needs remote (a folder or a URL), or local (a folder that holds all of it)")
+        remote = local_path("remote", remote) if remote is not None and is_folder(remote) else remote
+        local = None if local is None else local_path("local", local)
         folder = default_cache_folder(str(remote)) if local is None else local
         super().__init__(remote=None if remote is None else str(remote), local=str(folder), **keywords)
         self._local = None if local is None else str(local)  # what the user named, as in the parent

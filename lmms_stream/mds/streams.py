@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from ..checks import check_fields, local_path
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, default_cache_folder
@@ -58,6 +59,9 @@ class StreamConfig:
     source: Storage | None = None
     num_parts: int | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self, paths=("remote", "local"))
+
     @property
     def url(self) -> str:
         where = self.remote if self.remote is not None else self.local
@@ -69,7 +73,8 @@ class StreamConfig:
     def cache_folder(self) -> Path | None:
         if self.local is None:
             return None
-        return Path(self.local) / self.split if self.split else Path(self.local)
+        folder = local_path("local", self.local)
+        return folder / self.split if self.split else folder
 
 
 class StoredDataset:

@@ -28,7 +28,7 @@ from .pack_plan import PackPlan
 from .pack_range import PackRange, ends_of
 from .source_ranges import SourceBlock, SourceRange, by_epoch, join, join_patches
 from .source_turns import SourceTurns
-from .weights import UNIT, Weights, parse_schedule, passed_on, to_quotas
+from .weights import UNIT, Weights, checked_epochs, parse_schedule, passed_on, to_quotas
 
 MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
 _QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without weights their epochs
@@ -74,14 +74,12 @@ class Mixture:
             self._weighted = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
         self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the sources that had packs left last
-        self.max_epochs = dict(max_epochs or {})
-        for name, count in self.max_epochs.items():
+        self.max_epochs = checked_epochs(max_epochs)
+        for name in self.max_epochs:
             if name not in self.plans:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-            if count < 1:
-                raise ConfigError(f"max_epochs of {name!r} must be at least 1, got {count}")
         self._short = {name for name, plan in self.plans.items() if plan.short is not None}
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 

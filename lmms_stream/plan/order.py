@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_fields
 from ..errors import ConfigError
 
 MAX_DEFAULT_CANONICAL_NODES = 8  # a block of each is replayed at a start: 64 took over a second
@@ -47,6 +48,7 @@ class OrderConfig:
         return values
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.seed < 1 << 32:  # a larger one would be split into two words of the random stream's key
             raise ConfigError(f"seed must be from 0 to {(1 << 32) - 1}, got {self.seed}")
         if self.num_canonical_nodes is not None and self.num_canonical_nodes < 1:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_fields
 from ..errors import ConfigError, PackingError
 from .kernels.best_fit import best_fit
 from .kernels.first_fit import first_fit, next_fit
@@ -38,6 +39,7 @@ class PackingConfig:
     max_samples_per_pack: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.packing_length <= MAX_PACKING_LENGTH:
             raise ConfigError(
                 f"packing_length must be from 1 to {MAX_PACKING_LENGTH} tokens, got {self.packing_length}"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..errors import ConfigError
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
@@ -17,10 +18,14 @@ UNIT = 1 << 40  # of shares and of what is lacked of them: a pack
 
 
 def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"weights must map sources to shares, or first steps to such maps, got {weights!r}")
     by_step: dict[Any, Any] = {key: value for key, value in weights.items() if isinstance(value, Mapping)}
-    schedule: list[tuple[Any, Any]] = sorted(by_step.items()) if by_step else [(0, weights)]
     if len(by_step) not in (0, len(weights)) or any(isinstance(step, str) for step in by_step):
         raise ConfigError(f"weights must map sources to shares, or first steps to such maps, got {dict(weights)!r}")
+    for step in by_step:
+        whole_number("a first step of weights", step, least=0)
+    schedule: list[tuple[Any, Any]] = sorted(by_step.items()) if by_step else [(0, weights)]
     if schedule[0][0] != 0:
         raise ConfigError(f"a schedule of weights must begin at step 0, got step {schedule[0][0]}")
     checked: list[tuple[int, Weights]] = []
@@ -28,12 +33,20 @@ def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str
         for name, share in shares.items():
             if name not in names:
                 raise ConfigError(f"weights name {name!r}, the sources are {', '.join(names)}")
-            if not (isinstance(share, int | float) and math.isfinite(share) and share >= 0):
+            if isinstance(share, bool) or not (isinstance(share, int | float) and math.isfinite(share) and share >= 0):
                 raise ConfigError(f"the weight of {name!r} must be a number that is 0 or more, got {share!r}")
         if not any(shares.values()):
             raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
         checked.append((int(step), dict(shares)))
     return checked
+
+
+def checked_epochs(max_epochs: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how often each source is read at most; ConfigError unless sources are mapped to whole numbers."""
+    if not isinstance(max_epochs, Mapping | None):
+        raise ConfigError(f"max_epochs must map sources to numbers of epochs, got {max_epochs!r}: write {{SOURCE: 2}}")
+    counts = (max_epochs or {}).items()
+    return {name: whole_number(f"max_epochs of {name!r}", count, least=1) for name, count in counts}
 
 
 def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ..checks import check_fields
 from ..errors import ConfigError
 from .bagel_images import BagelSettings
 from .base import Compared, Processor
@@ -68,6 +69,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     isolate_documents: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="processor.", paths=("tokenizer", "path"))
         MediaSettings.__post_init__(self)
         ImageSettings.__post_init__(self)
         self._check_images()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_fields
 from ..errors import ConfigError
 
 
@@ -37,11 +38,12 @@ class BagelSettings:
     vae_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="processor.bagel.")
         for name, value in asdict(self).items():
             if name.endswith("_dropout"):
                 if not 0 <= value <= 1:
                     raise ConfigError(f"processor.bagel.{name} must be a probability from 0 to 1, got {value!r}")
-            elif type(value) is not int or value < 1:
+            elif value < 1:
                 raise ConfigError(f"processor.bagel.{name} must be a whole number of at least 1, got {value!r}")
         for name in ("vae", "vit"):
             side: Side = getattr(self, name)

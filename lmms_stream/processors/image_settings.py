@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..checks import check_fields
 from ..errors import ConfigError
 
 Crop = Literal["center", "random"]
@@ -24,6 +25,7 @@ class ImageSettings:
     augment_seed: int | None = None  # of what is drawn
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="processor.")
         if self.image_size is not None and self.image_size < 1:
             raise ConfigError(f"processor.image_size must be at least 1 pixel, got {self.image_size}")
         if self.augment_seed is not None and self.augment_seed < 0:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import plain_path
 from ..errors import ConfigError, DataError, did_you_mean
 from ..types import Processed, Sample
 from .base import IGNORED_LABEL, FactsMissingError, Measured, Memory, SeenMedium, measured_tokens, or_error, through
@@ -72,6 +73,7 @@ class MultimodalProcessor:
         for name in settings.keys() - {*known}:
             raise ConfigError(f"a processor of media has no setting {name!r}: {did_you_mean(name, known)}")
         chosen = MediaSettings(**settings)
+        path = str(plain_path("path", path))
         files = read_files(path)
         maker = family or family_of(files)
         tokenizer = load_tokenizer(path)

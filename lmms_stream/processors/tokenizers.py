@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import plain_path
 from ..errors import ConfigError, if_folder_of_lfs_pointers
 from .base import Tokens
 from .byte_tokens import ByteTokens, Span
@@ -56,6 +57,11 @@ class FastTokenizer:
         """ConfigError for one that is not a fast one."""
         if isinstance(tokenizer, FastTokenizer):
             return tokenizer
+        if not hasattr(tokenizer, "name_or_path"):
+            raise ConfigError(
+                f"{tokenizer!r} is not a tokenizer: give one of transformers', or make the processor of a folder "
+                "or hub id, by from_pretrained"
+            )
         name = name or tokenizer.name_or_path
         if not tokenizer.is_fast:
             raise ConfigError(f"tokenizer {name} is not a fast one: save one that has a tokenizer.json")
@@ -148,6 +154,7 @@ class FastTokenizer:
 
 def load_tokenizer(path: str) -> FastTokenizer:
     """The tokenizer at a local path or hub id; ConfigError when there is none."""
+    path = str(plain_path("tokenizer", path))
     if "torch" in sys.modules or "transformers" in sys.modules:
         return FastTokenizer.of(_load(path), name=path)
     with TemporaryDirectory() as folder:

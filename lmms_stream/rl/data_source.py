@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ..checks import plain_path
 from ..errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
 from ..storage.storage import open_storage
 from .arguments import refuse_unheard, setting
@@ -285,6 +286,7 @@ def _processor(path: str) -> Any:
     """A processor of transformers', which counts the tokens of images."""
     from transformers import AutoProcessor
 
+    path = str(plain_path("hf_checkpoint", path))
     try:
         return AutoProcessor.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..checks import plain_path
 from ..errors import ConfigError
 
 _SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
@@ -49,7 +50,7 @@ def _part(text: str) -> Part:
 def _named(path: str, text: str | Path) -> str:
     if not path:
         raise ConfigError(f"{text!r} names no file: name a .jsonl or .parquet file, a folder, or a list of them")
-    return path.removeprefix("file://")
+    return plain_path("prompt data", path)
 
 
 def _sliced(text: str) -> tuple[str, slice]:

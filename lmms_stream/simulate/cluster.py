@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..checks import check_fields
 from ..errors import ConfigError
 from ..storage.sizes import parse_bytes
 from ..types import World
@@ -38,6 +39,7 @@ class Cluster:
     peers: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, least in (("num_nodes", 1), ("gpus_per_node", 1), ("num_workers", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_fields
 from ..errors import ConfigError
 from ..plan.block_packs import KEPT_SEGMENTS, PlanInputs, pack_block
 from ..plan.lengths import Lengths
@@ -55,6 +56,7 @@ class DescribedSource:
     compression: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.samples is None) == (self.tokens is None):
             raise ConfigError("a described source needs exactly one of samples and tokens")
         if (self.mean_length is None) == (not self.percentiles):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks import check_fields
 from ..errors import ConfigError
 from .retry import DEFAULT_RETRY, Retry
 from .sizes import parse_bytes
@@ -24,6 +25,7 @@ class FetchConfig:
     peers: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("threads", "ahead"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ..checks import check_fields
 from ..errors import ConfigError, StorageError
 from .failures import certificate_failure, first_line, is_out_of_reach, is_throttled
 from .threads import start_thread
@@ -38,6 +39,7 @@ class Retry:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.attempts < 1:
             raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
         if not self.timeout_s > 0:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from ..checks import plain_path
 from ..errors import StorageError
 from ..types import StoredObject
 from .azure import AzureStorage
@@ -50,10 +51,11 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
 
     StorageError for a scheme that no store has.
     """
+    url = plain_path("folder", url)
     text = str(url).rstrip("/")
-    scheme, separator, rest = text.partition("://")
-    if not separator or scheme == "file":
-        return LocalStorage(Path(rest if separator else str(url)))
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return LocalStorage(Path(url))
     if scheme == "s3":
         return S3Storage(text, retry=retry)
     if scheme == "gs":

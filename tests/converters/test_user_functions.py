@@ -264,12 +264,14 @@ def shorten(row):
         while not list(Path(sys.argv[2]).glob("shard.*")):  # another worker makes it
             time.sleep(0.05)
         os.kill(parent_process().pid if sys.argv[1] == "2" else os.getpid(), 9)  # the process that converts
-    return {"text": row["text"] + " shortened"} if row["n"] % 3 else None
+    text = row["text"] + " shortened"
+    return [{"text": text}, {"text": [7] if row["n"] % 10 == 0 else text}] if row["n"] % 3 else None
 
 if __name__ == "__main__":
     sizes = {"unit_bytes": 3000, "shard_bytes": 2000}
-    report = convert("rows.jsonl", sys.argv[2], map=shorten, num_workers=int(sys.argv[1]), **sizes)
-    print(report.num_rows, report.num_left_out_by_map)
+    workers, target = int(sys.argv[1]), sys.argv[2]
+    report = convert("rows.jsonl", target, map=shorten, on_error="skip", num_workers=workers, **sizes)
+    print(report.num_rows, report.num_left_out_by_map, report.num_rejected)
 """
 
 
@@ -290,7 +292,7 @@ def test_a_script_that_is_killed_goes_on_to_the_same_bytes_and_refuses_changed_c
     assert "script.py:shorten: put that back, and run the same command, or pass --overwrite" in changed.stderr
     Path("script.py").write_text(SCRIPT)
     resumed = run_command(sys.executable, "script.py", num_workers, "out", timeout_s=120)
-    assert resumed.stdout.split() == ["666", "334"], resumed.stderr
+    assert resumed.stdout.split() == ["1200", "334", "66"], resumed.stderr
     unkilled = run_command(sys.executable, "script.py", "1", "once", timeout_s=120)
     assert unkilled.returncode == 0, unkilled.stderr
     assert written("out") == written("once")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...checks import check_fields
 from ...errors import ConfigError
 
 
@@ -26,12 +27,13 @@ class MediaSettings:
     use_audio_in_video: bool | None = None  # whether the sound of a video is read with its frames
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="processor.")
         for name in (
             "image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_max_frames",
             "frame_num",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
+            if value is not None and value < 1:
                 raise ConfigError(f"processor.{name} must be a whole number of at least 1, got {value!r}")
         for name in ("fps", "video_start", "video_end", "audio_max_length"):
             if (number := getattr(self, name)) is not None:
@@ -40,8 +42,6 @@ class MediaSettings:
             raise ConfigError(
                 f"processor.audio_max_length must be seconds of a sound, above 0, got {self.audio_max_length!r}"
             )
-        if self.use_audio_in_video not in (None, True, False):
-            raise ConfigError(f"processor.use_audio_in_video must be true or false, got {self.use_audio_in_video!r}")
         if self.fps is not None and not 0 < self.fps < float("inf"):
             raise ConfigError(f"processor.fps must be above 0, got {self.fps!r}")
         if self.fps is not None and self.frame_num is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
+from ...checks import check_fields
 from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
@@ -54,6 +55,7 @@ class ModelConfig:
     use_liger_kernel: bool = False  # fused kernels of liger-kernel for norms, rotary positions and MLPs; with CUDA
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="model.", paths=("pretrained",))
         if sum(each is not None for each in (self.pretrained, self.config, self.class_path)) != 1:
             raise ConfigError("model needs exactly one of pretrained and config, or class_path")
         if self.args and self.class_path is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...checks import check_fields, local_path
 from ...errors import ConfigError
 from ...loader.drop_list import DropList
 from ...mds.core import HasCore, OpensLoader, PackedDataset
@@ -36,6 +37,7 @@ class ProfileConfig:
     folder: str | None = None  # default: profile/ in the output_dir
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="train.profile.", paths=("folder",))
         if not 0 <= self.first < self.stop:
             raise ConfigError(f"train.profile must be a range [first, stop), got [{self.first}, {self.stop}]")
 
@@ -184,6 +186,8 @@ class TrainConfig:
         return wanted or self.metric_for_best_model is not None
 
     def __post_init__(self) -> None:
+        check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume"))
+        object.__setattr__(self, "output_dir", str(local_path("train.output_dir", self.output_dir)))
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             if getattr(self, name) is False:  # as YAML reads a bare no
                 object.__setattr__(self, name, "no")

@@ -1,0 +1,104 @@
+"""Types of values that users give to constructors: what a number is, and what a path, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from numbers import Real
+from operator import index
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from .errors import ConfigError
+
+_PLAIN = {"int", "float", "bool", "str", "None"}  # types of fields that are checked; others have checks of their own
+_CALLED = {"int": "a whole number", "float": "a number", "bool": "True or False"}
+
+
+def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) -> None:
+    """Check the numbers and truth values of a dataclass by the types of its fields; NumPy's whole numbers become int.
+
+    A field whose default is None may be None. prefix: stands before names in the ConfigError. paths: names of fields
+    that hold a path, a URL or the name of a repository, or None: file URLs become paths.
+    """
+    for name in paths:
+        value = getattr(config, name)
+        if value is not None and (path := plain_path(f"{prefix}{name}", value)) != value:
+            object.__setattr__(config, name, path)
+    for each in dataclasses.fields(config):
+        kinds = str(each.type).replace(" ", "").split("|")
+        value = getattr(config, each.name)
+        if not _PLAIN.issuperset(kinds) or not _CALLED.keys() & {*kinds} or (value is None and each.default is None):
+            continue
+        checked = _checked(f"{prefix}{each.name}", value, kinds)
+        if checked is not value:
+            object.__setattr__(config, each.name, checked)
+
+
+def whole_number(name: str, value: Any, *, least: int) -> int:
+    """The value as an int; ConfigError for another type, and for less than `least`."""
+    number = int(_checked(name, value, ["int"]))
+    if number < least:
+        raise ConfigError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+PathOrText = TypeVar("PathOrText", bound=str | Path)
+
+
+def plain_path(name: str, path: PathOrText) -> PathOrText:
+    """Return the path that a file URL names; other paths, URLs and names of repositories as they are.
+
+    Raises ConfigError, which begins with `name`, for a file URL with a host, and for what is not text or a Path.
+
+    >>> [plain_path("path", path) for path in ("file:///data/a%20b", "s3://bucket/data", "data")]
+    ['/data/a b', 's3://bucket/data', 'data']
+    """
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{name} must be a path or a URL, got {path!r}")
+    text = str(path)
+    if not text.startswith("file:/"):
+        return path
+    rest = text.removeprefix("file:").removeprefix("//")  # a Path of a file URL has one slash
+    if not rest.startswith("/"):
+        raise ConfigError(f"{name} {path} has a host or no whole path: write file:///…, or a path")
+    return type(path)(unquote(rest))
+
+
+def local_path(name: str, path: str | Path) -> Path:
+    """Return the path of this machine that a path or a file URL names; ConfigError for another URL."""
+    plain = plain_path(name, path)
+    if "://" in str(plain):
+        raise ConfigError(f"{name} {path} is a URL, and a path of this machine belongs there: write a path")
+    return Path(plain)
+
+
+def _checked(name: str, value: Any, kinds: list[str]) -> Any:
+    is_truth = type(value).__name__ in ("bool", "bool_")  # NumPy's, too
+    if ("str" in kinds and not is_truth and not isinstance(value, Real)) or ("None" in kinds and value is None):
+        return value
+    if is_truth and "bool" in kinds:
+        return value
+    if not is_truth and "int" in kinds and hasattr(value, "__index__"):
+        with suppress(TypeError):  # an array or a tensor of fractions
+            return value if type(value) is int else index(value)
+    if not is_truth and "float" in kinds and isinstance(value, Real):
+        return value
+    called = " or ".join(_CALLED[kind] for kind in kinds if kind in _CALLED)
+    raise ConfigError(f"{name} must be {called}, got {value!r}{_remedy(value, kinds)}")
+
+
+def _remedy(value: Any, kinds: list[str]) -> str:
+    """What to write instead of a number in another form."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return ""
+    if type(value).__name__ in ("bool", "bool_") or not math.isfinite(number):
+        return ""
+    if number == int(number) and "bool" not in kinds:
+        return f": write {int(number)}"
+    return f": write {number}" if "float" in kinds else ""
