@@ -17,6 +17,7 @@ from typing import Any
 from ..checks import local_path, plain_path
 from ..errors import ConfigError
 from ..processors.base import cut_media
+from ..processors.not_shown import added
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .again import carried_over, check_targets, measures
@@ -285,12 +286,16 @@ def _commit(
         **(laying.left_out if is_first else RowCounts()).as_dict(),
         **unread_described(laying.unread if is_first else {}),
         **documents_of(output),
+        **({"not_shown": dict(output.not_shown)} if output.not_shown else {}),
         "source": [_placed(each) for each in described(sources)],
         "options": options_of(asked),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
     }
-    lengths = [measured_lengths(output.lengths, measured_by)] if measured_by and output.lengths else []
+    lengths = []
+    if measured_by and output.lengths:
+        not_shown = {} if options.stores_tokens else output.not_shown  # of the processor that measured them
+        lengths = [measured_lengths(output.lengths, measured_by, not_shown=not_shown)]
     others = [fingerprint for fingerprint in carried if fingerprint not in [index.fingerprint for index in lengths]]
     lengths += carried_lengths(sources, others, output.rows, folder=work.staging)
     origins = Origins.of(sources, output.rows, folder=work.staging)
@@ -328,6 +333,7 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
         seconds=seconds,
         splits=dict(zip(options.splits or (), reports, strict=False)),
+        not_shown=added(output.not_shown for output in laying.outputs),
         **added_documents(reports),
         unread=laying.unread,
     )
@@ -348,6 +354,7 @@ def unit_encoder(folder: Path, format: ShardFormat, options: ConvertOptions) -> 
         shortest=options.shortest,
         longest=options.longest,
         hashes=options.dedup is not None,
+        on_dropped=options.on_dropped,
     )
 
 

@@ -21,6 +21,7 @@ from ..errors import ConfigError
 from ..mds.index import parse_index
 from ..mds.shard import Shard
 from ..processes.pool import num_cores
+from ..processors.not_shown import added, counts_of
 from .append import new_sources
 from .beginnings import Beginning, beginnings
 from .columns import check_processor, stored_columns, stored_schema, with_processor
@@ -73,7 +74,7 @@ class DryRun(RowCounts):
 
     found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
     None where a source does not tell how large it is. With `concat` num_samples and samples are those of documents, and
-    what is expected is of the samples that they make up. unread: see ConvertReport.
+    what is expected is of the samples that they make up. unread, not_shown: see ConvertReport.
     """
 
     schema: str
@@ -87,6 +88,7 @@ class DryRun(RowCounts):
     samples: tuple[SampleView, ...]
     expected: Expected | None
     unread: UnreadNames
+    not_shown: Mapping[str, int]
 
 
 def dry_run(
@@ -154,6 +156,7 @@ def dry_run(
         samples=samples,
         expected=_expected(opened, read, tried, format, options, num_workers),
         unread=tried.unread,
+        not_shown=tried.not_shown,
     )
 
 
@@ -181,6 +184,7 @@ def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
         longest=options.longest,
         hashes=options.dedup is not None,
         process_each=process_each(options.on_error),
+        on_dropped=options.on_dropped,
     )
 
 
@@ -199,6 +203,7 @@ class _Tried:
     num_tokens: int | None = None
     left_out: RowCounts = field(default_factory=RowCounts)
     unread: UnreadNames = field(default_factory=dict)
+    not_shown: Mapping[str, int] = field(default_factory=dict)
     source_bytes: int = 0
     timed: list[tuple[int, float]] = field(default_factory=list)  # bytes of sources and seconds of each unit
     _kept_bytes: int = 0
@@ -240,6 +245,8 @@ class _Tried:
             lengths = encoded.lengths[is_kept]
             tokens = lengths if lengths.ndim == 1 else lengths[:, 0]
             self.num_tokens = (self.num_tokens or 0) + int(tokens.sum(dtype="int64"))
+        if encoded.not_shown is not None:
+            self.not_shown = added([self.not_shown, counts_of(encoded.not_shown[is_kept])])
 
     def seconds_a_byte(self) -> float:
         """Without the first unit, where there are others: what is loaded once is loaded for it."""

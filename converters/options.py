@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..checks import check_fields
 from ..errors import ConfigError, did_you_mean
 from ..processors.base import Processor
+from ..processors.not_shown import OnDropped
 from ..processors.text import TokensProcessor
 from ..storage.sizes import parse_bytes
 from .processor import ProcessorChoice
@@ -45,7 +46,9 @@ class ConvertOptions:
     longest are about the documents. drop_tail: what is left after the last whole sample is dropped and counted, not
     stored as a shorter sample. drop: a file of rows that are left out (see listed_samples), in which drop_sources says
     by URL of which dataset the samples of a source are. allow_repeats: rows that several sources hold (links, copies,
-    overlapping globs and slices) are stored as often as they are named, which is an error otherwise.
+    overlapping globs and slices) are stored as often as they are named, which is an error otherwise. on_dropped: tools
+    and tool calls that the processor's chat template does not show are an error of the row, or with "warn" counted as
+    other content that is not shown.
     """
 
     format: str | None = None
@@ -75,6 +78,7 @@ class ConvertOptions:
     drop: str | None = None
     drop_sources: Mapping[str, str] = field(default_factory=dict)
     allow_repeats: bool = False
+    on_dropped: OnDropped = "error"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -86,6 +90,8 @@ class ConvertOptions:
             raise ConfigError("--tokenize needs a tokenizer: pass --tokenizer")
         if (self.shortest or self.longest) and not has_processor and self.concat is None:
             raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
+        if self.on_dropped not in get_args(OnDropped):
+            raise ConfigError(f"on_dropped must be {' or '.join(get_args(OnDropped))}, got {self.on_dropped!r}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
         if self.dedup not in (None, "exact"):

@@ -8,9 +8,12 @@ from typing import TypedDict
 
 import numpy as np
 
+from ..processors.not_shown import added
 from .writing.done import Finished
 from .writing.outputs import Output
 from .writing.row_counts import RowCounts as RowCounts
+from .writing.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
+from .writing.unread import Unread as Unread
 from .writing.unread import UnreadNames as UnreadNames
 from .writing.unread import joined, of_dataset
 
@@ -70,7 +73,7 @@ class ConvertReport(RowCounts):
     not stored: see RowCounts. num_tokens is None where nothing measured them. num_documents, num_tail_tokens,
     num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call had done all of it. unread: names
     of columns that the first rows of a source do not have and that nothing reads, with their first row and number of
-    rows.
+    rows. not_shown: samples with content that the chat template does not show, by its kind.
     """
 
     kind: str
@@ -86,6 +89,7 @@ class ConvertReport(RowCounts):
     num_dropped_tokens: int = 0
     was_there: bool = False
     unread: UnreadNames = field(default_factory=dict)
+    not_shown: Mapping[str, int] = field(default_factory=dict)
 
 
 def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
@@ -126,6 +130,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         seconds=seconds,
         splits=dict(zip(splits, reports, strict=False)),
         **added_documents(reports),
+        not_shown=added(each.get("not_shown", {}) for each in described),
         was_there=True,
         unread=joined(map(of_dataset, described)),
     )

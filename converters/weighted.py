@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError
+from ..processors.not_shown import added
 from ..storage.disk_errors import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.storage import open_storage
@@ -115,6 +116,7 @@ def _joint(reports: dict[str, ConvertReport]) -> ConvertReport:
         schema=each[0].schema,
         num_rows=sum(report.num_rows for report in each),
         **RowCounts.total(each).as_dict(),
+        not_shown=added(report.not_shown for report in each),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in each),
         num_bytes=sum(report.num_bytes for report in each),

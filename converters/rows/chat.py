@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import orjson
 
 from ...errors import DataError
+from ...processors.not_shown import REASONING_KEYS
 from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
@@ -30,7 +31,13 @@ USUAL_ROLES: dict[str, str] = {
     "function_response": "tool",
 }  # fmt: skip
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-LOSS_FIELDS = ("learn", "loss", "train", "weight")  # of a message; only the assistant's say what is learnt
+# Keys of a message that say whether it is trained on, if it is the assistant's: of OpenAI (weight), ms-swift (loss,
+# loss_scale), axolotl (train, training) and others. With DETAILS axolotl names parts of a message.
+LOSS_FIELDS = (
+    "learn", "loss", "loss_mask", "loss_scale", "loss_weight", "train", "trainable", "training", "weight",
+)  # fmt: skip
+DETAILS = ("train_detail", "training_detail")
+READ_KEYS = {"role", "content", "learn", "name", "tool_calls", "tool_call_id", "function_call", *REASONING_KEYS}
 SYSTEM_ROLES = ("system", "developer")
 MEDIA_COLUMNS: Columns = {"images": ("images", "image"), "audios": ("audios", "audio"), "videos": ("videos", "video")}
 # Images of kinds with one text or label are also members of WebDataset, whose columns are named by their extensions.
@@ -85,6 +92,7 @@ def _read_chat(
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
     stored: Any = store_content(turns, waiting, media, in_front=media_in_front)
     _check_learnt(stored, last_only=options.learn == "last")
+    note_unread(turns, fields)
     tools = read_tools(fields)
     text = json_of({"messages": stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}
@@ -118,6 +126,11 @@ def exchange(asked: str, answered: str) -> list[Turn]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
 
 
+def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
+    """Note the keys of messages that nothing here reads, and that few chat templates do."""
+    fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS)
+
+
 def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
     """A message as a turn; fields that are null are left out, but for `content`, which stays where it stands.
 
@@ -131,6 +144,12 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
     named = ((names.get(key, key), value) for key, value in message.items())
     turn = {key: value for key, value in named if value is not None or key == "content"}
     turn |= {"role": roles.get(turn["role"], turn["role"]), "content": turn.get("content")}
+    for key in DETAILS:
+        if key in turn:
+            raise DataError(
+                f"a message has {key!r}, which names parts that are trained on, and a message is trained on as a "
+                "whole: make a message of each part, with train true or false, or remove the field"
+            )
     said = [_is_learnt(key, turn.pop(key)) for key in LOSS_FIELDS if key in turn]
     if turn["role"] == "assistant" and not all(said):
         turn["learn"] = False
@@ -140,7 +159,8 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
 def _is_learnt(key: str, value: Any) -> bool:
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
         raise DataError(
-            f"a message has {key} {value!r}, which must be 0 or 1, or false or true: round it, or remove the field"
+            f"a message has {key} {value!r}, which must be 0 or 1, or false or true: a message is trained on or not; "
+            f"round it, with --map where there are many, or remove the field"
         )
     return bool(value)
 

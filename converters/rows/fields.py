@@ -23,13 +23,15 @@ class Fields:
     """The values of a row by role.
 
     usual: role -> usual names of its column. columns: role -> column as the user named it, "" for none whatever the row
-    has. found: role -> column of the first rows, which stands for those that this row lacks.
+    has. found: role -> column of the first rows, which stands for those that this row lacks. unread: keys of messages
+    that nothing reads, noted as the row is read.
     """
 
     values: Mapping[str, Any]
     usual: Columns
     columns: Mapping[str, str] = field(default_factory=dict)
     found: Mapping[str, str] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
 
     def column(self, role: str) -> str | None:
         """The column of a role, there or not; None when nothing stands for it."""

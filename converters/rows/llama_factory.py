@@ -122,8 +122,7 @@ class _Row:
 
     def _untagged(self, message: Mapping[str, Any]) -> dict[str, Any]:
         turn = untagged_message(message, self._info.tags)
-        names = ("role", "content", "tool_calls", "tool_call_id", "name")
-        return {name: turn[name] for name in names if name in turn}
+        return {"role": turn["role"], "content": turn["content"]} | turn
 
     def _check_turns(self, messages: Sequence[Mapping[str, Any]]) -> None:
         tags = [self._tag(message) for message in messages]

@@ -26,7 +26,7 @@ from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 from .tags import untagged
 
-ROWS_VERSION = 6  # raised when rows are stored differently
+ROWS_VERSION = 7  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +44,10 @@ class Mapper:
     names: frozenset[str]
     description: str
 
-    def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
-        """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+    def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
+        """A row as a sample; relative paths of media start from folder. unread: is given the keys of its messages that
+        nothing reads. DataError for a row that does not fit.
+        """
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
         values = _usually_named(values, self.options)
         if late and self.options.kind is None and self.options.dataset_info is None:
@@ -59,15 +61,16 @@ class Mapper:
         root = self.options.media_root or folder
         options = self.options
         media = SampleMedia(root, max_image_pixels=options.max_image_pixels, check=options.check_media)
-        fields = Fields(values, self.kind.columns, self.options.columns, self.found)
+        noted = set() if unread is None else unread
+        fields = Fields(values, self.kind.columns, self.options.columns, self.found, noted)
         sample = dict(self.kind.read(fields, self.options, media))
         for name, encoding in self.kept.items():
             sample[name] = fit_value(name, encoding, values.get(name), read_media=media.read)
         return sample
 
-    def samples(self, values: Mapping[str, Any], folder: str | None) -> list[Sample]:
+    def samples(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> list[Sample]:
         """The samples that a row gives: one, or one for each answer of a chat where the options say so."""
-        sample = self(values, folder)
+        sample = self(values, folder, unread)
         return list(each_answer(sample)) if self.options.learn == "each" and self.schema == MESSAGES.name else [sample]
 
     def unread(self, values: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
 from .alpaca import exchanges
-from .chat import CHAT_EXTRAS, USUAL_ROLES, Roles, add_system, json_of, read_tools
+from .chat import CHAT_EXTRAS, USUAL_ROLES, Roles, add_system, json_of, note_unread, read_tools
 from .content import MEDIA_ROLES, Turn, store_content
 from .fields import Columns, Fields, named_alike, unpacked
 from .messages import message_turn
@@ -113,6 +113,7 @@ def _store(
             _check_answer(name, turns, last_only=options.learn == "last")
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
     told = iter(store_content([turn for each in parts.values() for turn in each], waiting, media, in_front=True))
+    note_unread((turn for each in parts.values() for turn in each), fields)
     stored: dict[str, Any] = {name: [next(told) for _ in each] for name, each in parts.items()} | {**said}
     tools = read_tools(fields)
     text = json_of({**stored, "tools": tools} if tools else stored)

@@ -9,6 +9,7 @@ from ...mds.lengths import LengthIndex
 from ...mds.measuring import measured_dataset
 from ...mds.stored_lengths import add_lengths
 from ...processors.base import Processor
+from ...processors.not_shown import OnDropped
 from ...storage.storage import open_storage
 
 
@@ -20,6 +21,7 @@ def index_dataset(
     work: Path | None = None,
     on_start: Callable[[Sequence[int], Sequence[int]], None] = lambda shards, missing: None,
     on_samples: Callable[[int], None] = lambda count: None,
+    on_dropped: OnDropped = "error",
 ) -> LengthIndex:
     """Measure every sample of `remote`, write its lengths index there, and return it, memory-mapped.
 
@@ -28,7 +30,13 @@ def index_dataset(
     """
     storage = open_storage(remote)
     with measured_dataset(
-        storage, processor, num_workers=num_workers, work=work, on_start=on_start, on_samples=on_samples
+        storage,
+        processor,
+        num_workers=num_workers,
+        work=work,
+        on_start=on_start,
+        on_samples=on_samples,
+        on_dropped=on_dropped,
     ) as (index, folder):
         add_lengths(storage, index, folder=folder)
     return index

@@ -81,7 +81,9 @@ def other_files(measured_by: Processor | None, carried: Sequence[str] = ()) -> l
     return list(dict.fromkeys(names))
 
 
-def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
+def measured_lengths(
+    lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor, *, not_shown: Mapping[str, int]
+) -> LengthIndex:
     """The lengths index of samples, from several arrays of lengths: uint32[n] or uint32[n, k], see EncodedUnit."""
     columns = np.atleast_2d(np.concatenate(lengths).astype(np.uint32).T)
     patches = np.ascontiguousarray(columns[1]) if len(columns) > 1 else None
@@ -92,6 +94,7 @@ def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Proce
         patches=patches,
         num_tokens_of=dict(zip(MEDIA_KINDS, columns[2:].sum(axis=1, dtype=np.int64).tolist(), strict=False)),
         num_cut=int(columns[5].sum(dtype=np.int64)) if len(columns) > 5 else 0,
+        not_shown=not_shown,
     )
 
 

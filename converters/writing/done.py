@@ -13,10 +13,16 @@ import xxhash
 from ...mds.index import DATASET_NAME
 from ...mds.lengths import lengths_names
 from ...mds.listing import read_if_there
+from ...processors.not_shown import loses_calls
 from ...storage.storage import Storage
 from .replacing import read_claim, read_described
 
-_CHANGES_NOTHING = ("unit_bytes", "units", "on_error")  # in what is written, as long as no row is rejected
+_CHANGES_NOTHING = (
+    "unit_bytes",
+    "units",
+    "on_error",
+    "on_dropped",
+)  # in what is written, as long as no row is rejected
 _OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
     "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
     "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
@@ -60,6 +66,8 @@ def finished_before(targets: Sequence[Storage], asked: Mapping[str, Any]) -> lis
             return None
         finished.append(Finished(description=described, num_tokens=_num_tokens(target, described)))
     if asked["on_error"] == "fail" and any(each.description.get("num_rejected") for each in finished):
+        return None
+    if asked["on_dropped"] == "error" and any(loses_calls(each.description.get("not_shown", {})) for each in finished):
         return None
     return finished
 

@@ -25,7 +25,10 @@ from .shares import Part
 from .unit_files import about_path, samples_path
 
 _FOLDER = "_lmms/encoded"
-_MAY_CHANGE = ("on_error",)  # between the runs of a part, because units that ended at a bad row are not kept
+_MAY_CHANGE = (
+    "on_error",
+    "on_dropped",
+)  # between the runs of a part, because units that ended at a bad row are not kept
 _RECORD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.json")
 _MOST_UNITS = 10**8  # of a source
 _SHOWN = 8  # parts that an error names

@@ -16,8 +16,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...errors import DataError, EmptyRowError, WorkerError
-from ...processors.base import Measured, Processor, or_error, through
-from ...processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
+from ...processors.base import AMOUNTS, Measured, Processor, or_error, through
+from ...processors.measured import (
+    checked,
+    groups,
+    measured_with_media,
+    measures_media,
+    sample_bytes,
+    tells_not_shown,
+    with_not_shown,
+)
+from ...processors.not_shown import OnDropped, check_shown, keys_named
 from ...processors.text import TokensProcessor
 from ...storage.disk_errors import disk_errors
 from ...types import Sample
@@ -32,6 +41,7 @@ from .encoding import ShardFormat
 from .laid import Spans
 from .row_counts import REASONS, Why
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
+from .unread import KEY_OF_MESSAGES
 
 OnError = Literal["fail", "skip"]
 T = TypeVar("T")
@@ -67,7 +77,7 @@ class UnitEncoder:
     documents: samples of tokens become parts of others, so their tokens are stored without anything around them.
     links: whether samples of a shard that lies on this machine may be linked to instead of being copied.
     process_each: of so many rows of a unit one is processed, the others are only measured; None for what on_error asks
-    for.
+    for. on_dropped: whether tools and tool calls that the processor's chat template does not show are an error.
     """
 
     folder: Path
@@ -82,6 +92,7 @@ class UnitEncoder:
     documents: bool = False
     process_each: int | None = None
     links: bool = True
+    on_dropped: OnDropped = "error"
 
     def encoded(self, task: UnitTask) -> tuple[list[bytes], EncodedUnit]:
         """The samples, and what they are, kept in memory alone."""
@@ -176,7 +187,7 @@ class _Encoding:
         self._functions = task.functions
         self._sizes: list[int] = []
         self._rows: list[int] = []
-        self._lengths: list[int | Measured] = []
+        self._lengths: list[int | tuple[int, ...]] = []
         self._rejects: list[tuple[int, str]] = []
         self._left_out: dict[Why, list[int]] = {why: [] for why in REASONS}
         self._unread: dict[str, list[int]] = {}  # name -> rows that hold something by it
@@ -184,7 +195,9 @@ class _Encoding:
         self._spans: list[NDArray[np.int32]] = []  # of each document
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
         has_media = self._measures is not None and measures_media(self._measures)
-        self._shape = (-1, len(Measured._fields)) if has_media else (-1,)  # of the array of lengths
+        self._shape = (-1, AMOUNTS) if has_media else (-1,)  # of the array of lengths
+        self._not_shown: list[int] = []
+        self._named_keys = keys_named(encoder.processor)
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
@@ -222,9 +235,24 @@ class _Encoding:
             return
         for together in groups(mapped, num_bytes=_num_bytes):
             stored = self._stored([made for _, made, _ in together])
-            found = measured_with_media(self._measures, [each for each in stored if not isinstance(each, DataError)])
+            found = self._found([made for _, made, _ in together], stored)
             for (row, _, is_last), each in zip(together, stored, strict=True):
                 yield row, each, _NOTHING if isinstance(each, DataError) else next(found), is_last
+
+    def _found(
+        self, made: Sequence[Sample | DataError], stored: Sequence[Sample | DataError]
+    ) -> Iterator[Measured | DataError]:
+        """What each sample that is stored amounts to. made: the samples before they are tokenized."""
+        assert self._measures is not None
+        found = measured_with_media(self._measures, [each for each in stored if not isinstance(each, DataError)])
+        if self._encoder.processor is None:
+            return found
+        read = [
+            each
+            for each, kept in zip(made, stored, strict=True)
+            if not isinstance(each, DataError) and not isinstance(kept, DataError)
+        ]
+        return with_not_shown(self._encoder.processor, read, found)
 
     def _stored(self, made: Sequence[Sample | DataError]) -> Sequence[Sample | DataError]:
         if not self._encoder.tokenize or self._encoder.processor is None:
@@ -258,12 +286,14 @@ class _Encoding:
                 f"{self._source_name}: the functions of --filter and --map left out all rows before, and take one now: "
                 "what they give must follow from the row alone: correct them"
             )
-        made = or_error(self._mapper.samples, values, self._unit.folder)
+        keys: set[str] = set()
+        made = or_error(self._mapper.samples, values, self._unit.folder, keys)
         if isinstance(made, DataError):
             return [made]
-        if values.keys() <= self._mapper.names:
-            return made
-        for name in self._mapper.unread(values):
+        unread = [f"{KEY_OF_MESSAGES}{key}" for key in sorted(keys - self._named_keys)]
+        if not values.keys() <= self._mapper.names:
+            unread += self._mapper.unread(values)
+        for name in unread:
             rows = self._unread.setdefault(name, [])
             if number not in rows[-1:]:  # the map may make several of a row
                 rows.append(number)
@@ -290,7 +320,8 @@ class _Encoding:
             self._sizes.append(len(each.data))
             self._spans.append(each.spans)
             self._rows.append(row.number)
-            self._lengths.append(each.found if len(self._shape) > 1 else each.found.tokens)
+            self._lengths.append(each.found[:AMOUNTS] if len(self._shape) > 1 else each.found.tokens)
+            self._not_shown.append(each.found.not_shown)
         return [each.data for each in kept]
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> _Encoded | Why:
@@ -322,6 +353,10 @@ class _Encoding:
     def _is_full(self) -> bool:
         return self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
 
+    @property
+    def _tells_not_shown(self) -> bool:
+        return self._encoder.processor is not None and tells_not_shown(self._encoder.processor)
+
     def _check(self, stored: Sample, found: Measured, row: Row) -> None:
         """DataError for a length that no lengths index can hold, or that training would not find.
 
@@ -331,6 +366,7 @@ class _Encoding:
         if self._measures is None:
             return
         checked(found, what="the sample")
+        check_shown(found.not_shown, on_dropped=self._encoder.on_dropped)
         each = self._encoder.process_each or process_each(self._encoder.on_error)
         if row.number % each == 0:
             check_processed(self._measures, stored, length=found.tokens)
@@ -347,6 +383,7 @@ class _Encoding:
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
             spans=Spans.of(self._spans) if self._encoder.documents else None,
             unread={name: np.array(rows, np.int64) for name, rows in self._unread.items()},
+            not_shown=np.array(self._not_shown, np.uint8) if self._tells_not_shown else None,
         )
 
 

@@ -49,12 +49,13 @@ class Laid:
     """Samples, or documents that samples are made of, in order.
 
     samples: int64[n, 4]: unit, first byte in it, size, and the packed row of its source. lengths: as in EncodedUnit,
-    None where nothing measures them. spans: of documents.
+    None where nothing measures them. spans: of documents. not_shown: as in EncodedUnit.
     """
 
     samples: NDArray[np.int64]
     lengths: NDArray[np.uint32] | None
     spans: Spans | None = None
+    not_shown: NDArray[np.uint8] | None = None
 
     def taken(self, numbers: NDArray[np.int64]) -> Laid:
         """Those of these numbers, in their order."""
@@ -62,6 +63,7 @@ class Laid:
             self.samples[numbers],
             None if self.lengths is None else self.lengths[numbers],
             None if self.spans is None else self.spans.taken(numbers),
+            None if self.not_shown is None else self.not_shown[numbers],
         )
 
     @staticmethod
@@ -69,8 +71,10 @@ class Laid:
         """All of them, one part after another."""
         lengths = [part.lengths for part in parts if part.lengths is not None]
         spans = [part.spans for part in parts if part.spans is not None]
+        not_shown = [part.not_shown for part in parts if part.not_shown is not None]
         return Laid(
             np.concatenate([part.samples for part in parts]),
             np.concatenate(lengths) if lengths else None,
             Spans.joined(spans) if spans else None,
+            np.concatenate(not_shown) if not_shown else None,
         )

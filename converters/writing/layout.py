@@ -115,7 +115,7 @@ class Laying:
         self.unread = joined([self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first_row)])
         sizes = encoded.sizes
         samples = np.stack([np.full(len(sizes), task.number), encoded.first_bytes, sizes, rows], axis=1)
-        laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))
+        laid = Laid(samples, encoded.lengths, encoded.spans, encoded.not_shown).taken(np.flatnonzero(is_kept))
         self._bytes_left[task.number] = int(laid.samples[:, 2].sum())
         self._remove_if_unused(task.number)
         self.num_samples += len(laid.samples)

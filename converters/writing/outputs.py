@@ -5,6 +5,7 @@ A shard is full where MDSWriter would say so: with one sample more it would be l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...processors.not_shown import counts_of
 from .documents import Concatenation
 from .encoding import MAX_SHARD_BYTES, ShardFormat
 from .laid import Laid
@@ -36,7 +38,8 @@ class Output:
     """The shards of one dataset as they fill. number: among the outputs of a conversion.
 
     file_numbers: which the files of its shards have in their names, in turn. rows: what its samples were made of, as
-    packed_rows gives it. concatenation: makes samples of documents, where what is added are those.
+    packed_rows gives it. concatenation: makes samples of documents, where what is added are those. not_shown: samples,
+    or documents, whose chat template does not show some content, by the kind of content.
     """
 
     number: int
@@ -48,11 +51,14 @@ class Output:
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
     rows: list[NDArray[np.int64]] = field(default_factory=list)
+    not_shown: Counter[str] = field(default_factory=Counter)
     _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # for each sample: unit, first byte, size
     _bytes: int = 0  # of the shard that the waiting samples will make
 
     def add(self, laid: Laid) -> Iterator[ShardTask]:
         """Samples that follow, or documents; gives shards that are full."""
+        if laid.not_shown is not None:
+            self.not_shown.update(counts_of(laid.not_shown))
         yield from self._fill(laid if self.concatenation is None else self.concatenation.add(laid))
 
     def end_documents(self, *, drop_tail: bool) -> Iterator[ShardTask]:

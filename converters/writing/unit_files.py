@@ -15,12 +15,12 @@ import orjson
 from numpy.typing import NDArray
 
 from ...errors import StorageError
-from ...processors.base import Measured
+from ...processors.base import AMOUNTS
 from .laid import Spans
 from .row_counts import REASONS, RowsLeftOut
 from .unread import UnreadRows
 
-_ARRAYS = ("sizes", "rows", "lengths", "hashes", "places")  # of an EncodedUnit
+_ARRAYS = ("sizes", "rows", "lengths", "hashes", "places", "not_shown")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -29,13 +29,14 @@ class EncodedUnit:
     """What the samples of a unit are.
 
     sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
-    tokens, or uint32[n, 6], all of Measured, where the processor tells what media take; None where nothing measures
-    them. rejects: number of the row in the unit, and what is wrong with it.
+    tokens, or uint32[n, 6], the AMOUNTS of Measured, where the processor tells what media take; None where nothing
+    measures them. rejects: number of the row in the unit, and what is wrong with it.
     left_out: rows that are left out, by why; none where it does not say. hashes: uint64[n, 2], of what is stored of
     each sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents,
     whose tokens alone are stored. unread: rows that hold something by a name that nothing reads. places: int64[n], the
     first byte of each sample in the file, where that is a link to a shard that holds them; None where they lie one
-    after another.
+    after another. not_shown: uint8[n], kinds of content that the chat template does not show, as bits; None where no
+    template tells.
     """
 
     sizes: NDArray[np.int64]
@@ -48,6 +49,7 @@ class EncodedUnit:
     spans: Spans | None = None
     places: NDArray[np.int64] | None = None
     unread: UnreadRows = field(default_factory=dict)
+    not_shown: NDArray[np.uint8] | None = None
 
     @property
     def first_bytes(self) -> NDArray[np.int64]:
@@ -68,6 +70,7 @@ class EncodedUnit:
             spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),
             places=None if self.places is None else self.places[:num_samples],
             unread={name: numbers[numbers <= last_row] for name, numbers in self.unread.items()},
+            not_shown=None if self.not_shown is None else self.not_shown[:num_samples],
         )
 
     def save(self, path: Path) -> None:
@@ -96,6 +99,7 @@ class EncodedUnit:
                     left_out={why: arrays.get(why, _NO_ROWS) for why in REASONS},
                     hashes=arrays.get("hashes"),
                     places=arrays.get("places"),
+                    not_shown=arrays.get("not_shown"),
                     num_rows=about["num_rows"],
                     spans=Spans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,
                     unread={name: arrays[f"unread_{at}"] for at, name in enumerate(about.get("unread", ()))},
@@ -105,10 +109,10 @@ class EncodedUnit:
 
 
 def _of_today(lengths: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
-    """Of an earlier version, which did not know all of Measured: what it did not know is 0."""
+    """Of an earlier version, which did not know all amounts: what it did not know is 0."""
     if lengths is None or lengths.ndim == 1:
         return lengths
-    return np.pad(lengths, ((0, 0), (0, len(Measured._fields) - lengths.shape[1])))
+    return np.pad(lengths, ((0, 0), (0, AMOUNTS - lengths.shape[1])))
 
 
 def samples_path(folder: Path, number: int) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+KEY_OF_MESSAGES = "messages[]."  # before the name of a key of messages; other names are columns
 UnreadRows = Mapping[str, NDArray[np.int64]]  # name -> numbers of the rows in the unit that hold something by this name
 
 

@@ -36,7 +36,10 @@ _HALF_WRITTEN = re.compile(
     r"\.\d+\.tmp"
 )
 _ABOUT_NAME = "conversion.json"
-_MAY_CHANGE = ("on_error",)  # between the runs of a conversion, because units that ended at a bad row are not kept
+_MAY_CHANGE = (
+    "on_error",
+    "on_dropped",
+)  # between the runs of a conversion, because units that ended at a bad row are not kept
 _FIRST_ANNOUNCED = 16  # shards that the claim lists at first; each time that they are made, it lists twice as many
 
 

@@ -27,6 +27,7 @@ from ..storage.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from .plan_report import EpochReport, KindsReport, StepsReport
+    from .trained_report import TrainedReport
 
 console = Console()
 BAR_WIDTH = 40  # columns, where there is room
@@ -45,6 +46,9 @@ _LABELS = {
     "num_overlong": "overlong samples",
     "num_quarantined": "quarantined samples",
     "num_dropped": "dropped samples",
+    "num_without": "samples with nothing trained on",
+    "num_refused": "refused samples",
+    "num_looked_at": "samples looked at",
 }
 
 
@@ -146,12 +150,18 @@ def print_plan(
     steps: StepsReport,
     comparison: Sequence[EpochReport],
     kinds: Sequence[KindsReport] = (),
+    trained: Sequence[TrainedReport] = (),
     *,
     as_json: bool,
 ) -> None:
     """What `lmms-stream plan` found, as tables or as one JSON object."""
     if as_json:
-        tables: dict[str, Sequence[Any]] = {"epochs": epochs, "comparison": comparison, "kinds": kinds}
+        tables: dict[str, Sequence[Any]] = {
+            "epochs": epochs,
+            "comparison": comparison,
+            "kinds": kinds,
+            "trained": trained,
+        }
         records = {name: [dataclasses.asdict(record) for record in table] for name, table in tables.items()}
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
         return
@@ -165,6 +175,25 @@ def print_plan(
         for record in comparison:
             table.add_row(record.source, *(_format(name, getattr(record, name)) for name in COMPARED_FIELDS))
         print_table("strategies, epoch 0", table)
+    _print_trained(trained)
+
+
+def _print_trained(trained: Sequence[TrainedReport]) -> None:
+    """The sources whose trained tokens are known as a table; a line for each other one, and for each without any."""
+    known = [(report.source, report) for report in trained if report.unknown is None]
+    if known:
+        print_records("trained on", known, left_out=["unknown"])
+    for report in trained:
+        line = ""
+        if report.unknown is not None:
+            line = f"the share of trained tokens of {report.source} is not known: {report.unknown}"
+        elif report.num_without == report.num_looked_at - report.num_refused:
+            line = (
+                f"nothing is trained on in any of the {report.num_looked_at:,} samples of {report.source} that were "
+                "looked at: correct what is trained on, or leave the source out"
+            )
+        if line:
+            console.print(Text(visible(line), style="yellow"))
 
 
 def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..converters.stored.inspect.visible import clip, visible
+from ..processors.not_shown import counts_text
 from .console import console, print_found, print_record, print_table
 from .convert_summary import left_out_lines, unread_lines
 
@@ -97,6 +98,8 @@ def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
         console.print(Text(f"left out: {line}", style="yellow"), soft_wrap=True)
     for line in unread_lines(found.unread):
         console.print(Text(visible(f"not read: {line}"), style="yellow"), soft_wrap=True)
+    if found.not_shown:
+        console.print(Text(counts_text(found.not_shown), style="yellow"), soft_wrap=True)
     if found.expected is None:
         print_notes(["a source does not tell how large it is: nothing is said of the whole"])
         return

@@ -150,6 +150,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         shard_bytes=parse_bytes(options.shard_size or DEFAULT_SHARD_BYTES, name="--shard-size"),
         compression=options.compression,
         on_error=options.on_error,
+        on_dropped=options.on_dropped,
         limit=options.limit,
         shuffle_seed=options.shuffle_seed,
         splits=_shares(options.split),

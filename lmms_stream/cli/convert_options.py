@@ -6,7 +6,7 @@ import argparse
 from textwrap import fill
 
 from .command import at_least, help_width, local_file
-from .processor import add_options
+from .processor import add_on_dropped, add_options
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
 
@@ -169,6 +169,7 @@ def _add_rows(group: Group) -> None:
         default="fail",
         help="end at a row that does not fit, or leave it out and count it; default: %(default)s",
     )
+    add_on_dropped(group)
 
 
 def _add_csv(group: Group) -> None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from ..converters.report import KEY_OF_MESSAGES
 from ..converters.stored.inspect.visible import visible
+from ..processors.not_shown import counts_text
 from ..storage.sizes import shown_bytes
 from .console import print_next, print_records, print_table, shown_seconds
 
 if TYPE_CHECKING:
-    from ..converters.report import ConvertReport, RowCounts, UnreadNames
+    from ..converters.report import ConvertReport, RowCounts, Unread, UnreadNames
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
@@ -42,6 +44,8 @@ def print_summary(target: str, report: ConvertReport, *, packing_length: int | N
     if report.num_dropped_tokens:
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
+    if report.not_shown:
+        table.add_row("not shown", counts_text(report.not_shown), style="yellow")
     print_table(target, table)
     if report.splits:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS
@@ -60,12 +64,20 @@ def left_out_lines(counts: RowCounts) -> list[str]:
 
 
 def unread_lines(names: UnreadNames) -> list[str]:
-    """The columns that nothing reads and that the first rows do not have, a line for each."""
-    return [
-        f"column {name} in {_counted(unread.num_rows, 'row')}, first in {unread.first}: the first rows of its source "
-        f"have none (--keep {quote(name)}:json keeps text, numbers, lists and objects)"
-        for name, unread in names.items()
-    ]
+    """The columns that nothing reads and that the first rows do not have, and the keys of messages that nothing reads,
+    a line for each.
+    """
+    return [_unread_line(name, unread) for name, unread in names.items()]
+
+
+def _unread_line(name: str, unread: Unread) -> str:
+    where = f"in {_counted(unread.num_rows, 'row')}, first in {unread.first}"
+    if name.startswith(KEY_OF_MESSAGES):
+        return f"key {name.removeprefix(KEY_OF_MESSAGES)} of messages {where}: nothing here reads it"
+    return (
+        f"column {name} {where}: the first rows of its source have none (--keep {quote(name)}:json keeps text, "
+        "numbers, lists and objects)"
+    )
 
 
 def _counted(count: int, noun: str) -> str:

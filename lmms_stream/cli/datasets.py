@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from .command import add_command, at_least, local_file
-from .processor import add_options, chosen_processor, stored_processor
+from .processor import add_on_dropped, add_options, chosen_processor, stored_processor
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -47,6 +47,7 @@ def _add_index(commands: Commands) -> None:
         "--tokenizer", metavar="PATH", help="measure with this folder or hub id; a tokenized dataset needs none"
     )
     add_options(parser)
+    add_on_dropped(parser)
     parser.add_argument(
         "--workers", type=at_least(1), metavar="N", help="measure in N processes; default: one for each core"
     )
@@ -121,6 +122,7 @@ def _add_merge(commands: Commands) -> None:
 def _index(options: argparse.Namespace) -> int:
     from ..converters.stored.index import index_dataset
     from ..processors.base import cut_media
+    from ..processors.not_shown import counts_text
     from ..processors.parallelism import tokenize_in_one_thread
     from ..processors.text import TokensProcessor
     from .console import bar, console, print_found, print_next, print_record
@@ -143,6 +145,7 @@ def _index(options: argparse.Namespace) -> int:
             work=options.work,
             on_start=begin,
             on_samples=progress.advance,
+            on_dropped=options.on_dropped,
         )
     report = IndexReport(
         num_samples=len(index.lengths),
@@ -154,6 +157,8 @@ def _index(options: argparse.Namespace) -> int:
     print_record(options.remote, report)
     if index.num_cut:
         print_found(cut_media(index.num_cut))
+    if index.not_shown:
+        print_found(counts_text(index.not_shown))
     print_next(plan_command(options.remote))
     return 0
 

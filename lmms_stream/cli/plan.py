@@ -12,8 +12,11 @@ from .command import add_command, at_least, local_file
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..mds.core import PackedDataset
     from ..plan.mixture import Mixture
-    from ..plan.pack_plan import PackPlan
+    from ..processors.base import Processor
     from ..types import World
     from .command import Commands
 
@@ -160,8 +163,9 @@ def _check_options(options: argparse.Namespace) -> None:
 def _plan_datasets(options: argparse.Namespace) -> int:
     from .console import print_next, print_plan
     from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_kinds, report_steps, with_strategy
+    from .trained_report import report_trained
 
-    mixture, global_batch, world = _opened(options)
+    mixture, global_batch, world, datasets = _opened(options)
     plans = mixture.plans
     num_epochs = options.epochs or 1
     steps = report_steps(mixture, global_batch=global_batch, world=world)
@@ -177,7 +181,10 @@ def _plan_datasets(options: argparse.Namespace) -> int:
         }
     comparison = [report_epoch(plan, source=name, epoch=0) for name, plan in compared.items()]
     kinds = [report for name, plan in plans.items() if (report := report_kinds(plan, source=name)) is not None]
-    print_plan(epochs, steps, comparison, kinds, as_json=options.json)
+    trained = [
+        report_trained(each, _reading(each), source=name, num_sources=len(datasets)) for name, each in datasets.items()
+    ]
+    print_plan(epochs, steps, comparison, kinds, trained, as_json=options.json)
     if options.plot:
         plot_plans(compared or plans, options.plot)
     if not options.json:
@@ -185,8 +192,10 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     return 0
 
 
-def _opened(options: argparse.Namespace) -> tuple[Mixture, int, World]:
-    """The packs of a run's file, or of datasets with the options; the packs of a step; the ranks that share them."""
+def _opened(options: argparse.Namespace) -> tuple[Mixture, int, World, Mapping[str, PackedDataset]]:
+    """The packs of a run's file, or of datasets with the options; the packs of a step; the ranks that share them; the
+    datasets by name.
+    """
     from ..plan.mixture import Mixture
     from ..types import World
 
@@ -196,12 +205,13 @@ def _opened(options: argparse.Namespace) -> tuple[Mixture, int, World]:
 
         overrides = [] if options.global_batch is None else [f"train.global_batch={options.global_batch}"]
         run = open_run(path, world=world, overrides=overrides, is_stored=True)
-        return run.mixture, run.train.global_batch, run.world
-    plans = _open_plans(options)
+        return run.mixture, run.train.global_batch, run.world, run.datasets
+    datasets = _open_datasets(options)
+    plans = {name: each.plan for name, each in datasets.items()}
     if options.weights and len(options.weights) != len(plans):
         raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
     weights = dict(zip(plans, map(_share, options.weights), strict=True)) if options.weights else None
-    return Mixture(plans, weights=weights), options.global_batch or DEFAULT_GLOBAL_BATCH, world
+    return Mixture(plans, weights=weights), options.global_batch or DEFAULT_GLOBAL_BATCH, world, datasets
 
 
 def _run_file(options: argparse.Namespace) -> Path | None:
@@ -237,8 +247,8 @@ def _share(text: str) -> float:
         raise ConfigError(f"--weights {text}: names are taken with --from; give a number for each dataset") from None
 
 
-def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
-    """The plan of each remote, by the last name in its path, with a number where that stands twice."""
+def _open_datasets(options: argparse.Namespace) -> dict[str, PackedDataset]:
+    """The dataset of each remote, by the last name in its path, with a number where that stands twice."""
     from ..mds.core import PackedDataset
     from ..mds.streams import StreamConfig
     from ..plan.order import OrderConfig
@@ -251,10 +261,20 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
         max_samples_per_pack=options.max_samples_per_pack,
     )
     order = OrderConfig(seed=options.seed or 0, num_canonical_nodes=options.canonical_nodes)
-    plans: dict[str, PackPlan] = {}
+    datasets: dict[str, PackedDataset] = {}
     for remote in options.remotes:
         processor = stored_processor(remote, options)
         dataset = PackedDataset([StreamConfig(remote=remote)], processor=processor, packing=packing, order=order)
         name = remote.rstrip("/").rsplit("/", 1)[-1]
-        plans[f"{name} ({len(plans) + 1})" if name in plans else name] = dataset.plan
-    return plans
+        datasets[f"{name} ({len(datasets) + 1})" if name in datasets else name] = dataset
+    return datasets
+
+
+def _reading(dataset: PackedDataset) -> Processor | None:
+    """What makes tokens of the samples of a dataset: its processor; without one, what stored tokens need."""
+    from ..converters.stored.catalog import schema_of
+    from ..processors.text import TokensProcessor
+
+    if dataset.processor is None and schema_of(list(dataset.one.shards[:1])) == TokensProcessor.schema:
+        return TokensProcessor()
+    return dataset.processor

@@ -56,6 +56,17 @@ def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence
     return ProcessorChoice(tokenizer=tokenizer, type=kind, settings=nested_settings(settings))
 
 
+def add_on_dropped(parser: Options) -> None:
+    """--on-dropped."""
+    parser.add_argument(
+        "--on-dropped",
+        choices=("error", "warn"),
+        default="error",
+        help="take tools and tool calls that the chat template does not show for an error of the row, or count them as "
+        "other content that it does not show; default: %(default)s",
+    )
+
+
 def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> Processor | None:
     """The processor of that kind; None if no kind is chosen. ConfigError for settings that it does not have."""
     choice = processor_choice(tokenizer, kind, settings) if kind is not None or settings else None

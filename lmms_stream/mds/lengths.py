@@ -12,7 +12,7 @@ import json
 import mmap
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import LengthsError
 from ..plan.lengths import HASH_BYTES, Lengths, hash_lengths
+from ..processors.not_shown import added
 
 LENGTHS_FOLDER = "_lmms/lengths"
 KINDS = ("text", "image", "video", "audio")  # that tokens are of
@@ -48,7 +49,8 @@ class LengthsDescription:
     """What the JSON file of an index says. patches_hash: None where no sample has patches.
 
     num_tokens_of: of each of KINDS; None where there are no patches, or it is not known, because the samples are some
-    of those that were measured. num_cut: media of which not all is read.
+    of those that were measured. num_cut: media of which not all is read. not_shown: samples with content that the chat
+    template does not show, by the kind of content.
     """
 
     num_samples: int
@@ -57,6 +59,7 @@ class LengthsDescription:
     patches_hash: str | None = None
     num_tokens_of: Mapping[str, int] | None = None
     num_cut: int = 0
+    not_shown: Mapping[str, int] = field(default_factory=dict)
 
 
 def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
@@ -70,6 +73,7 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
             num_samples=int(said["num_samples"]),
             content_hash=str(said["content_hash"]),
             processor=dict(said["processor"]),
+            not_shown={str(kind): int(count) for kind, count in dict(said.get("not_shown", {})).items()},
         )
         if "patches_hash" in said:
             of_kinds = said.get("num_tokens_of")  # None: samples of several datasets, of which it is not known
@@ -115,13 +119,15 @@ class LengthIndex(Lengths):
 
     fingerprint: hash of all that can change a length. content_hash: hash of the lengths themselves.
     processor: the description of what measured them. num_tokens_of: tokens of each of KINDS, where there are patches.
-    num_cut: media of which not all is read, because they are longer than the processor takes.
+    num_cut: media of which not all is read, because they are longer than the processor takes. not_shown: samples whose
+    chat template does not show some content, by the kind of content.
     """
 
     fingerprint: str
     processor: Mapping[str, Any]
     num_tokens_of: Mapping[str, int] | None = None
     num_cut: int = 0
+    not_shown: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def from_array(
@@ -132,6 +138,7 @@ class LengthIndex(Lengths):
         patches: NDArray[np.integer[Any]] | None = None,
         num_tokens_of: Mapping[str, int] | None = None,
         num_cut: int = 0,
+        not_shown: Mapping[str, int] | None = None,
     ) -> LengthIndex:
         """num_tokens_of: of media; the other tokens are of text. Patches that are all 0 are as none."""
         index = LengthIndex(
@@ -139,6 +146,7 @@ class LengthIndex(Lengths):
             fingerprint=fingerprint,
             content_hash=hash_lengths(lengths),
             processor=processor or {},
+            not_shown=dict(not_shown or {}),
         )
         if patches is None or not np.any(patches):
             return index
@@ -187,6 +195,7 @@ class LengthIndex(Lengths):
             "content_hash": self.content_hash,
             "processor": dict(self.processor),
         }
+        description |= {"not_shown": dict(self.not_shown)} if self.not_shown else {}
         names = [array_name]
         if self.patches is not None:
             names.append(patches_name(self.fingerprint))
@@ -214,6 +223,7 @@ class LengthIndex(Lengths):
             fingerprint=fingerprint,
             content_hash=described.content_hash,
             processor=described.processor,
+            not_shown=described.not_shown,
         )
         if described.patches_hash is None:
             return index
@@ -262,7 +272,7 @@ def joint_index(
     """The index of samples of several indexes of one processor, which are released.
 
     lengths, patches: of those samples. is_all: each sample is among them once; only then is it known how the tokens
-    divide into kinds, and how many media are cut.
+    divide into kinds, how many media are cut, and what is not shown.
     """
     first = indexes[0]
     for index in indexes:
@@ -274,6 +284,7 @@ def joint_index(
         patches=patches,
         num_tokens_of={kind: sum((each.num_tokens_of or {}).get(kind, 0) for each in indexes) for kind in KINDS},
         num_cut=sum(index.num_cut for index in indexes) if is_all else 0,
+        not_shown=added(index.not_shown for index in indexes) if is_all else {},
     )
     is_known = is_all and all(index.patches is None or index.num_tokens_of is not None for index in indexes)
     return made if is_known or made.patches is None else replace(made, num_tokens_of=None)

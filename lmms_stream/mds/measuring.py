@@ -31,7 +31,9 @@ from ..processors.measured import (
     measured_with_media,
     measures_media,
     sample_bytes,
+    with_not_shown,
 )
+from ..processors.not_shown import KINDS, OnDropped, check_shown, loses_calls
 from ..storage.cache import LocalCache, default_cache_folder, home_folder
 from ..storage.locks import locked
 from ..storage.storage import Storage
@@ -63,6 +65,7 @@ def measured_dataset(
     work: Path | None = None,
     on_start: Callable[[Sequence[int], Sequence[int]], None] = lambda shards, missing: None,
     on_samples: Callable[[int], None] = lambda count: None,
+    on_dropped: OnDropped = "error",
 ) -> Iterator[tuple[LengthIndex, Path]]:
     """Measure every sample of a dataset: its lengths index, memory-mapped from a folder, and that folder.
 
@@ -70,7 +73,8 @@ def measured_dataset(
     measure (default: the cores this process may use); 1 measures in this one. The index does not depend on it. work:
     folder for the lengths of finished shards until all are (default: below the dataset's default cache folder), known
     by the processor's fingerprint and their entry in index.json. on_start: told the numbers of samples of all shards,
-    and of those that no earlier run measured. on_samples: told how many more samples were measured. Raises what the
+    and of those that no earlier run measured. on_samples: told how many more samples were measured. on_dropped:
+    whether tools and tool calls that the chat template does not show are an error, or only counted. Raises what the
     processor raises, naming the sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies;
     BeingMeasuredError; StorageError; ShardError; ConfigError.
     """
@@ -78,9 +82,9 @@ def measured_dataset(
     tasks = _read_tasks(storage)
     fingerprint = processor_fingerprint(processor)
     with _work_folder(storage.url, fingerprint, work) as (folder, downloads):
-        missing = [number for number, (info, _) in enumerate(tasks) if _read_lengths(folder, info) is None]
+        missing = [number for number, (info, _) in enumerate(tasks) if _is_missing(folder, info, on_dropped)]
         on_start(tasks.samples.tolist(), tasks.samples[missing].tolist())
-        measurer = _Measurer(processor, LocalCache(storage, downloads))
+        measurer = _Measurer(processor, LocalCache(storage, downloads), on_dropped)
         num_processes = max(1, min(num_workers or num_cores(), len(missing)))
         with open_pool(measurer, num_processes, name=lambda task: task[0].name, on_progress=on_samples) as pool:
             for (info, _), of_shard in do_all(pool, map(tasks.__getitem__, missing)):
@@ -169,9 +173,19 @@ def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
     return lengths if kept == _digest(info, lengths) + lengths else None
 
 
+def _is_missing(folder: Path, info: ShardInfo, on_dropped: OnDropped) -> bool:
+    """Return whether a shard has no kept lengths, or has samples that are an error now and were only counted before."""
+    kept = _read_lengths(folder, info)
+    if kept is None or on_dropped == "warn":
+        return kept is None
+    not_shown = ShardLengths.from_bytes(kept, num_samples=info.num_samples).not_shown
+    return loses_calls(kind for kind, count in zip(KINDS, not_shown.tolist(), strict=True) if count)
+
+
 def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) -> LengthIndex:
     """The index of all shards in their order, mapped: 10^9 lengths are 4 GB."""
     sums, num_cut = np.zeros(len(MEDIA_KINDS), np.int64), 0
+    not_shown = np.zeros(len(KINDS), np.int64)
     has_patches = False
     with (folder / "all").open("wb") as lengths, (folder / "all-patches").open("wb") as patches:
         for info, _ in tasks:
@@ -185,6 +199,7 @@ def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) ->
                 has_patches |= bool(of_shard.patches.any())
             sums += of_shard.media_tokens
             num_cut += int(of_shard.num_cut[0])
+            not_shown += of_shard.not_shown
     return LengthIndex.from_array(
         _mapped(folder / "all"),
         fingerprint=processor_fingerprint(processor),
@@ -192,6 +207,7 @@ def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) ->
         patches=_mapped(folder / "all-patches") if has_patches else None,
         num_tokens_of=dict(zip(MEDIA_KINDS, sums.tolist(), strict=True)),
         num_cut=num_cut,
+        not_shown={kind: count for kind, count in zip(KINDS, not_shown.tolist(), strict=True) if count},
     )
 
 
@@ -205,6 +221,7 @@ class _Measurer:
 
     processor: Processor
     cache: LocalCache
+    on_dropped: OnDropped
 
     def __call__(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
         """What is measured of a shard (ShardLengths), as bytes; on_samples is told now and then how many more samples
@@ -233,11 +250,13 @@ class _Measurer:
         whole = _WholeSamples(shard, self.processor)
         for group in groups(_samples(shard, first_id), num_bytes=sample_bytes):
             found = measured_with_media(self.processor, group, whole=partial(whole.sample, index))
+            found = with_not_shown(self.processor, group, found)
             for _ in group:
                 with _named(shard, index, first_id):
                     sample = next(found)
                     if isinstance(sample, DataError):
                         raise sample
+                    check_shown(sample.not_shown, on_dropped=self.on_dropped)
                 yield checked(sample, what=_name(shard, index, first_id))
                 index += 1
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..processors.base import Measured
+from ..processors.not_shown import KINDS
 
 _LENGTH = np.dtype("<u4")
 _SUM = np.dtype("<i8")
@@ -20,13 +20,14 @@ class ShardLengths:
     """lengths: uint32[num_samples], tokens. patches: uint32[num_samples]; None where the processor tells none.
 
     media_tokens: int64[3], tokens of all samples that stand for each of MEDIA_KINDS. num_cut: int64[1], media of which
-    not all is read.
+    not all is read. not_shown: int64[k], samples with content of each of KINDS that the chat template does not show.
     """
 
     lengths: NDArray[np.uint32]
     patches: NDArray[np.uint32] | None = None
     media_tokens: NDArray[np.int64]
     num_cut: NDArray[np.int64]
+    not_shown: NDArray[np.int64]
 
     @staticmethod
     def empty(num_samples: int, *, with_patches: bool) -> ShardLengths:
@@ -36,6 +37,7 @@ class ShardLengths:
             patches=np.zeros(num_samples, _LENGTH) if with_patches else None,
             media_tokens=np.zeros(len(MEDIA_KINDS), _SUM),
             num_cut=np.zeros(1, _SUM),
+            not_shown=np.zeros(len(KINDS), _SUM),
         )
 
     def put(self, index: int, found: Measured) -> None:
@@ -44,24 +46,33 @@ class ShardLengths:
             self.patches[index] = found.patches
             self.media_tokens[:] += found[2:5]
             self.num_cut[:] += found.num_cut
+        if found.not_shown:
+            self.not_shown[:] += found.not_shown >> np.arange(len(KINDS)) & 1
 
     def to_bytes(self) -> bytes:
-        """The lengths, and where there are patches those and the sums after them, the last only if it is not 0."""
-        arrays: list[NDArray[Any]] = [self.lengths]
-        if self.patches is not None:
-            arrays += [self.patches, self.media_tokens]
-        if self.num_cut.any():
-            arrays += [self.num_cut]
-        return b"".join(array.tobytes() for array in arrays)
+        """The lengths, the patches where there are any, and the sums after them, without zeros at their end."""
+        sums = np.concatenate([self.media_tokens, self.num_cut, self.not_shown])
+        if self.patches is None and not sums.any():
+            return self.lengths.tobytes()
+        patches = np.zeros_like(self.lengths) if self.patches is None else self.patches
+        num_sums = max(len(self.media_tokens), int(np.flatnonzero(sums).max(initial=-1)) + 1)
+        return b"".join(array.tobytes() for array in (self.lengths, patches, sums[:num_sums]))
 
     @staticmethod
     def from_bytes(data: bytes, *, num_samples: int) -> ShardLengths:
         """What to_bytes gave for a shard of num_samples."""
         lengths = np.frombuffer(data, _LENGTH, num_samples)
-        if len(data) == lengths.nbytes:
-            sums = np.zeros(len(MEDIA_KINDS) + 1, _SUM)
-            patches = None
-        else:
+        num_media = len(MEDIA_KINDS)
+        sums = np.zeros(num_media + 1 + len(KINDS), _SUM)
+        patches = None
+        if len(data) > lengths.nbytes:
             patches = np.frombuffer(data, _LENGTH, num_samples, lengths.nbytes)
-            sums = np.append(np.frombuffer(data, _SUM, offset=2 * lengths.nbytes), _SUM.type(0))
-        return ShardLengths(lengths=lengths, patches=patches, media_tokens=sums[:3], num_cut=sums[3:4])
+            known = np.frombuffer(data, _SUM, offset=2 * lengths.nbytes)
+            sums[: len(known)] = known
+        return ShardLengths(
+            lengths=lengths,
+            patches=patches,
+            media_tokens=sums[:num_media],
+            num_cut=sums[num_media : num_media + 1],
+            not_shown=sums[num_media + 1 :],
+        )

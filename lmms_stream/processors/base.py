@@ -40,7 +40,8 @@ class Measured(NamedTuple):
     """What a sample amounts to.
 
     tokens: all, as `measure` gives them; image_tokens, video_tokens, audio_tokens: those of them that stand for media.
-    patches: rows of the tower's input, which are its work. num_cut: its media of which not all is read.
+    patches: rows of the tower's input, which are its work. num_cut: its media of which not all is read. not_shown: the
+    kinds of content that its chat template does not show, as bits of not_shown.KINDS.
     """
 
     tokens: int
@@ -49,6 +50,10 @@ class Measured(NamedTuple):
     video_tokens: int = 0
     audio_tokens: int = 0
     num_cut: int = 0
+    not_shown: int = 0
+
+
+AMOUNTS = 6  # fields of Measured that are numbers of something: all but not_shown
 
 
 def cut_media(num_cut: int) -> str:
@@ -72,6 +77,12 @@ def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
     if isinstance(measured, DataError):
         raise measured
     return measured if isinstance(measured, int) else measured.tokens
+
+
+# A processor of chats may also have `not_shown`: for each of several samples, the kinds of content that its chat
+# template does not show, as bits of not_shown.KINDS, or the DataError that reading it raises. A class that has another
+# `measure` or `process` needs another `not_shown` too, or nothing is counted.
+NotShownOf = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
 class FactsMissingError(DataError):

@@ -72,6 +72,10 @@ class ChatProcessor:
         texts = [or_error(self._text, sample) for sample in samples]
         return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
 
+    def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See NotShownOf."""
+        return [or_error(lambda sample: self._conversations.not_shown(_read(sample)), sample) for sample in samples]
+
     def _text(self, sample: Sample) -> str:
         return self._conversations.text(_read(sample))
 

@@ -14,6 +14,7 @@ from ..errors import ConfigError, DataError
 from .base import Tokens, or_error
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate
+from .not_shown import NotShown
 from .spans import learnt_of, spans_of
 from .stops import Stops
 from .stored_chat import read_chat
@@ -112,6 +113,10 @@ class Conversations:
                 stacklevel=3,
             )
 
+    def not_shown(self, chat: Chat) -> int:
+        """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS."""
+        return self._not_shown.of(chat.messages, chat.tools)
+
     def rendered(self, chat: Chat) -> Rendered:
         """DataError besides where what the assistant says cannot be told from the rest."""
         if self.learn == "last":
@@ -159,8 +164,13 @@ class Conversations:
     def _thoughts(self) -> dict[str, Thoughts | None]:
         return {name: None if each.has_marks else Thoughts(each.render) for name, each in self._templates.items()}
 
+    @cached_property
+    def _not_shown(self) -> NotShown:
+        return NotShown(lambda messages, tools: self._render(Chat(messages, tools, frozenset()))[0])
+
     def __getstate__(self) -> dict[str, Any]:
-        made_again = ("_templates", "_stops", "_thoughts")  # where they are used: compiled templates are not sent
+        # Made again where they are used: compiled templates are not sent.
+        made_again = ("_templates", "_stops", "_thoughts", "_not_shown")
         return {name: value for name, value in self.__dict__.items() if name not in made_again}
 
     def _name_of_template(self, chat: Chat) -> str:

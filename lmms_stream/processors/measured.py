@@ -9,7 +9,16 @@ from typing import TypeVar
 
 from ..errors import ConfigError, DataError
 from ..types import Sample
-from .base import FactsMissingError, MeasureAll, Measured, MeasureMedia, Processor, or_error, works_together
+from .base import (
+    FactsMissingError,
+    MeasureAll,
+    Measured,
+    MeasureMedia,
+    NotShownOf,
+    Processor,
+    or_error,
+    works_together,
+)
 
 T = TypeVar("T")
 
@@ -73,6 +82,26 @@ def measured_with_media(
         if isinstance(each, FactsMissingError) and whole is not None:
             each = or_error(_measured_alone, measure_media, whole(index))
         yield each
+
+
+def tells_not_shown(processor: Processor) -> bool:
+    """Return whether a processor tells what its chat template does not show of its samples."""
+    return works_together(type(processor), "measure", "not_shown")
+
+
+def with_not_shown(
+    processor: Processor, samples: Sequence[Sample], found: Iterable[Measured | DataError]
+) -> Iterator[Measured | DataError]:
+    """Yield what was found of each sample, with what the chat template of `processor` does not show of it."""
+    if not tells_not_shown(processor):
+        yield from found
+        return
+    not_shown_of: NotShownOf = processor.not_shown  # type: ignore[attr-defined]
+    for each, bits in zip(found, not_shown_of(samples), strict=True):
+        if isinstance(each, DataError) or isinstance(bits, DataError):
+            yield each
+        else:
+            yield each._replace(not_shown=bits)
 
 
 def _measured_alone(measure_media: MeasureMedia, sample: Sample) -> Measured:

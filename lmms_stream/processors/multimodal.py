@@ -103,6 +103,10 @@ class MultimodalProcessor:
         """See MeasureMedia."""
         return through([or_error(self._text, sample) for sample in samples], self._measured)
 
+    def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See NotShownOf."""
+        return [or_error(lambda sample: self._conversations.not_shown(_read(sample)[0]), sample) for sample in samples]
+
     def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
         """int64[T], the tokens of a sample's messages as if the assistant were to go on."""
         chat, parts = _read(sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -82,6 +83,20 @@ class PreferenceProcessor:
             each if isinstance(each, DataError) else sum(next(counted[each.is_chat]) for _ in each.texts)
             for each in made
         ]
+
+    def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See NotShownOf."""
+        return [or_error(self._not_shown, sample) for sample in samples]
+
+    def _not_shown(self, sample: Sample) -> int:
+        stored = read_preference(sample["messages"])
+        if isinstance(stored.prompt, str):
+            return 0
+        bits = 0
+        for answer in stored.answers.values():
+            chat = Chat.of(copy.deepcopy([*stored.prompt, *answer]), stored.tools, joined_text)
+            bits |= self._chats().not_shown(chat)
+        return bits
 
     def process(self, sample: Sample) -> Processed:
         stored = read_preference(sample["messages"])

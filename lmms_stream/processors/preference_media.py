@@ -46,6 +46,18 @@ class MediaPreferenceProcessor:
         found = iter(self.processor.measure_media(chats))
         return through(made, lambda of_samples: [_summed([next(found) for _ in each]) for each in of_samples])
 
+    def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See NotShownOf."""
+        return [or_error(self._not_shown, sample) for sample in samples]
+
+    def _not_shown(self, sample: Sample) -> int:
+        bits = 0
+        for each in self.processor.not_shown(_chats(sample)):
+            if isinstance(each, DataError):
+                raise each
+            bits |= each
+        return bits
+
     def process(self, sample: Sample) -> Processed:
         stored = _read(sample)
         prompt = self.processor.prompt_ids(_chat(stored, stored.prompt, sample))

@@ -44,7 +44,7 @@ def called(tmp_path: Path, chat_processor: ChatProcessor) -> str:
     """A dataset of one chat with tools and one without."""
     rows = [{"messages": MESSAGES, "tools": [WEATHER]}, {"messages": MESSAGES[:1] + MESSAGES[-1:], "tools": None}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    convert([tmp_path / "rows.jsonl"], str(tmp_path / "chats"), processor=chat_processor)
+    convert([tmp_path / "rows.jsonl"], str(tmp_path / "chats"), processor=chat_processor, on_dropped="warn")
     return str(tmp_path / "chats")
 
 

@@ -19,6 +19,7 @@ from ....mds.provenance import Provenance
 from ....mds.shard import Shard
 from ....mds.shard_files import fetch_shard
 from ....processors.base import Processor
+from ....processors.not_shown import counts_text
 from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import open_storage
@@ -45,7 +46,9 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthsView:
-    """One lengths index. counts[i]: samples of edges[i] <= tokens < edges[i + 1]."""
+    """One lengths index. counts[i]: samples of edges[i] <= tokens < edges[i + 1]. not_shown: samples with content that
+    the chat template does not show, by its kind.
+    """
 
     fingerprint: str
     processor: Mapping[str, Any]
@@ -53,12 +56,14 @@ class LengthsView:
     tokens: Spread
     edges: tuple[int, ...]
     counts: tuple[int, ...]
+    not_shown: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
     """num_bytes: of all shards, decompressed; stored_bytes: as they are stored. sample_bytes: of the samples of
-    num_measured_shards. compression: None for none. notes: what is not shown, and why.
+    num_measured_shards. compression: None for none. not_shown: samples with content that the chat template did not
+    show when they were converted, by its kind. notes: what is not shown here, and why.
     """
 
     url: str
@@ -73,6 +78,7 @@ class Inspection:
     sample_bytes: Spread
     lengths: tuple[LengthsView, ...]
     samples: tuple[SampleView, ...]
+    not_shown: Mapping[str, int]
     notes: tuple[str, ...]
 
 
@@ -127,6 +133,7 @@ def inspect_dataset(
         sample_bytes=Spread.of(np.concatenate(sizes)),
         lengths=tuple(lengths),
         samples=samples,
+        not_shown=(catalog.dataset or {}).get("not_shown", {}),
         notes=tuple(notes),
     )
 
@@ -156,6 +163,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
     stored = (
         "" if inspection.compression is None else f", {inspection.stored_bytes:,} as stored ({inspection.compression})"
     )
+    is_said = any(lengths.not_shown for lengths in inspection.lengths)
     return {
         "schema": inspection.schema or "none of ours",
         "samples": f"{inspection.num_samples:,}",
@@ -164,6 +172,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
         "compression": inspection.compression or "none",
         "bytes of a sample": f"{sizes.minimum:,} to {sizes.maximum:,}, median {sizes.median:,.0f}"
         + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if is_partial else ""),
+        **({"not shown": counts_text(inspection.not_shown)} if inspection.not_shown and not is_said else {}),
     }
 
 
@@ -177,6 +186,7 @@ def describe_lengths(lengths: LengthsView) -> dict[str, str]:
         ),
         "tokens": f"{lengths.num_tokens:,}",
         "tokens of a sample": f"{tokens.minimum:,} to {tokens.maximum:,}, median {tokens.median:,.0f}",
+        **({"not shown": counts_text(lengths.not_shown)} if lengths.not_shown else {}),
     }
 
 
@@ -284,6 +294,7 @@ def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[
         tokens=Spread.of(index.lengths),
         edges=edges,
         counts=counts,
+        not_shown=dict(index.not_shown),
     )
 
 

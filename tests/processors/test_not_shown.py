@@ -1,0 +1,162 @@
+"""What a chat template does not show of a conversation is found, by kind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.errors import DataError
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.measured import tells_not_shown
+from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.processors.not_shown import KINDS, check_shown, counts_text, keys_named, kinds_of
+from lmms_stream.processors.preference import PreferenceProcessor
+from lmms_stream.processors.preference_media import MediaPreferenceProcessor
+
+from .test_chat_template import stored, with_template
+from .test_template_inputs import showing
+from .tiny_vlm import save_processor
+
+PLAIN = showing("{{ m.content }}")
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+THOUGHT = "{% if m.reasoning_content %}<think>{{ m.reasoning_content | trim }}</think>{% endif %}"
+WHOLE = "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}" + showing(THOUGHT + "{{ m.content | trim }}" + CALLS)
+# Shows the thoughts of the last message only, also where they are in its content, as Qwen3's template does.
+LAST_THOUGHT = "{% if tools %}{{ tools | tojson }}{% endif %}" + showing(
+    "{% set content = m.content %}{% set thought = m.reasoning_content or '' %}"
+    "{% if '</think>' in content %}{% set thought = content.split('</think>')[0].split('<think>')[-1] %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.last %}<think>{{ thought }}</think>{% endif %}{{ content }}" + CALLS
+)
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALL = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "weather?"},
+    {"role": "assistant", "content": None, "reasoning_content": "I look. ", "tool_calls": [CALL]},
+    {"role": "tool", "content": "rain", "tool_call_id": "1", "name": "weather"},
+    {"role": "assistant", "content": " It rains."},
+]
+
+
+def found(processor: Any, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
+    (bits,) = processor.not_shown([stored(messages, tools)])
+    return kinds_of(bits)
+
+
+def chatting(tokenizer: Path, template: str) -> ChatProcessor:
+    return ChatProcessor(with_template(tokenizer, template))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (WHOLE, []),
+        (PLAIN, ["tools", "tool_calls", "reasoning"]),
+        ("{% if tools %}{{ tools | length }} tools{% endif %}" + PLAIN, ["tools", "tool_calls", "reasoning"]),
+        (WHOLE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"), ["system"]),
+        (WHOLE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"), ["tool_results"]),
+        (WHOLE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'user' %}"), ["content"]),
+        (WHOLE.replace("c.function |", "c.function.name |"), ["tool_calls"]),
+        (WHOLE.replace("{{ m.content | trim }}", "{{ m.content | upper }}"), []),
+        (WHOLE.replace("{{ m.content | trim }}", "{{ m.content | trim | tojson }}"), []),
+        (WHOLE.replace("{{ m.content | trim }}", "{% for w in m.content.split() %}{{ w }}\n{% endfor %}"), []),
+        (LAST_THOUGHT.replace("m.content %}", "m.content or '' %}"), ["reasoning"]),
+    ],
+)
+def test_kinds_of_content_that_a_template_does_not_show(tokenizer: Path, template: str, expected: list[str]) -> None:
+    processor = chatting(tokenizer, template)
+    for _ in range(2):  # the second time the shape is known
+        assert found(processor, CHAT, TOOLS) == expected
+    assert found(pickle.loads(pickle.dumps(processor)), CHAT, TOOLS) == expected
+
+
+def test_tools_and_calls_without_the_layer_of_functions(tokenizer: Path) -> None:
+    chat = copy.deepcopy(CHAT)
+    chat[2]["tool_calls"] = [{"name": "weather", "arguments": {"city": "Oslo"}}]
+    flat = WHOLE.replace("c.function |", "c |")
+    assert found(chatting(tokenizer, flat), chat, [TOOLS[0]["function"]]) == []
+    assert found(chatting(tokenizer, PLAIN), chat, [TOOLS[0]["function"]]) == ["tools", "tool_calls", "reasoning"]
+
+
+def test_a_text_that_stands_elsewhere_does_not_hide_what_is_lost(tokenizer: Path) -> None:
+    """The user says the name of the tool, and the answer repeats the thought."""
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": 'weather {"city": "Oslo"}'},
+        {"role": "assistant", "content": "x", "reasoning": "x", "tool_calls": [CALL]},
+    ]
+    assert found(chatting(tokenizer, PLAIN), chat, TOOLS) == ["tools", "tool_calls", "reasoning"]
+
+
+def test_thoughts_of_earlier_answers_that_a_template_leaves_out(tokenizer: Path) -> None:
+    processor = chatting(tokenizer, LAST_THOUGHT)
+    asked: dict[str, Any] = {"role": "user", "content": "q"}
+    for answer in ({"reasoning_content": "t", "content": "a"}, {"content": "<think>\nt\n</think>\n\na"}):
+        answers: list[dict[str, Any]] = [asked, {"role": "assistant", **answer}]
+        assert found(processor, answers) == []
+        assert found(processor, answers * 2) == ["reasoning"]
+    assert found(processor, [asked, {"role": "assistant", "content": "a"}] * 2) == []
+    assert found(processor, [{"role": "user", "content": "what is </think>?"}, answers[1]]) == []
+
+
+def test_a_template_that_refuses_marks_is_asked_by_the_texts_themselves(tokenizer: Path) -> None:
+    strict = "{% if m.content not in ['q', 'a', ''] %}{{ raise_exception('no') }}{% endif %}"
+    processor = chatting(tokenizer, showing(strict + "{% if m.role != 'user' %}{{ m.content }}{% endif %}"))
+    answer = {"role": "assistant", "content": "a"}
+    assert found(processor, [{"role": "user", "content": "q"}, answer]) == ["content"]
+    assert found(processor, [{"role": "user", "content": ""}, answer]) == []
+    assert found(processor, [{"role": "user", "content": "other"}, answer]) == []  # measuring it is the error
+
+
+def test_what_is_not_shown_to_other_processors(tokenizer: Path, tmp_path: Path) -> None:
+    answers = {"chosen": CHAT[2:3], "rejected": CHAT[4:]}
+    sample = {"messages": json.dumps({"prompt": CHAT[:2], **answers, "tools": TOOLS})}
+    processor = PreferenceProcessor(with_template(tokenizer, PLAIN))
+    assert [kinds_of(bits) for bits in processor.not_shown([sample])] == [["tools", "tool_calls", "reasoning"]]  # type: ignore[arg-type]
+    texts = {"messages": json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})}
+    assert processor.not_shown([texts]) == [0]
+
+    save_processor(tmp_path)
+    media = MultimodalProcessor.from_pretrained(str(tmp_path))
+    image = {"type": "image", "mime": "image/png", "span": [0, 0], "width": 28, "height": 28}
+    chat = [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}, CHAT[2]]
+    assert found(media, chat, TOOLS) == ["reasoning"]
+    pair = {"messages": json.dumps({"prompt": chat[:1], "chosen": CHAT[2:3], "rejected": CHAT[4:]}), "media": b""}
+    assert [kinds_of(bits) for bits in MediaPreferenceProcessor(media).not_shown([pair])] == [["reasoning"]]  # type: ignore[arg-type]
+
+
+def test_a_sample_that_cannot_be_read_is_its_error(tokenizer: Path) -> None:
+    (error,) = chatting(tokenizer, PLAIN).not_shown([{"messages": "["}])
+    assert isinstance(error, DataError)
+
+    class Other(ChatProcessor):
+        def process(self, sample: Any) -> Any:
+            return super().process(sample)
+
+    assert tells_not_shown(chatting(tokenizer, PLAIN))
+    assert not tells_not_shown(Other(with_template(tokenizer, PLAIN)))  # it may read samples otherwise
+
+
+def test_lost_tools_and_calls_are_an_error_and_other_content_is_counted() -> None:
+    for number, kind in enumerate(KINDS):
+        if kind in ("tools", "tool_calls"):
+            name = kind.replace("_", " ")
+            with pytest.raises(DataError, match=f"does not show the {name} of the conversation, .*--on-dropped warn"):
+                check_shown(1 << number, on_dropped="error")
+        else:
+            check_shown(1 << number, on_dropped="error")
+        check_shown(1 << number, on_dropped="warn")
+    assert counts_text({"tool_calls": 3, "reasoning": 1}) == (
+        "the chat template does not show: tool calls of 3 samples, reasoning of 1 sample"
+    )
+
+
+def test_words_of_a_template_are_the_keys_that_it_reads(tokenizer: Path) -> None:
+    names = keys_named(chatting(tokenizer, WHOLE))
+    assert {"content", "reasoning_content"} <= names
+    assert "mood" not in names
+    assert keys_named(None) == set()
