@@ -99,7 +99,7 @@ def convert_parts(
 def _name(spec: Spec) -> str:
     """A folder's name for what an entry names: of its file or folder, without endings."""
     path = spec.path.removeprefix("hf:").partition("?")[0]
-    path = glob_base(path)[0] if has_wildcard(path) else path
+    path = glob_base(path)[0] if has_wildcard(path) and not spec.is_literal else path
     name = spec.key or PurePosixPath(path).name.partition(".")[0]
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "part"
 

@@ -32,7 +32,7 @@ from .listing import (
 from .lists import LISTS, is_list, yaml_specs
 from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
-from .specs import Spec, glob_base, glob_pattern, has_wildcard, literal_prefix
+from .specs import Spec, glob_base, glob_pattern, has_wildcard, is_there, literal_prefix, parent_and_key
 from .splits import files_of_split
 from .table import Delimited, Location, Table
 from .table_source import TableSource, limited
@@ -78,7 +78,7 @@ class Opener:
         elif Path(spec.path).is_symlink():
             raise missing(Path(spec.path))
         else:
-            raise ObjectMissingError(f"{spec.path}: no such file or folder: check the path")
+            raise ObjectMissingError(f"{spec.path}: no such file or folder{spec.nor_text}: check the path")
 
     def select(self, path: Path) -> None:
         """Only some samples of the one dataset that there is."""
@@ -104,21 +104,27 @@ class Opener:
         self._add(spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=num_bytes)
 
     def _open_remote(self, spec: Spec) -> None:
-        if has_wildcard(spec.path):
+        if has_wildcard(spec.path) and not spec.is_literal:
             self._open_glob(spec)
             return
-        parent, _, name = spec.path.rstrip("/").rpartition("/")
-        is_folder = not named_format(name)[0] or spec.path.endswith("/")
+        parent, key = parent_and_key(spec.path)
+        is_folder = not named_format(key)[0] or spec.path.endswith("/")
         found = self._store(spec.path.rstrip("/")).list_objects("") if is_folder else []
         if any(file.key == INDEX_NAME for file in found) and self._open_stored(spec, spec.path.rstrip("/")):
             return
         if found:
             self._open_folder(spec, self._store(spec.path.rstrip("/")), found)
-        elif parent.endswith("/"):  # s3://bucket
+        elif parent.endswith(":"):  # s3://bucket
             raise ObjectMissingError(f"{spec.path}: holds no objects: check the URL")
         else:
             store = self._store(parent)
-            self._open_file(spec, store, store.stat(name), name=spec.path)
+            try:
+                described = store.stat(key)
+            except ObjectMissingError as error:
+                if not spec.nor_text:
+                    raise
+                raise type(error)(f"{spec.path} does not exist{spec.nor_text}: {error}") from error
+            self._open_file(spec, store, described, name=spec.path)
 
     def _open_local(self, spec: Spec) -> None:
         path = Path(spec.path)
@@ -197,7 +203,7 @@ class Opener:
         return True
 
     def _open_glob(self, spec: Spec) -> None:
-        base, pattern = glob_base(spec.path)
+        base, pattern = glob_base(spec.path, is_there=is_there)
         found: Sequence[StoredObject]
         if spec.is_remote:
             store = self._store(base)
@@ -209,7 +215,10 @@ class Opener:
             found = [store.stat(key) for key in matching_files(Path(base or "."), pattern)]
         found = without_target(found, self._target, base or ".")
         if not found:
-            raise ObjectMissingError(f"{spec.path}: no file matches: check the pattern and the path")
+            raise ObjectMissingError(
+                f"{spec.path}: no file matches{spec.nor_text}: check the pattern and the path ([*], [?] and [[] stand "
+                "for these characters themselves)"
+            )
         if spec.split:
             found = files_of_split(spec.path, found, wanted=spec.split, only_if_all=False)
         self._open_files(spec, store, found, base=base)
@@ -277,7 +286,7 @@ class Opener:
             if file.tag and reads_ranges(told, location.delimited) and named_format(name)[1] is None:
                 location = replace(location, stored=stored)
             else:
-                location = replace(location, path=location.scratch / last)
+                location = replace(location, path=location.scratch / "object")  # its name may be too long for a file
                 fetch = Fetch(stored, location.path)
             open_table = partial(_found_table, location, spec.format)
         identity = identity_of(name, [file])

@@ -1,18 +1,25 @@
-"""What the user types -> what it names: slices, globs, members."""
+"""What the user types -> what it names: slices, globs, members.
+
+A file, folder, object or prefix that is called exactly as it is typed comes before any other meaning.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...checks import plain_path
-from ...errors import DataError
+from ...errors import DataError, StorageError
+from ...storage.storage import shared_storage
 from .settings import Settings
 
 SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 SPLIT = re.compile(r"(.*)\?split=([^/?&=]+)", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")
+KEY = re.compile(r"(.*)(?<!\[)#(.*)", re.DOTALL)  # in a glob, [#] stands for the character
+SYNTAX = re.compile(r"[*?\[#]")  # characters that names may have and that mean something in what is typed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +27,8 @@ class Spec:
     """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
 
     rows: of what it names. split: of a folder (folder?split=train). format: insisted on. folder: of its media, where it
-    is said. settings: what a list says of it beside.
+    is said. settings: what a list says of it beside. is_literal: whether something is called exactly `path`, although
+    that has characters of globs.
     """
 
     text: str
@@ -31,6 +39,12 @@ class Spec:
     format: str | None = None
     folder: str | None = None
     settings: Settings = field(default_factory=Settings)
+    is_literal: bool = False
+
+    @property
+    def nor_text(self) -> str:
+        """Part of an error for a path that does not exist: nothing is called as it was typed, either."""
+        return "" if plain_path("source", self.text) == self.path else f", nor anything called {self.text!r}"
 
     @property
     def is_hub(self) -> bool:
@@ -51,41 +65,98 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
     >>> parse_spec("data/train.json#rows@[10:-5]").path
     'data/train.json'
     """
-    path, rows, key = text, slice(None), None
-    if not Path(text).exists() and (matched := SLICE.fullmatch(text)):
+    path, rows, split, key = plain_path("source", text), slice(None), None, None
+    is_literal = _is_literal(path)
+    if not is_literal and (matched := SLICE.fullmatch(path)):
         path = matched[1]
         rows = slice(*(int(bound) if bound else None for bound in matched.groups()[1:]))
-    elif "@[" in text and text.endswith("]") and not Path(text).exists():
+        is_literal = _is_literal(path)
+    elif not is_literal and "@[" in path and path.endswith("]"):
         raise DataError(f"{text}: {text[text.rindex('@[') :]} is no slice of rows: write @[START:STOP]")
     folder = None if folder is None else plain_path("data_folder", folder)
-    path = plain_path("source", path)
     if path.startswith("hf:"):
         return Spec(text=text, path=path, rows=rows, format=format, folder=folder)
-    split = None
-    if not Path(path).exists() and (named := SPLIT.fullmatch(path)):
+    if not is_literal and (named := SPLIT.fullmatch(path)):
         path, split = named[1], named[2]
-    if "#" in path and not Path(path).exists():
-        path, _, key = path.rpartition("#")
+        is_literal = _is_literal(path)
+    head = 0 if is_literal else _literal_head(path, is_there)
+    if not is_literal and (member := KEY.fullmatch(path, head)):
+        path, key = path[:head] + member[1], member[2]
+        is_literal = _is_literal(path)
     if not path:
         raise DataError(f"{text!r} names no file, folder or dataset: name one")
     if format == "hf_dataset":
         path = f"hf:{path}?split={split}" if split else f"hf:{path}"
-    return Spec(text=text, path=path, rows=rows, key=key or None, split=split, format=format, folder=folder)
+    return Spec(
+        text=text,
+        path=path,
+        rows=rows,
+        key=key or None,
+        split=split,
+        format=format,
+        folder=folder,
+        is_literal=is_literal,
+    )
+
+
+def _is_literal(path: str) -> bool:
+    """Whether a name with characters that mean something here is that of something that exists."""
+    return SYNTAX.search(path) is not None and is_there(path)
+
+
+def _literal_head(path: str, is_there: Callable[[str], bool]) -> int:
+    """Number of leading characters that are folders which exist, so that none of the characters means anything."""
+    head = 0
+    while (found := SYNTAX.search(path, head)) and (end := path.find("/", found.start())) >= 0:
+        if not is_there(path[:end]):
+            break
+        head = end
+    return head
+
+
+def is_there(path: str) -> bool:
+    """Whether a file, folder, object or prefix is called exactly so; of a store its names are listed, in a request.
+
+    A store that does not answer or list is no error here: what is then read of it is.
+    """
+    if "://" not in path or path.startswith("hf:"):
+        return Path(path).exists()
+    parent, key = parent_and_key(path)
+    if parent.endswith(":"):  # a bucket
+        return False
+    try:
+        found = shared_storage(parent).list_objects(key)
+    except StorageError:
+        return False
+    return any(file.key == key or file.key.startswith(f"{key}/") for file in found)
+
+
+def parent_and_key(url: str) -> tuple[str, str]:
+    """The URL of the store that an object is directly below, and its key there; names may begin with slashes.
+
+    >>> parent_and_key("s3://bucket/chats//a.jsonl")
+    ('s3://bucket/chats', '/a.jsonl')
+    """
+    before, _, name = url.rstrip("/").rpartition("/")
+    parent = before.rstrip("/")
+    return parent, before[len(parent) :] + name
 
 
 def has_wildcard(path: str) -> bool:
     return WILDCARD.search(path) is not None
 
 
-def glob_base(path: str) -> tuple[str, str]:
-    """The folder of a glob before its first wildcard, and the pattern below it.
+def glob_base(path: str, *, is_there: Callable[[str], bool] = lambda folder: False) -> tuple[str, str]:
+    """The folder of a glob before its first wildcard, and the pattern below it. is_there: tells of a folder whose name
+    has characters of wildcards whether it exists, so that they are none.
 
     >>> glob_base("s3://bucket/chats/*/part-*.jsonl")
     ('s3://bucket/chats', '*/part-*.jsonl')
+    >>> glob_base("runs/run[1]/*.jsonl", is_there=lambda folder: folder == "runs/run[1]")
+    ('runs/run[1]', '*.jsonl')
     """
-    matched = WILDCARD.search(path)
-    assert matched is not None
-    base, separator, _ = path[: matched.start()].rpartition("/")
+    matched = WILDCARD.search(path, _literal_head(path, is_there))
+    base, separator, _ = (path[: matched.start()] if matched else path).rpartition("/")
     return base + separator if base in ("", "/") else base, path[len(base) + len(separator) :]
 
 

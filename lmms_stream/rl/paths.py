@@ -34,7 +34,7 @@ slice(0, 100, None))
         whole = slice(None)
     else:
         text, whole = _sliced(str(path).strip())
-        if not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
+        if Path(text).exists() or not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
             return [Part(_named(text, path), whole)], slice(None)
         parts = [_part(each) for each in _listed(text)]
     if not parts:

@@ -49,7 +49,7 @@ class CloudStorage:
     def download(self, key: str, path: Path) -> None:
         from streaming.base.storage import CloudDownloader
 
-        remote = f"{self.url}/{key}"
+        remote = self._remote(key)
 
         def download(proceed: Callable[[], None]) -> None:
             path.unlink(missing_ok=True)  # a part of it, from the attempt before
@@ -60,6 +60,7 @@ class CloudStorage:
     def upload(self, path: Path, key: str) -> None:
         from streaming.base.storage import CloudUploader
 
+        self._remote(key)
         target = f"{self.url}/{Path(key).parent.as_posix()}".removesuffix("/.")
         name = Path(key).name
 
@@ -93,7 +94,7 @@ class CloudStorage:
         """Its size and tag. Stores that give no tag are asked nothing: whether it is there is found by `download`."""
         from streaming.base.storage import CloudDownloader
 
-        remote = f"{self.url}/{key}"
+        remote = self._remote(key)
         asks = _FACTS.get(urlsplit(remote).scheme)
         if asks is None:
             return StoredObject(key, 0, "")
@@ -105,6 +106,17 @@ class CloudStorage:
         self._run(remote, ask)
         num_bytes, tag = facts[0]
         return StoredObject(key, int(num_bytes or 0), str(tag).strip('"')) if tag else StoredObject(key, 0, "")
+
+    def _remote(self, key: str) -> str:
+        """The URL of an object; StorageError for one of which MosaicML Streaming would take another object."""
+        remote = f"{self.url}/{key}"
+        cut = next((mark for mark in "?#" if mark in remote), None)
+        if cut is not None:
+            raise StorageError(
+                f"{remote}: the name has {cut!r}, where MosaicML Streaming, which reads this store, ends a name: "
+                "rename the object"
+            )
+        return remote
 
     def _run(self, where: str, action: Callable[[Callable[[], None]], None]) -> None:
         persist(

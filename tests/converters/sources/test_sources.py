@@ -364,7 +364,7 @@ def test_an_object_is_fetched_at_its_turn_if_at_all_and_gone_at_the_close(is_fet
             assert not list(scratch.iterdir())
             assert (source.fetch is not None) == is_fetched
             units = list(source.units())
-            paths = list(scratch.rglob("*.json*"))
+            paths = list(scratch.rglob("object"))
             assert [path.stat().st_size for path in paths] == ([identity["size"]] if is_fetched else [])
             assert identity["size"] == source.num_bytes == sum(unit.num_bytes for unit in units)
             source.close()
