@@ -15,6 +15,7 @@ from lmms_stream.rl.paths import Part, parse_paths
 from lmms_stream.storage.storage import open_storage
 
 from ...conftest import prefix_of
+from ...proxy import FaultProxy, Rule
 from .source_rows import json_lines, opened, read, read_numbered, write
 
 # Names of files without their extension; those at the end have no extension at all.
@@ -124,6 +125,19 @@ def test_names_without_such_an_object_mean_what_they_did(place: str) -> None:
         read(f"{place}/c.jsonl@[0:2]")
     with pytest.raises(ObjectMissingError, match=r"/x\*: no file matches: check the pattern and the path \(\[\*\], \["):
         read(f"{place}/x*")
+
+
+def test_a_store_that_refuses_to_list_has_slices_of_its_objects_and_members(
+    s3_folder: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(s3_folder, ["a"])
+    open_storage(s3_folder).write("b.json", orjson.dumps({"one": rows_of("one"), "two": rows_of("two")}))
+    proxy.set_rules(Rule(path="^/lmms-stream-demo/?$", status=403))
+    monkeypatch.setenv("S3_ENDPOINT_URL", proxy.url)
+    assert read_numbered(f"{s3_folder}/a.jsonl@[1:2]") == [(2, rows_of("a")[1])]
+    assert read(f"{s3_folder}/b.json#two") == rows_of("two")
+    with pytest.raises(StorageError, match="the credentials are refused"):
+        read(f"{s3_folder}/*.jsonl")
 
 
 def test_a_list_of_prompts_is_no_file_that_is_called_like_a_list(tmp_path: Path) -> None:
