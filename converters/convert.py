@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checks import local_path, plain_path
+from ..checks import check_arguments, local_path, plain_path
 from ..errors import ConfigError
 from ..processors.base import cut_media
 from ..processors.not_shown import added
@@ -97,6 +97,7 @@ def convert(
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
     target, num_workers = str(plain_path("target", target)), changes.pop("workers", num_workers)
+    check_arguments(convert, locals())
     options = changed(options, changes)
     options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
     progress = progress or Progress()

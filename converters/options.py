@@ -97,7 +97,9 @@ class ConvertOptions:
         if self.dedup not in (None, "exact"):
             raise ConfigError(f"dedup must be 'exact' or None, got {self.dedup!r}")
         if self.splits is not None and (
-            min(self.splits.values(), default=0) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6
+            not all(isinstance(share, int | float) for share in self.splits.values())
+            or min(self.splits.values(), default=0) <= 0
+            or abs(sum(self.splits.values()) - 1) > 1e-6
         ):
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from operator import index
@@ -29,13 +30,17 @@ def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) ->
         if value is not None and (path := plain_path(f"{prefix}{name}", value)) != value:
             object.__setattr__(config, name, path)
     for each in dataclasses.fields(config):
-        kinds = str(each.type).replace(" ", "").split("|")
         value = getattr(config, each.name)
-        if not _PLAIN.issuperset(kinds) or not _CALLED.keys() & {*kinds} or (value is None and each.default is None):
-            continue
-        checked = _checked(f"{prefix}{each.name}", value, kinds)
+        checked = _of_type(f"{prefix}{each.name}", value, each.type, each.default)
         if checked is not value:
             object.__setattr__(config, each.name, checked)
+
+
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check the numbers and truth values among the arguments of a function, by name, by its annotations."""
+    for name, each in inspect.signature(function).parameters.items():
+        if name in given:
+            _of_type(name, given[name], each.annotation, each.default)
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
@@ -74,6 +79,14 @@ def local_path(name: str, path: str | Path) -> Path:
     if "://" in str(plain):
         raise ConfigError(f"{name} {path} is a URL, and a path of this machine belongs there: write a path")
     return Path(plain)
+
+
+def _of_type(name: str, value: Any, annotation: Any, default: Any) -> Any:
+    """The value, checked if the annotation is of numbers and truth values; None passes where it is the default."""
+    kinds = str(annotation).replace(" ", "").split("|")
+    if not _PLAIN.issuperset(kinds) or not _CALLED.keys() & {*kinds} or (value is None and default is None):
+        return value
+    return _checked(name, value, kinds)
 
 
 def _checked(name: str, value: Any, kinds: list[str]) -> Any:

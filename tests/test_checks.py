@@ -37,6 +37,7 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.weights import checked_epochs, parse_schedule
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel_images import BagelSettings
+from lmms_stream.rl import StreamingDataset as StreamedPrompts
 from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
@@ -104,6 +105,42 @@ def test_epochs_are_mapped_from_sources() -> None:
         parse_schedule(wrong, ["a"])
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"batch_size": "1"}, "batch_size must be a whole number, got '1': write 1"),
+        ({"num_canonical_nodes": 1.5}, "num_canonical_nodes must be a whole number, got 1.5"),
+        ({"epoch_size": 1.5}, "epoch_size must be a whole number, got 1.5"),
+        ({"download_timeout": "x"}, "download_timeout must be a number, got 'x'"),
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+    ],
+)
+def test_datasets_check_their_keywords(folder: Path, given: dict[str, Any], why: str) -> None:
+    for make in (PackedStreamingDataset, StreamingDataset):
+        options: dict[str, Any] = {"batch_size": 1, **given}
+        with pytest.raises(ConfigError, match=why):
+            make(remote=str(folder), **options)
+
+
+def test_conversions_and_prompts_check_their_arguments(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"workers": 1.5}, "num_workers must be a whole number, got 1.5"),
+        ({"ray_timeout_s": "x"}, "ray_timeout_s must be a number, got 'x'"),
+        ({"overwrite": "no"}, "overwrite must be True or False, got 'no'"),
+        ({"splits": {"a": "x"}}, "the shares of {'a': 'x'} must be above 0 and add up to 1"),
+    ]
+    for options, why in wrong:
+        with pytest.raises(ConfigError, match=why):
+            convert([{"text": "a"}], tmp_path / "target", kind="text", **options)
+    (tmp_path / "prompts.jsonl").write_text('{"text": "x"}\n')
+    buffer: Any = {"buffer_size": "5"}
+    with pytest.raises(ConfigError, match="buffer_size must be a whole number, got '5': write 5"):
+        StreamedPrompts(tmp_path / "prompts.jsonl", **buffer)
+    path: Any = 5
+    with pytest.raises(ConfigError, match="prompt data must be a path, a URL or several in a list, got 5"):
+        open_rows(path)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_tokens(tmp_path / "a b", num_samples=40)
@@ -116,6 +153,8 @@ def test_loaders_check_their_numbers(folder: Path) -> None:
         ({"global_batch": 2, "num_workers": -1}, "num_workers must be at least 0, got -1"),
         ({"global_batch": 1e3}, "global_batch must be a whole number, got 1000.0: write 1000"),
         ({"global_batch": 2, "pad_to": 1.5}, "pad_to must be a whole number"),
+        ({"global_batch": 2, "timeout_s": "x"}, "timeout_s must be a number, got 'x'"),
+        ({"global_batch": 2, "drop_last": "no"}, "drop_last must be True or False, got 'no'"),
         ({"global_batch": 2, "weights": {"data": 1.0}, "max_epochs": {"data": 1.5}}, "max_epochs of 'data' must be"),
     ):  # fmt: skip
         options: dict[str, Any] = given

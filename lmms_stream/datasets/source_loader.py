@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol, cast
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..checks import whole_number
+from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..loader.agreement import Agreement
 from ..loader.batch_maker import Collator, Ready
@@ -86,6 +86,7 @@ class SourceLoader:
         weights: Any = None,
         max_epochs: Any = None,
     ):
+        check_arguments(SourceLoader.__init__, locals())
         if weights is not None or max_epochs is not None:
             raise ConfigError(
                 "weights and max_epochs are for datasets of shards: name all sources in one dataset, or convert them"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..checks import whole_number
+from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.provenance import SourceRow
@@ -80,6 +80,7 @@ class PackedLoader:
         bad: BadSamples | None = None,
         drop: Drop | None = None,
     ):
+        check_arguments(PackedLoader.__init__, locals())
         named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
         if not named:
             raise ConfigError("a PackedLoader needs at least one dataset")

@@ -23,6 +23,7 @@ from streaming.base.spanner import Spanner
 from streaming.base.world import World as MosaicWorld
 from torch.utils.data import get_worker_info
 
+from ..checks import check_arguments
 from ..errors import ConfigError
 from ..plan.order import OrderConfig
 from ..plan.sample_order import Reader, SampleOrder
@@ -78,6 +79,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         stream_name: str = "stream",
         stream_config: dict[str, Any] | None = None,
     ):
+        check_arguments(StreamingDataset.__init__, locals())
         self.sampling_method = sampling_method
         self.sampling_granularity = sampling_granularity
         self.partition_algo = partition_algo

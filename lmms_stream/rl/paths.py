@@ -29,6 +29,8 @@ def parse_paths(path: str | Path | Sequence[str | Path]) -> tuple[list[Part], sl
     ([Part(path='a.jsonl', rows=slice(None, None, None)), Part(path='b.parquet', rows=slice(None, -5, None))], \
 slice(0, 100, None))
     """
+    if not isinstance(path, str | Path | Sequence):
+        raise ConfigError(f"prompt data must be a path, a URL or several in a list, got {path!r}")
     if not isinstance(path, str | Path):
         parts = [_part(str(each)) for each in path]
         whole = slice(None)

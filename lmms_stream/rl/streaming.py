@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DataError
+from ..checks import whole_number
+from ..errors import DataError
 from .ahead import Ahead, Key
 from .base import BaseDataset
 from .prompts import Outcome
@@ -49,8 +50,7 @@ class StreamingDataset(BaseDataset):
             ("prefetch_max_cached", prefetch_max_cached, 0),
             ("prefetch_num_workers", prefetch_num_workers, 1),
         ):
-            if number < least:
-                raise ConfigError(f"{name} must be at least {least}, got {number}")
+            whole_number(name, number, least=least)
         self._buffer: OrderedDict[int, _Kept] = OrderedDict()
         self._buffer_size = buffer_size
         self._lock = threading.Lock()

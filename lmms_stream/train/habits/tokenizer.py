@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...checks import plain_path
 from ...errors import ConfigError
 from ...processors.tokenizers import FastTokenizer
 from .arguments import option
@@ -21,6 +22,7 @@ def load_processing_class(name: str, *, trust_remote_code: bool) -> Any:
     """The processor of a model's folder or hub id, or its tokenizer where it has none; ConfigError without either."""
     from transformers import AutoProcessor
 
+    name = plain_path("model", name)
     try:
         return AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

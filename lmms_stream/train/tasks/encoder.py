@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...checks import plain_path
 from ...errors import ConfigError
 from .images import frozen
 
@@ -34,6 +35,7 @@ class VisionEncoder:
         """The encoder in a folder or of a hub id, with the mean and deviation that its image processor has."""
         import transformers
 
+        path = plain_path("encoder", path)
         try:
             model = transformers.AutoModel.from_pretrained(str(path))
         except (OSError, ValueError) as error:

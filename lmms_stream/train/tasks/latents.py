@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...checks import plain_path
 from ...errors import ConfigError
 from ...types import Batch
 from .noise import Draw
@@ -47,6 +48,7 @@ def load_autoencoder(path: str | Path) -> Any:
         raise ConfigError(f"an autoencoder of images needs diffusers: {INSTALL}")
     from diffusers import AutoencoderKL
 
+    path = plain_path("vae", path)
     try:
         return AutoencoderKL.from_pretrained(str(path))
     except (OSError, ValueError) as error:
