@@ -1,56 +1,63 @@
-"""Which epoch each iteration of a dataset is, told alike to all workers of a DataLoader. iterations -> epochs."""
+"""Epoch of each iteration of a dataset, the same for all workers of a DataLoader. iterations -> epochs."""
 
 from __future__ import annotations
 
-from multiprocessing import context, get_context
+import re
+import warnings
+from multiprocessing import context, current_process, get_context, parent_process
 from typing import Any
 
 from ..errors import ConfigError
 
-_NEXT, _FLOOR, _LOADS, _ROW = range(4)  # numbers in the shared memory; the last one is the row of the next iteration
+_NEXT, _FLOOR, _IS_LOADED, _LOADS, _ROW = range(5)  # numbers in the shared memory; _ROW: of the next iteration
 _ROWS = _ROW + 1  # where the rows begin
-_NUM_ROWS = 32  # iterations that are remembered, a key and an epoch each
+_NUM_ROWS = 32  # iterations that are remembered
+_ROW_SIZE = 5  # what the workers of an iteration have in common, and its epoch
+_PROCESS_NUMBER = re.compile(r"-(?:\d+:)*(\d+)$")  # multiprocessing numbers the processes that a process starts
 
 
 class EpochTurns:
     """Counts the iterations of one dataset, in memory that DataLoader workers share with the process that starts them.
 
-    Each iteration is the next epoch. Workers of one DataLoader iterator have a seed in common, by which the first of
-    them begins the iteration and the others find it; a worker that meets the same seed again (it persists, or the seed
-    was set again) takes part in a later iteration. A copy that is made by pickle, for no process of multiprocessing,
-    counts on by itself.
+    Each iteration is the next epoch. The first worker of an iteration begins it, and the others find it by the process
+    that started them, by the seed and the process number of the first worker of their DataLoader iterator, and by how
+    many iterations they have begun, if they persist. A copy that is made by pickle, for no process of multiprocessing,
+    has a count of its own.
     """
 
-    def __init__(self, num_slots: int, values: list[int] | None = None):
-        self._num_slots = num_slots
+    def __init__(self, values: list[int] | None = None):
         # A lock of the context "spawn" can be given to processes of all start methods.
         self._shared: Any = get_context("spawn").Array("q", values or self._first_values())
+        self._num_begun = 0  # by this process as a worker
 
     def _first_values(self) -> list[int]:
-        return [0] * _ROWS + [-1] * (2 * _NUM_ROWS) + [-1] * self._num_slots
+        return [0] * _ROWS + [-1] * (_ROW_SIZE * _NUM_ROWS)
 
-    def begin(self, *, seed: int | None = None, worker: int = 0) -> int:
-        """The epoch of an iteration that begins in this process. seed: what its workers have in common, or None."""
+    def begin(self) -> int:
+        """Epoch of an iteration that begins in this process and has no workers."""
+        with self._shared.get_lock():
+            return self._new(self._shared.get_obj())
+
+    def begin_in_worker(self, *, seed: int, worker: int) -> int:
+        """Epoch of an iteration that begins in worker number `worker` of a DataLoader. seed: the one of worker 0."""
+        parent, number = parent_process(), _PROCESS_NUMBER.search(current_process().name)
+        first_number = int(number[1]) - worker if number else 0
+        key = [parent.pid or 0 if parent else 0, seed, first_number, self._num_begun]
+        self._num_begun += 1
         with self._shared.get_lock():
             values = self._shared.get_obj()
-            if seed is None:
-                return self._new(values)
-            slot = _ROWS + 2 * _NUM_ROWS + worker % self._num_slots
-            rows = range(_ROWS, _ROWS + 2 * _NUM_ROWS, 2)
-            begun = [values[row + 1] for row in rows if values[row] == seed and values[row + 1] > values[slot]]
-            if begun:
-                epoch = int(min(begun))
-            else:
-                row = _ROWS + 2 * (values[_ROW] % _NUM_ROWS)
-                values[_ROW] += 1
-                epoch = self._new(values)
-                values[row], values[row + 1] = seed, epoch
-            values[slot] = epoch
+            for row in range(_ROWS, len(values), _ROW_SIZE):
+                if values[row : row + _ROW_SIZE - 1] == key:
+                    return int(values[row + _ROW_SIZE - 1])
+            epoch = self._new(values)
+            row = _ROWS + _ROW_SIZE * (values[_ROW] % _NUM_ROWS)
+            values[_ROW] += 1
+            values[row : row + _ROW_SIZE] = [*key, epoch]
             return epoch
 
     def _new(self, values: Any) -> int:
         epoch = int(values[_NEXT])
-        values[_NEXT], values[_FLOOR] = epoch + 1, epoch
+        values[_NEXT], values[_FLOOR], values[_IS_LOADED] = epoch + 1, epoch, 0
         return epoch
 
     @property
@@ -64,34 +71,43 @@ class EpochTurns:
         return int(self._shared[_LOADS])
 
     def set(self, epoch: int) -> None:
-        """Let the next iteration be this epoch; ConfigError for one that has begun."""
+        """Let the next iteration be this epoch; an epoch that was begun is passed over with a warning.
+
+        Raises ConfigError for an epoch before the one of a loaded state that no iteration has continued.
+        """
         with self._shared.get_lock():
             values = self._shared.get_obj()
-            if epoch < values[_NEXT]:
-                raise ConfigError(
-                    f"set_epoch({epoch}): epoch {epoch} has begun already, and the next iteration is epoch "
-                    f"{values[_NEXT]}: give {values[_NEXT]} or more, or make a new dataset to begin again"
-                )
-            values[_NEXT] = values[_FLOOR] = epoch
+            upcoming, is_loaded = int(values[_NEXT]), bool(values[_IS_LOADED])
+            if epoch >= upcoming:
+                values[_NEXT] = values[_FLOOR] = epoch
+                return
+        if is_loaded:
+            raise ConfigError(
+                f"set_epoch({epoch}): the loaded state is in epoch {upcoming}, which the next iteration continues: "
+                f"give {upcoming} or more, or make a new dataset to begin again"
+            )
+        warnings.warn(
+            f"set_epoch({epoch}): epoch {epoch} has begun already, and the next iteration is epoch {upcoming}: each "
+            "iteration is an epoch of its own; make a new dataset to read an epoch again",
+            stacklevel=3,
+        )
 
     def load(self, epoch: int) -> None:
         """Let the next iteration continue this epoch of a saved state."""
         with self._shared.get_lock():
             values = self._shared.get_obj()
             values[_NEXT] = values[_FLOOR] = epoch
+            values[_IS_LOADED] = 1
             values[_LOADS] += 1
-            first_slot = _ROWS + 2 * _NUM_ROWS
-            for number in range(_ROWS, first_slot + self._num_slots):
-                values[number] = -1  # iterations before it are of other epochs
 
     def __reduce__(self) -> tuple[Any, ...]:
         if context.get_spawning_popen() is not None:
-            return _shared_turns, (self._num_slots, self._shared)
+            return _shared_turns, (self._shared,)
         with self._shared.get_lock():
-            return EpochTurns, (self._num_slots, list(self._shared.get_obj()))
+            return EpochTurns, (list(self._shared.get_obj()),)
 
 
-def _shared_turns(num_slots: int, shared: Any) -> EpochTurns:
+def _shared_turns(shared: Any) -> EpochTurns:
     turns = EpochTurns.__new__(EpochTurns)
-    turns._num_slots, turns._shared = num_slots, shared
+    turns._shared, turns._num_begun = shared, 0
     return turns

@@ -83,7 +83,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         else:
             _ = self.packing
         self._loaded: SourcesState | None = None
-        self._turns = EpochTurns(self.num_lanes)
+        self._turns = EpochTurns()
         self._num_loads = 0
 
     def build(self) -> MultiModalIterableDataset:
@@ -105,7 +105,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         if worker is None:
             return self._iteration(self._turns.begin(), 0, 1)
         tokenize_in_one_thread()
-        epoch = self._turns.begin(seed=worker.seed - worker.id, worker=worker.id)
+        epoch = self._turns.begin_in_worker(seed=worker.seed - worker.id, worker=worker.id)
         return self._iteration(epoch, worker.id, worker.num_workers)
 
     def _iteration(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:
@@ -174,7 +174,8 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one.
 
-        ConfigError for an epoch that was begun: none is read twice.
+        An epoch that was begun is not read again, but passed over with a warning. ConfigError for an epoch before the
+        one of a loaded state that no iteration has continued.
         """
         self._turns.set(epoch)
 

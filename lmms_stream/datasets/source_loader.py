@@ -156,6 +156,7 @@ class SourceLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._state = self.dataset.checked(state)
+        self.agreement.renew()
 
     merge_states = staticmethod(merged_states)
 

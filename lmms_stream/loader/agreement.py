@@ -20,7 +20,7 @@ from ..plan.cursor import differing_fields
 from ..types import World
 from ..version import VERSION
 
-_NUMBERS = count()  # of the loaders of this process: ranks open the same loaders in the same order
+_NUMBERS = count()  # of the comparisons of this process: ranks compare the same loaders in the same order
 _KEY = "lmms_stream/agreement"
 _REMEDIES = {
     "lmms_stream": "install one version on all nodes",
@@ -31,33 +31,40 @@ _REMEDIES = {
 
 
 class Agreement:
-    """The comparison of one loader's settings between ranks; it is done once."""
+    """The comparison of one loader's settings between ranks; it is done once for each state that is loaded."""
 
     def __init__(self) -> None:
-        self._number = next(_NUMBERS)
+        self._number: int | None = None
         self._is_done = False
+
+    def renew(self) -> None:
+        """Let the next iteration compare again: it begins at another state."""
+        self._number, self._is_done = None, False
 
     def gather(self, settings: Mapping[str, Any], world: World, gather: Callable[[Any], Sequence[Any]]) -> None:
         """Compare the settings of all ranks, which all call this; gather gives what each rank gave, in their order.
 
         Raises ConfigError on all ranks where settings differ.
         """
-        self._is_done = True
         first, *others = gather(_described(settings, world))
         for rank, each in enumerate(others, 1):
             _check_equal(first, each, ranks=(0, rank))
+        self._is_done = True
 
     def compare(self, settings: Mapping[str, Any], world: World) -> None:
         """Compare with the rank that called this first; ConfigError where settings differ, or nodes are a guess."""
         if self._is_done or world.world_size == 1 or get_worker_info() is not None:
             return
-        self._is_done = True
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world.world_size:
             world.refuse_guess()
+            self._is_done = True
             return
+        if self._number is None:
+            self._number = next(_NUMBERS)
         mine = _described(settings, world)
         rank, first = json.loads(_first_in_store(f"{_KEY}/{self._number}", json.dumps([world.rank, mine])))
         _check_equal(first, mine, ranks=(rank, world.rank))
+        self._is_done = True
 
 
 def _first_in_store(key: str, value: str) -> str:
@@ -82,7 +89,7 @@ def _described(settings: Mapping[str, Any], world: World) -> dict[str, Any]:
         "ranks_per_node": [groups * world.replication for groups in world.group_nodes],
         **settings,
     }
-    described: dict[str, Any] = json.loads(json.dumps(named))
+    described: dict[str, Any] = json.loads(json.dumps(named, default=int))  # NumPy's integers, too
     return described
 
 

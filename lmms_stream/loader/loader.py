@@ -307,8 +307,9 @@ class PackedLoader:
         return self._delivery.cursor.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved cursor; CursorError when it belongs to another plan or lies beyond this one."""
+        """Continue from a saved cursor; CursorError for a cursor of another plan, or one beyond the end of this one."""
         self._delivery.load(state)
+        self.agreement.renew()
 
     @property
     def state_is_per_rank(self) -> bool:

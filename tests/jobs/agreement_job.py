@@ -1,7 +1,7 @@
 """A job: each rank reads one epoch of a dataset in a loop of its own, with torch's process group or without.
 
 Arguments: the dataset, a folder for `<rank>.json` with the sample ids of each step, "group" or "none", and what the
-last rank has otherwise: "nothing", "seed", "batch" or "state".
+last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded behind a first batch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import os
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import torch.distributed as dist
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import World
 
 
 def main() -> None:
@@ -33,9 +36,16 @@ def main() -> None:
         packing=PackingConfig(packing_length=256),
         order=OrderConfig(seed=seed, num_canonical_nodes=2, shuffle_block_size=200),
     )
+    if os.environ["RANK"] == "0":
+        next(iter(PackedLoader(dataset, global_batch=1, world=World())))  # a look at a batch, on one rank
     loader = PackedLoader(dataset, global_batch=12 if is_last and otherwise == "batch" else 6)
     if is_last and otherwise == "state":
         loader.skip_steps(1)
+    if otherwise == "loaded":
+        next(iter(loader))
+        other = PackedLoader(dataset, global_batch=cast(int, np.int64(6)), world=World())
+        other.skip_steps(1 + is_last)
+        loader.load_state_dict(other.state_dict())
     steps: dict[int, list[list[int]]] = defaultdict(list)
     for batch in loader:
         steps[batch.step].append(batch.sample_ids.tolist())
