@@ -24,12 +24,15 @@ def exchanges(history: Any) -> list[Turn]:
     return turns
 
 
+def with_input(instruction: str, given: str) -> str:
+    """Return the instruction, with the input below it if there is one."""
+    return f"{instruction}\n\n{given}" if given else instruction
+
+
 def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
     """The instruction, with the input below it where there is one, and the output; before them the history's pairs."""
     turns = exchanges(fields.get("history"))
-    asked = fields.text("instruction")
-    if fields.get("input"):
-        asked += "\n\n" + fields.text("input")
+    asked = with_input(fields.text("instruction"), fields.text("input") if fields.get("input") else "")
     return [*turns, *exchange(asked, fields.text("output"))]
 
 

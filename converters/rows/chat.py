@@ -32,9 +32,11 @@ USUAL_ROLES: dict[str, str] = {
 }  # fmt: skip
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Keys of a message that say whether it is trained on, if it is the assistant's: of OpenAI (weight), ms-swift (loss,
-# loss_scale), axolotl (train, training) and others. With DETAILS axolotl names parts of a message.
+# loss_scale), axolotl (train, training), XTuner (output_with_loss) and others. With DETAILS axolotl names parts of a
+# message.
 LOSS_FIELDS = (
     "learn", "loss", "loss_mask", "loss_scale", "loss_weight", "train", "trainable", "training", "weight",
+    "output_with_loss",
 )  # fmt: skip
 DETAILS = ("train_detail", "training_detail")
 READ_KEYS = {"role", "content", "learn", "name", "tool_calls", "tool_call_id", "function_call", *REASONING_KEYS}
@@ -92,7 +94,7 @@ def _read_chat(
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
     stored: Any = store_content(turns, waiting, media, in_front=media_in_front)
     _check_learnt(stored, last_only=options.learn == "last")
-    note_unread(turns, fields)
+    note_unread(stored, fields)
     tools = read_tools(fields)
     text = json_of({"messages": stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import DataError
 from ..media.references import FACTS_OF_SOME, SampleMedia
+from .fields import is_filled, references_of
 
 Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
 
@@ -40,10 +41,11 @@ def file_kind(name: Any) -> str | None:
 def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *, in_front: bool) -> list[Turn]:
     """The turns with stored content; their media go into `media` in the order of the conversation.
 
-    in_front: media that nothing points to come before the first text of the user. DataError unless there are as many
+    Media in keys of a message (`image`, `images`, …) fill the slots of that message, or come before its text. in_front:
+    media of the row that nothing points to come before the first text of the user. DataError unless there are as many
     media as slots for them, and for content that is neither text nor parts.
     """
-    turns = [_with_thoughts(turn) for turn in turns]
+    turns = [_with_own_media(_with_thoughts(turn)) for turn in turns]
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
         num_slots = sum(_is_slot(part, kind) for turn in split for part in _listed(turn["content"]))
@@ -86,6 +88,29 @@ def _with_thoughts(turn: Turn) -> Turn:
         raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: leave one of them")
     left = [part for part in parts if not any(part is thought for thought in thoughts)]
     return {**turn, "content": left, "reasoning_content": joined}
+
+
+def _with_own_media(turn: Turn) -> Turn:
+    """Return the turn with the media of its keys as parts of its content; DataError unless they fit its slots."""
+    names = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if is_filled(turn.get(name))}
+    if not names:
+        return turn
+    own = {kind: references_of(turn[name]) for name, kind in names.items()}
+    parts = _listed(_split(turn["content"], own))
+    for kind, references in reversed(own.items()):
+        slots = [part for part in parts if _is_slot(part, kind)]
+        if not slots:
+            slots = [{"type": kind} for _ in references]
+            parts = slots + [part for part in parts if part != _text("")]
+        if len(slots) != len(references) or list(names.values()).count(kind) > 1:
+            said = " and ".join(name for name, each in names.items() if each == kind)
+            raise DataError(
+                f"a message has {len(references)} media in {said} and {len(slots)} slots for them (<{kind}>): leave "
+                "one key, and as many slots in the text as it has media, or none"
+            )
+        for slot, reference in zip(slots, references, strict=True):
+            slot[kind] = reference
+    return {**{key: value for key, value in turn.items() if key not in names}, "content": parts}
 
 
 def _split(content: Any, waiting: Waiting) -> Any:

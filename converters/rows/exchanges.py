@@ -5,20 +5,25 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import DataError
-from .chat import Roles, chat_kind, exchange
+from .alpaca import with_input
+from .chat import MEDIA_COLUMNS, Roles, chat_kind, turn_of
 from .content import Turn
-from .fields import Fields, unpacked
+from .fields import Fields, is_filled, unpacked
 
-_ASKED = ("user", "human", "query", "question", "prompt", "instruction")
+_ASKED = ("user", "human", "query", "question", "prompt", "instruction", "input")
 _ANSWERED = ("assistant", "gpt", "bot", "response", "answer", "output")
+_MEDIA = tuple(name for names in MEDIA_COLUMNS.values() for name in names)
 
 
 def _read_exchanges(fields: Fields, roles: Roles) -> list[Turn]:
-    """The turns of each exchange; a system prompt that one has comes before them, other keys stay with the answer."""
+    """Return the turns of each exchange.
+
+    A system prompt comes before its exchange. Media belong to the question, all other keys to the answer.
+    """
     turns: list[Turn] = []
     for value in fields.items("messages", "exchanges"):
         keys = _keys(value)
@@ -27,22 +32,48 @@ def _read_exchanges(fields: Fields, roles: Roles) -> list[Turn]:
                 f"an exchange must be an object with one of {', '.join(_ASKED)} and one of {', '.join(_ANSWERED)}, "
                 f"found {str(value)[:80]!r}: correct the row"
             )
-        wrong = next((key for key in keys if not isinstance(value[key], str)), None)
-        if wrong is not None:
-            raise DataError(f"an exchange must hold text in {wrong!r}, found {str(value[wrong])[:80]!r}: correct it")
-        if isinstance(value.get("system"), str) and value["system"]:
-            turns.append({"role": "system", "content": value["system"]})
-        asked, answered = exchange(value[keys[0]], value[keys[1]])
-        others = {key: each for key, each in value.items() if key not in (*keys, "system") and each is not None}
-        turns += [asked, {**others, **answered}]
+        system = [name for name in ("system",) if is_filled(value.get(name))]
+        given = "input" if keys[0] == "instruction" and is_filled(value.get("input")) else None
+        texts = [*keys, *system, *([given] if given else [])]
+        _check(value, texts)
+        turns += [{"role": "system", "content": value[name]} for name in system]
+        asked = with_input(value[keys[0]], value[given] if given else "")
+        shown = {key: value[key] for key in _MEDIA if is_filled(value.get(key))}
+        unread = {
+            *texts,
+            *_MEDIA,
+            "system",
+            *(name for name in (*_ASKED, *_ANSWERED) if not is_filled(value.get(name))),
+        }
+        others = {key: each for key, each in value.items() if key not in unread}
+        answer = turn_of({**others, "role": "assistant", "content": value[keys[1]]}, {})
+        turns += [{**shown, "role": "user", "content": asked}, answer]
     return turns
 
 
+def _check(value: Mapping[str, Any], texts: Sequence[str]) -> None:
+    """Raise DataError unless an exchange holds text in these keys, and no other question or answer."""
+    wrong = next((key for key in texts if not isinstance(value[key], str)), None)
+    if wrong is not None:
+        raise DataError(f"an exchange must hold text in {wrong!r}, found {str(value[wrong])[:80]!r}: correct it")
+    other = next(
+        (key for key in (*_ASKED, *_ANSWERED, "content") if key not in texts and is_filled(value.get(key))), None
+    )
+    if other is not None:
+        raise DataError(
+            f"an exchange has {other!r} as well as {', '.join(map(repr, texts))}, and would lose it: leave one key for "
+            "the question and one for the answer"
+        )
+
+
 def _keys(value: Any) -> tuple[str, str] | None:
-    """The keys of the question and of the answer of an exchange; None for an object that is none."""
+    """Return the keys of the question and of the answer, filled ones first; None for an object without both."""
     if not isinstance(value, Mapping) or {"role", "from"} & value.keys():
         return None
-    asked, answered = ([name for name in names if name in value] for names in (_ASKED, _ANSWERED))
+    asked, answered = (
+        sorted((name for name in names if name in value), key=lambda name: not is_filled(value[name]))
+        for names in (_ASKED, _ANSWERED)
+    )
     return (asked[0], answered[0]) if asked and answered else None
 
 
@@ -57,6 +88,7 @@ EXCHANGES = chat_kind(
     _read_exchanges,
     needs={"messages": ("messages", "conversations", "conversation", "texts")},
     accepts=holds_exchanges,
-    needs_text="messages (or conversations, conversation, texts), a list of {user, assistant} or {human, assistant}",
+    needs_text="messages (or conversations, conversation, texts), a list of {user, assistant}, {human, assistant} or "
+    "{input, output}",
     media_in_front=True,
 )

@@ -38,7 +38,7 @@ class Fields:
         if role in self.columns:
             return self.columns[role] or None
         present = [name for name in self.usual[role] if name in self.values]
-        filled = [name for name in present if not _is_missing(self.values[name])]
+        filled = [name for name in present if is_filled(self.values[name])]
         return next(iter(filled or present), self.found.get(role))
 
     def get(self, role: str) -> Any:
@@ -67,10 +67,15 @@ class Fields:
 
     def references(self, role: str) -> list[Any]:
         """References to media in its column: a list of them, also as JSON text, one, or none."""
-        value = unpacked(self.get(role))
-        if value is None or value in ("", b""):
-            return []
-        return list(value) if isinstance(value, (list, tuple)) else [value]
+        return references_of(self.get(role))
+
+
+def references_of(value: Any) -> list[Any]:
+    """Return references to media: a list of them, also as JSON text, one, or none."""
+    value = unpacked(value)
+    if value is None or value in ("", b""):
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def value_at(values: Mapping[str, Any], column: str) -> Any:
@@ -88,6 +93,11 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
+
+
+def is_filled(value: Any) -> bool:
+    """Return whether a value holds something: not null, not NaN, and not an empty text, list or object."""
+    return not _is_missing(value) and (not isinstance(value, (str, bytes, list, tuple, dict)) or bool(value))
 
 
 def unpacked(value: Any) -> Any:

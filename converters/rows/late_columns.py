@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import DataError
+from .fields import is_filled
 from .kinds import KINDS
 from .preferences import VERDICT_COLUMNS
 from .row_kind import RowKind
@@ -27,13 +28,6 @@ def filled_names(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 def late_columns(values: Mapping[str, Any], names: frozenset[str]) -> list[str]:
     """Names of the columns that hold something in this row. names: columns of the first rows, which are left out."""
     return [name for name in values if name not in names and is_filled(values[name])]
-
-
-def is_filled(value: Any) -> bool:
-    """Whether a column holds something: not null, not NaN, and not an empty text, list or object."""
-    if value is None or (isinstance(value, float) and value != value):
-        return False
-    return bool(value) if isinstance(value, (str, bytes, list, tuple, dict)) else True
 
 
 def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, columns: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...errors import DataError
@@ -13,7 +13,7 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from .answers import each_answer
 from .columns import COLUMNS
-from .fields import Fields, value_at
+from .fields import Fields, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
 from .late_columns import check_kind, filled_names, late_columns
@@ -26,14 +26,15 @@ from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 from .tags import untagged
 
-ROWS_VERSION = 7  # raised when rows are stored differently
+ROWS_VERSION = 8  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mapper:
     """Maps rows of one kind; can be pickled.
 
-    found: role -> column of the first rows. kept: columns that are kept beside those, and their encodings. names: of
+    found: role -> column of the first rows. synonyms: role -> columns, if the first rows have several for it, of which
+    each row is read from one. kept: columns that are kept beside those, and their encodings. names: of
     columns that hold something in the first rows. description: what was found, in a line for people.
     """
 
@@ -43,6 +44,7 @@ class Mapper:
     kept: Mapping[str, str]
     names: frozenset[str]
     description: str
+    synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
         """A row as a sample; relative paths of media start from folder. unread: is given the keys of its messages that
@@ -74,8 +76,13 @@ class Mapper:
         return list(each_answer(sample)) if self.options.learn == "each" and self.schema == MESSAGES.name else [sample]
 
     def unread(self, values: Mapping[str, Any]) -> list[str]:
-        """Names of columns that hold something in this row and nothing in the first rows, and that nothing reads."""
-        late = late_columns(values, self.names)
+        """Return names of columns that hold something in this row and that nothing reads.
+
+        Columns that hold something in the first rows are counted only if some of these rows are read from them: the
+        description says that all others are left out.
+        """
+        late = [] if values.keys() <= self.names else late_columns(values, self.names)
+        late += [name for names in self.synonyms.values() for name in names if is_filled(values.get(name))]
         if not late:
             return []
         info = self.options.dataset_info
@@ -172,9 +179,11 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         check_verdicts(rows, kind.name)
     found: dict[str, str] = {}
     read: list[str] = []
+    synonyms: dict[str, list[str]] = {}
     for role in kind.columns:
         columns = [column for row in rows if (column := Fields(row, kind.columns, options.columns).column(role))]
         found |= {role: columns[0]} if columns else {}
+        synonyms |= {role: several} if len(several := list(dict.fromkeys(columns))) > 1 else {}
         read += columns
     kept_names = _kept_names(kind, names, read, options)
     kept = {
@@ -187,7 +196,15 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     if options.kind is None and options.dataset_info is None:
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)
-    return Mapper(kind=kind, options=options, found=found, kept=kept, names=filled_names(rows), description=description)
+    return Mapper(
+        kind=kind,
+        options=options,
+        found=found,
+        kept=kept,
+        names=filled_names(rows),
+        description=description,
+        synonyms=synonyms,
+    )
 
 
 def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: Collection[str]) -> list[str]:

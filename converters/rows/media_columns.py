@@ -9,7 +9,7 @@ from ...errors import DataError
 from ..media.references import kind_of_bytes
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
-from .late_columns import is_filled
+from .fields import is_filled
 from .row_kind import RowKind
 
 _NO_MEDIA = ("id", "__key__")  # names of a row, which often look like paths

@@ -12,8 +12,7 @@ from ...errors import DataError
 from ..media.references import SampleMedia
 from .chat import MEDIA_COLUMNS, ROLES, USUAL_ROLES
 from .content import MEDIA_ROLES
-from .fields import Fields, unpacked, value_at
-from .late_columns import is_filled
+from .fields import Fields, is_filled, unpacked, value_at
 from .media_columns import media_columns
 from .options import SchemaOptions
 from .row_kind import RowKind

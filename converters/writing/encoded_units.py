@@ -291,9 +291,7 @@ class _Encoding:
         if isinstance(made, DataError):
             return [made]
         unread = [f"{KEY_OF_MESSAGES}{key}" for key in sorted(keys - self._named_keys)]
-        if not values.keys() <= self._mapper.names:
-            unread += self._mapper.unread(values)
-        for name in unread:
+        for name in [*unread, *self._mapper.unread(values)]:
             rows = self._unread.setdefault(name, [])
             if number not in rows[-1:]:  # the map may make several of a row
                 rows.append(number)

@@ -75,8 +75,8 @@ def _unread_line(name: str, unread: Unread) -> str:
     if name.startswith(KEY_OF_MESSAGES):
         return f"key {name.removeprefix(KEY_OF_MESSAGES)} of messages {where}: nothing here reads it"
     return (
-        f"column {name} {where}: the first rows of its source have none (--keep {quote(name)}:json keeps text, "
-        "numbers, lists and objects)"
+        f"column {name} {where}: the first rows of its source have none, or another column is read in its place "
+        f"(--keep {quote(name)}:json keeps text, numbers, lists and objects)"
     )
 
 

@@ -50,6 +50,35 @@ def test_a_column_that_comes_late_is_counted_with_its_first_row(num_workers: int
     assert line.startswith(f"column note in 2,000 rows, first in {sources[0]}:103: the first rows of its source have")
 
 
+def test_a_filled_column_in_whose_place_another_is_read_is_counted(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(image_bytes(color=number))
+    rows = [
+        {"text": "x", "image": "0.png"},
+        {"text": "x", "image": "1.png", "images": []},
+        {"text": "x", "images": ["2.png"]},
+        {"text": "x", "image": "3.png", "images": ["2.png"]},
+    ]
+    source = write(tmp_path / "a.jsonl", rows)
+    report = convert([source], str(tmp_path / "out"), num_workers=1)
+    assert report.unread == {"image": Unread(first=f"{source}:4", num_rows=1)}
+    assert "another column is read in its place (--keep image:json" in unread_lines(report.unread)[0]
+    dataset = StreamingDataset(local=str(tmp_path / "out"), batch_size=1)
+    assert [dataset[number]["media"] for number in range(4)] == [image_bytes(color=color) for color in (0, 1, 2, 2)]
+
+
+def test_media_in_keys_of_messages_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(image_bytes())
+    shown = {"role": "user", "content": "see", "images": ["a.png"]}
+    for name, row in (
+        ("chat", {"messages": [shown, CHAT[1]]}),
+        ("pair", {"prompt": [shown], "chosen": [CHAT[1]], "rejected": [{"role": "assistant", "content": "c"}]}),
+    ):
+        report = convert([write(tmp_path / f"{name}.jsonl", [row])], str(tmp_path / name), num_workers=1)
+        assert not report.unread
+        assert StreamingDataset(local=str(tmp_path / name), batch_size=1)[0]["media"] == image_bytes()
+
+
 def test_late_columns_are_counted_up_to_the_limit_in_parts_and_in_dry_runs(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", late_notes())
     limited = convert([source], str(tmp_path / "limited"), limit=106, unit_bytes=1 << 12)

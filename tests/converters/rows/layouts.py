@@ -115,6 +115,15 @@ LAYOUTS = (
         {"human": f"u-{n}", "assistant": f"a-{n}"}, {"human": f"v-{n}", "assistant": f"b-{n}"}]}, "exchanges"),
     Layout("The Cauldron", lambda n: {"images": [image(n)], "texts": [
         {"user": f"u-{n}", "assistant": f"a-{n}", "source": f"s-{n}"}]}, "exchanges"),
+    Layout("exchanges with an image and a system prompt", lambda n: {"conversation": [
+        {"human": f"u-{n}", "assistant": f"a-{n}", "image": image(n), "system": f"s-{n}"}]}, "exchanges"),
+    Layout("exchanges of instruction and input", lambda n: {"conversation": [
+        {"instruction": f"i-{n}", "input": f"in-{n}", "output": f"o-{n}"}]}, "exchanges"),
+    Layout("XTuner", lambda n: {"conversation": [
+        {"system": f"s-{n}", "input": f"i-{n}", "output": f"o-{n}"}, {"input": f"j-{n}", "output": f"p-{n}"}]},
+        "exchanges"),
+    Layout("messages with images", lambda n: {"messages": [
+        {"role": "user", "content": f"<image>u-{n}", "images": [image(n)]}, *said(n, "assistant")]}, "messages"),
     Layout("columns human and assistant", lambda n: {"human": f"u-{n}", "assistant": f"a-{n}"}, "prompt-response"),
     Layout("Firefly 1.1M", lambda n: {"kind": f"k-{n}", "input": f"i-{n}", "target": f"t-{n}"}, "prompt-response"),
     Layout("Tulu's input and output", lambda n: {"input": f"i-{n}", "output": f"o-{n}"}, "prompt-response"),

@@ -50,6 +50,26 @@ CHATS: list[tuple[str, Row, Row, Any]] = [
         {},
         [says("system", "s"), CHAT[0], {"source": "x", **CHAT[1]}],
     ),
+    (
+        "exchanges",
+        {
+            "texts": [
+                {"user": "hi", "assistant": "hello", "loss": False},
+                {"instruction": "a", "input": "", "output": "b"},
+            ]
+        },
+        {},
+        [CHAT[0], says("assistant", "hello", learn=False), says("user", "a"), says("assistant", "b")],
+    ),
+    (
+        "exchanges",
+        {"conversation": [{"input": "hi", "output": "hello", "output_with_loss": False}, {"input": "", "output": "b"}]},
+        {},
+        [CHAT[0], says("assistant", "hello", learn=False), says("user", ""), says("assistant", "b")],
+    ),
+    ("exchanges", {"conversation": [{"instruction": "hi", "prompt": None, "response": "hello"}]}, {}, CHAT),
+    ("messages", {"messages": [], "conversations": CHAT}, {}, CHAT),
+    ("messages", {"messages": CHAT, "system": "", "system_prompt": "s"}, {}, [says("system", "s"), *CHAT]),
     ("prompt-response", {"query": "hi", "response": "hello", "history": []}, {}, CHAT),
     (
         "prompt-response",
@@ -258,6 +278,16 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ({"question": "a", "answer": ""}, {}, "no assistant message with content"),
         ({"texts": [{"user": "a", "assistant": 3}]}, {}, "an exchange must hold text in 'assistant', found '3'"),
         ({"texts": [{"user": "a", "assistant": "b"}, {"user": "a"}]}, {}, "an exchange must be an object with one of"),
+        ({"texts": [{"instruction": "a", "query": "c", "response": "b"}]}, {}, "has 'instruction' as well as 'query'"),
+        ({"texts": [{"user": "a", "gpt": "b", "output": "c"}]}, {}, "has 'output' as well as 'user', 'gpt', and would"),
+        ({"texts": [{"user": "a", "gpt": "b", "content": "c"}]}, {}, "has 'content' as well as .*: leave one key"),
+        ({"texts": [{"user": "a", "gpt": "b", "system": ["c"]}]}, {}, r"must hold text in 'system', found \"\['c'\]\""),
+        (
+            {"messages": [says("user", "<image><image>", image=b"x"), CHAT[1]]},
+            {},
+            r"a message has 1 media in image and 2 slots for them \(<image>\): leave one key",
+        ),
+        ({"messages": [says("user", "a", image=b"x", images=[b"x"]), CHAT[1]]}, {}, "1 media in images and image and"),
         ({"query": "a", "response": "b", "history": ["x"]}, {}, "history must .*, or pass --columns history= to leave"),
         (
             {"messages": [says("user", [{"type": "thinking", "thinking": "t"}]), CHAT[1]]},
@@ -551,7 +581,7 @@ def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> 
         {
             "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
             "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
-            "system": None, "version": 7,
+            "system": None, "version": 8,
         }
     )  # fmt: skip
 
