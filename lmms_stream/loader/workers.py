@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..processes.fork_server import address_obstacle
+from ..processes.main_guard import check_main_guard
 from ..processes.sendable import obstacle
 from ..signals import outlive_stop_signal
 from .batch_maker import Ready
@@ -139,8 +140,10 @@ class Workers:
             return "fork"
         # get_start_method() without allow_none would set the program's start method for good, and so would torch.
         method: Any = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
-        if method in ("spawn", "forkserver") and (reason := address_obstacle()):
-            raise ConfigError(f"loader workers cannot be started by {method!r}: {reason}")
+        if method in ("spawn", "forkserver"):
+            check_main_guard()
+            if reason := address_obstacle():
+                raise ConfigError(f"loader workers cannot be started by {method!r}: {reason}")
         return cast(StartMethod, method)
 
     def _make(self, start_method: StartMethod) -> tuple[DataLoader[Item], Running | None]:

@@ -3,6 +3,7 @@
 pool        the processes, what they are given and what they answer
 sendable    what can be sent to them
 own_code    code of the user's own, by a name that any of them can load
+main_guard  whether a script would run again in processes that import it
 fork_server a process that has imported what others need, and is forked; preloaded: what it imports first
 alone       one call in an interpreter of its own, which a script need not be written for
 bar         how far such work is, on a terminal

@@ -25,6 +25,7 @@ from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..processors.parallelism import ONE_THREAD
 from .ending import end_with_parent
 from .fork_server import start_context
+from .main_guard import check_main_guard
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -168,7 +169,7 @@ class _Processes(Generic[Task, Result]):
             )
             raise WorkerError(
                 f"worker process {worker.pid} {cause} at {task}: run the same command again, with fewer --workers if "
-                "memory ran out (a script must start it below `if __name__ == '__main__':`)"
+                "memory ran out"
             ) from error
         return is_done, result_of(answer, task)
 
@@ -176,6 +177,7 @@ class _Processes(Generic[Task, Result]):
 @contextmanager
 def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection, BaseProcess]]:
     """Workers by the pipe to each; killed at the end."""
+    check_main_guard()
     try:
         pickled = pickle.dumps(job)
     except Exception as error:
