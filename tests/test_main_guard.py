@@ -15,7 +15,6 @@ ROOT = Path(__file__).parent.parent
 IMPORTS = """
 import sys
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
@@ -34,7 +33,6 @@ def begin():
 STARTS = {
     "convert": 'convert("rows.jsonl", "out", num_workers=2)',
     "convert with a function of the script": 'convert("rows.jsonl", "out", num_workers=2, map=clean)',
-    "index": 'index_dataset("data", TokensProcessor(), num_workers=2)',
     "spawn": 'read("spawn")',
     "forkserver": 'read("forkserver")',
 }

@@ -28,7 +28,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
-from ...conftest import run_cli, write_tokens
+from ...conftest import run_cli, run_command, write_tokens
 from ...rounds import LONG
 from .measures import Columns, Threads, Words
 
@@ -277,6 +277,21 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     (folder / "index.json").unlink()
     with pytest.raises(StorageError, match=r"holds no dataset \(index\.json is missing\): check the URL"):
         index_dataset(str(folder), Words())
+
+
+def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -> None:
+    folder = write_plain(tmp_path / "data")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from lmms_stream.converters.stored.index import index_dataset\n"
+        "from tests.converters.stored.measures import Words\n"
+        f"index_dataset({str(folder)!r}, Words(), num_workers=2)\n"
+    )
+    root = Path(__file__).parents[3]
+    result = run_command("env", f"PYTHONPATH={root}", sys.executable, str(script), cwd=root)
+    assert result.returncode == 1
+    assert f"ConfigError: {script}, line 3, starts worker processes; they import this script" in result.stderr
+    assert result.stderr.count("Traceback") == 1
 
 
 # The command, with real signals
