@@ -1,27 +1,41 @@
 """What a folder that is filled with a dataset's shards needs besides them, to be opened by itself.
 
 The index.json of the store, and what describes the dataset, are written there when the dataset is opened: the index
-last, as it says that there is a dataset. A note says which files are ours; another file of that name stays, and is an
-error.
+last, as it says that there is a dataset. Notes name the dataset, as copies of two datasets would replace each other,
+and say which files are ours; another file of that name stays, and is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ObjectMissingError, StorageError
 from ..storage.disk_errors import disk_errors
-from ..storage.local import LocalStorage, can_write
+from ..storage.local import FolderStorage, can_write
 from ..storage.locks import locked
 from ..storage.storage import Storage
+from ..storage.temporaries import give_name
 from .index import DATASET_NAME, INDEX_NAME
 
-_NOTES = "_lmms/filled.json"  # name -> digest, size and time of the last two files of that name that are ours
+_NOTES = "_lmms/filled.json"
 _Note = list[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Notes:
+    """Notes about a filled folder. source: URL of the dataset, empty if there are no notes.
+
+    files: name -> digest, size and time of the last two files of that name that are ours.
+    """
+
+    source: str = ""
+    files: dict[str, list[_Note]] = field(default_factory=dict)
 
 
 class FilledFolder:
@@ -34,14 +48,43 @@ class FilledFolder:
         self._storage = storage
         self._folder = folder
         self._timeout_s = timeout_s
+        self._source = str(storage.folder.resolve()) if isinstance(storage, FolderStorage) else storage.url
+
+    def check_source(self) -> None:
+        """Raise StorageError if the folder is filled with another dataset."""
+        source = self._notes().source
+        if source not in ("", self._source):
+            raise StorageError(
+                f"{self._folder} holds copies of the dataset at {source}, which those of {self._source} would replace: "
+                f"name another folder as local; or, if that is the same dataset, remove {self._folder / _NOTES} and "
+                f"{INDEX_NAME} there"
+            )
+
+    def claim(self) -> None:
+        """Note that the folder is filled with this dataset. Raise StorageError if it is filled with another one."""
+        with disk_errors(str(self._folder / _NOTES)):
+            self.check_source()
+            if self._notes().source != self._source and self._can_write(self._folder):
+                with self._locked():
+                    self.check_source()
+                    self._write_notes(self._notes().files)
 
     def keep_index(self, digest: str) -> None:
-        """Have the index.json with this digest there, and the dataset.json that belongs to it."""
+        """Have the index.json with this digest there, and the dataset.json that belongs to it.
+
+        Raise StorageError if the folder is filled with another dataset.
+        """
+        self._check_can_fill()
         try:
             self.keep(DATASET_NAME, self._storage.read(DATASET_NAME))
         except ObjectMissingError:
             self._remove(DATASET_NAME)
         self._keep(INDEX_NAME, digest, lambda: self._storage.read(INDEX_NAME))
+        self._check_can_fill()  # another dataset without checksums can have the same index
+
+    def _check_can_fill(self) -> None:
+        if self._can_write(self._folder):  # else nothing there is replaced, and each file is compared with the store's
+            self.check_source()
 
     def keep(self, name: str, data: bytes) -> None:
         """Have a small file of the dataset there."""
@@ -50,43 +93,65 @@ class FilledFolder:
     def _keep(self, name: str, digest: str, read: Callable[[], bytes]) -> None:
         path = self._folder / name
         with disk_errors(str(path)):
-            if self._has(path, name, digest) or not _can_fill(path.parent):
+            if self._has(path, name, digest) or not self._can_write(path.parent):
                 return
             self._check_ours(path, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            (self._folder / _NOTES).parent.mkdir(exist_ok=True)
-            with locked((self._folder / _NOTES).with_name(".filled.lock"), timeout_s=self._timeout_s) as lock:
-                if lock is None:
-                    raise StorageError(
-                        f"{self._folder} was held by another process for {self._timeout_s:g} s: end that process and "
-                        "try again"
-                    )
+            with self._locked():
+                self.check_source()
                 if not self._has(path, name, digest):
-                    self._check_ours(path, name)
                     data = read()
+                    self._check_ours(path, name)
                     if _digest(data) == digest:  # else it was replaced meanwhile: whoever opens it next writes it
                         self._write(path, name, data, digest)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude other processes that fill the folder."""
+        notes = self._folder / _NOTES
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with locked(notes.with_name(".filled.lock"), timeout_s=self._timeout_s) as lock:
+            if lock is None:
+                raise StorageError(
+                    f"{self._folder} was held by another process for {self._timeout_s:g} s: end that process and "
+                    "try again"
+                )
+            yield
+
+    def _can_write(self, folder: Path) -> bool:
+        """Whether files can be written to a folder of the dataset, and the index and the notes too."""
+        return all(_can_fill(each) for each in (self._folder, (self._folder / _NOTES).parent, folder))
+
     def _write(self, path: Path, name: str, data: bytes, digest: str) -> None:
-        temporary = path.with_name(f".{path.name}.filling")  # the lock is ours; a cache may not take it for left behind
-        try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _filling(path) as temporary:
             temporary.write_bytes(data)
-            notes = self._notes()
-            notes[name] = [*notes.get(name, [])[-1:], [digest, *_facts(temporary)]]
-            LocalStorage(self._folder).write(_NOTES, json.dumps(notes, indent=1, sort_keys=True).encode())
+            files = self._notes().files
+            files[name] = [*files.get(name, [])[-1:], [digest, *_facts(temporary)]]
+            self._write_notes(files)
+            if path.exists():
+                temporary.replace(path)
+                return
+            try:
+                give_name(temporary, path)
+            except FileExistsError:
+                if not self._has(path, name, digest):
+                    self._check_ours(path, name)
+
+    def _write_notes(self, files: dict[str, list[_Note]]) -> None:
+        path, notes = self._folder / _NOTES, _Notes(source=self._source, files=files)
+        with _filling(path) as temporary:
+            temporary.write_text(json.dumps(asdict(notes), indent=1, sort_keys=True))
             temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _has(self, path: Path, name: str, digest: str) -> bool:
         """Whether a file has this digest; one of ours is not read for it."""
         if not path.is_file():
             return False
-        return [digest, *_facts(path)] in self._notes().get(name, []) or _digest(path.read_bytes()) == digest
+        return [digest, *_facts(path)] in self._notes().files.get(name, []) or _digest(path.read_bytes()) == digest
 
     def _check_ours(self, path: Path, name: str) -> None:
         """StorageError for another file than one of ours."""
-        if path.exists() and _facts(path) not in [note[1:] for note in self._notes().get(name, [])]:
+        if path.exists() and _facts(path) not in [note[1:] for note in self._notes().files.get(name, [])]:
             raise StorageError(
                 f"{path} is not what {self._storage.url}/{name} holds, and was not downloaded by lmms-stream, so it is "
                 "left as it is: name another folder as local, or move it away"
@@ -95,18 +160,27 @@ class FilledFolder:
     def _remove(self, name: str) -> None:
         """Remove a file of ours, of a dataset that was there before."""
         path = self._folder / name
-        if path.is_file() and _facts(path) in [note[1:] for note in self._notes().get(name, [])]:
+        if path.is_file() and _facts(path) in [note[1:] for note in self._notes().files.get(name, [])]:
             with disk_errors(str(path)):
                 path.unlink(missing_ok=True)
 
-    def _notes(self) -> dict[str, list[_Note]]:
+    def _notes(self) -> _Notes:
         try:
-            notes: dict[str, list[_Note]] = json.loads((self._folder / _NOTES).read_bytes())
+            return _Notes(**json.loads((self._folder / _NOTES).read_bytes()))
         except FileNotFoundError:
-            return {}
-        except ValueError as error:
+            return _Notes()
+        except (ValueError, TypeError) as error:
             raise StorageError(f"{self._folder / _NOTES} is damaged ({error}): remove it, and {INDEX_NAME}") from error
-        return notes
+
+
+@contextmanager
+def _filling(path: Path) -> Iterator[Path]:
+    """Yield a temporary name for a file. The caller holds the lock, so one that a killed process left is not in use."""
+    temporary = path.with_name(f".{path.name}.filling")  # a cache does not take it for a leftover
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _digest(data: bytes) -> str:

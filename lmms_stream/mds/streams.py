@@ -89,14 +89,17 @@ class StoredDataset:
         self.url = self.storage.url
         self.cache = LocalCache(self.storage, self._cache_folder(stream), retry=retry, keep_zip=stream.keep_zip)
         self._filled: FilledFolder | None = None
+        filled = FilledFolder(self.storage, self.cache.folder, timeout_s=config.timeout_s)
         if stream.source is None and stream.local is not None and self._is_elsewhere:
-            self._filled = FilledFolder(self.storage, self.cache.folder, timeout_s=config.timeout_s)
+            self._filled = filled
         index = self._index = self._read_index(stream, timeout_s=config.timeout_s)
         self._read_parts(stream.num_parts)
         self.node_folder = node_folder(self.cache.folder, index.digest)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
         if self.num_samples == 0:
             raise ShardError(f"{self.url}/{INDEX_NAME} lists no samples: convert the dataset again")
+        if stream.source is not None and stream.local is not None:
+            filled.claim()  # the source writes the index
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
         if self._filled is not None:
             self._filled.keep_index(index.digest)
@@ -112,6 +115,7 @@ class StoredDataset:
             is_gone = isinstance(error.__cause__, ObjectMissingError)
             if self._filled is None or not (folder / INDEX_NAME).exists() or not (cannot_be_asked or is_gone):
                 raise
+            self._filled.check_source()
             local = LocalStorage(folder)
             index = read(local)
             read_ones = [info for info in index.shards if info.num_samples]

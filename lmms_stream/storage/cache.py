@@ -31,7 +31,7 @@ from .retry import DEFAULT_RETRY, Retry
 from .room import CacheRoom
 from .storage import Storage
 from .tally import FetchTally
-from .temporaries import leftovers, remove_leftovers, temporary_name
+from .temporaries import give_name, leftovers, remove_leftovers, temporary_name
 from .wanted import Wanted
 
 if TYPE_CHECKING:
@@ -127,7 +127,10 @@ class LocalCache:
                 if Record.read(record_path).vouches_for(path, identity):
                     self.tally.add(hits=1)
                 else:
-                    ours = self._have(key, path, wanted, record_path)
+                    try:
+                        ours = self._have(key, path, wanted, record_path)
+                    except FileExistsError:  # somebody else has put a file there during the download: look at it
+                        ours = self._have(key, path, wanted, record_path)
                     if ours is None:
                         return None
                     Record.of(path, identity, ours=ours).write(lock)
@@ -326,7 +329,10 @@ class LocalCache:
         return self._decoded(temporary, wanted)
 
     def _make(self, key: str, path: Path, wanted: Wanted, bring: Callable[[Path], bool]) -> bool:
-        """Bring a file, and rename it; False when what `bring` has brought is not valid, as it says."""
+        """Bring a file, and rename it; False when what `bring` has brought is not valid, as it says.
+
+        FileExistsError if somebody else has put a file there meanwhile.
+        """
         record_path = lock_of(path)
         if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
             remove_leftovers(path)
@@ -340,10 +346,11 @@ class LocalCache:
         size = 0
         try:
             if bring(temporary):
-                size = temporary.stat().st_size
+                made = Record.of(temporary, self._identity(key, wanted), ours=True)
                 with record_path.open("r+b") as file:  # before it has its name: who is killed between leaves no file
-                    Record.of(temporary, self._identity(key, wanted), ours=True).write(file)  # that is nobody's
-                temporary.replace(path)
+                    made.write(file)  # that is nobody's
+                give_name(temporary, path)
+                size = made.size
             return size > 0
         finally:
             temporary.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -14,6 +15,18 @@ _numbers = itertools.count()
 def temporary_name(path: Path) -> Path:
     """A hidden name beside `path`, this process's own, for what is to become that file."""
     return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+
+
+def give_name(temporary: Path, path: Path) -> None:
+    """Rename a temporary file to `path`; FileExistsError if another file has that name, which stays."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:  # also of a file system without hard links, and of a link that leads to no file
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        temporary.replace(path)
+    else:
+        temporary.unlink()
 
 
 def leftovers(folder: Path) -> dict[Path, list[Path]]:

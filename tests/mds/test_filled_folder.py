@@ -13,6 +13,7 @@ from lmms_stream import (
     FetchConfig,
     PackedStreamingDataset,
     PackingConfig,
+    Stream,
     StreamingDataset,
     TokensProcessor,
 )
@@ -151,3 +152,45 @@ def test_where_the_source_is_gone_the_error_says_how_to_read_what_is_here(tmp_pa
     with pytest.raises(StorageError, match=rf"or, as {local} holds all of a dataset, leave remote out and name"):
         PackedStreamingDataset(source, local)
     assert values_of(PackedStreamingDataset(local=local)) == VALUES
+
+
+@pytest.mark.parametrize("hashes", [["xxh64"], []])
+def test_a_folder_is_filled_with_one_dataset_and_another_one_is_refused(hashes: list[str], tmp_path: Path) -> None:
+    one = written(tmp_path / "one", VALUES, hashes=hashes)
+    two = written(tmp_path / "two", [1000 + value for value in VALUES], hashes=hashes)
+    local = tmp_path / "local"
+    refusal = rf"{local} holds copies of the dataset at {one}, which those of {two} would replace: name another folder"
+    with pytest.raises(StorageError, match=refusal):
+        StreamingDataset(streams=[Stream(remote=one, local=local), Stream(remote=two, local=local)], batch_size=1)
+    with pytest.raises(StorageError, match=refusal):
+        PackedStreamingDataset(two, local)
+    assert values_of(PackedStreamingDataset(one, local)) == VALUES
+    both = [Stream(remote=one, local=local), Stream(remote=two, local=tmp_path / "another")]
+    dataset = StreamingDataset(streams=both, batch_size=1)
+    assert sorted(values_of(dataset)) == [*VALUES, *(1000 + value for value in VALUES)]
+
+
+def test_the_folder_of_a_dataset_that_has_moved_is_used_again_once_notes_and_index_are_removed(
+    tmp_path: Path,
+) -> None:
+    source, local = written(tmp_path / "source", VALUES), tmp_path / "local"
+    assert values_of(PackedStreamingDataset(source, local)) == VALUES
+    moved = source.rename(tmp_path / "moved")
+    notes = local / "_lmms/filled.json"
+    with pytest.raises(StorageError, match=rf"or, if that is the same dataset, remove {notes} and index\.json there"):
+        PackedStreamingDataset(moved, local)
+    for path in (notes, local / "index.json"):
+        path.unlink()
+    dataset = PackedStreamingDataset(moved, local)
+    assert values_of(dataset) == VALUES
+    assert dataset.core.one.cache.tally.total.misses == 0
+
+
+def test_a_folder_that_is_filled_with_another_dataset_does_not_stand_in_for_a_store_out_of_reach(
+    s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, local = uploaded(written(tmp_path / "one", VALUES), s3_folder), tmp_path / "local"
+    assert values_of(PackedStreamingDataset(one, local)) == VALUES
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match=rf"{local} holds copies of the dataset at {one}"):
+        PackedStreamingDataset(f"{s3_folder}-two", local, fetch=FetchConfig(attempts=1, timeout_s=2))

@@ -9,11 +9,26 @@ from shutil import copyfile
 import pytest
 from lmms_stream.errors import StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.local import CopiedFolder
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.storage.wanted import Wanted
 from streaming import MDSWriter
 
 from ..rounds import rounds
+
+
+class SlowFolder(CopiedFolder):
+    """A store whose user puts a file into the cache during a download."""
+
+    def __init__(self, folder: Path, *, puts: bytes, cache: Path):
+        super().__init__(folder)
+        self._puts, self._cache = puts, cache
+
+    def download(self, key: str, path: Path) -> None:
+        super().download(key, path)
+        (self._cache / key).write_bytes(self._puts)
 
 
 def written(folder: Path, values: list[int], **options: object) -> Path:
@@ -107,3 +122,28 @@ def test_a_file_that_a_user_copies_over_a_copy_of_ours_is_never_deleted(s3_folde
     assert (cache / "shard.00001.mds").read_bytes() == mine
     assert PackedStreamingDataset(remote, cache)[0]["x"] == 0
     assert (cache / "shard.00001.mds.changed-1").read_bytes() == mine
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_that_a_user_puts_there_during_the_download_is_never_replaced(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = tmp_path / "store", tmp_path / "cache"
+    for each in (store, folder):
+        each.mkdir()
+    (store / "object").write_bytes(b"content")
+    if not has_links:  # as of FAT
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr("os.link", refuse)
+    wanted = Wanted(name="object", identity="1", num_bytes=7, valid=lambda path: path.read_bytes() == b"content")
+    with pytest.raises(StorageError, match=r"object is not what .* holds, and was not downloaded by lmms-stream"):
+        LocalCache(SlowFolder(store, puts=b"my notes", cache=folder), folder).fetch("object", wanted)
+    assert (folder / "object").read_bytes() == b"my notes"
+    (folder / "object").unlink()
+    mine = LocalCache(SlowFolder(store, puts=b"content", cache=folder), folder)
+    assert mine.fetch("object", wanted) == folder / "object"
+    mine.evict("object")  # it is the user's file
+    assert sorted(path.name for path in folder.iterdir()) == [".object.lock", "object"]
