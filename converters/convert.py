@@ -34,6 +34,7 @@ from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.specs import Spec
 from .sources.units import Source
+from .stored.unread import described as unread_described
 from .weighted import convert_parts, weighted_parts
 from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
@@ -49,7 +50,6 @@ from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
-from .writing.unread import described as unread_described
 from .writing.work import Work, from_anywhere, open_work, work_folder
 
 

@@ -33,6 +33,7 @@ from .rows import schemas
 from .sources.specs import Spec
 from .sources.units import Source
 from .stored.inspect.sample import SampleView, Viewer
+from .stored.unread import UnreadNames, joined, unread_of
 from .weighted import weighted_parts
 from .writing.dropped_rows import DroppedRows, without
 from .writing.duplicates import Seen
@@ -41,7 +42,6 @@ from .writing.encoding import ShardFormat, compress, index_json
 from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.unit_files import EncodedUnit
-from .writing.unread import UnreadNames, joined, unread_of
 
 NUM_ROWS = 10_000
 NUM_SAMPLES = 3

@@ -9,13 +9,13 @@ from typing import TypedDict
 import numpy as np
 
 from ..processors.not_shown import added
+from .stored.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
+from .stored.unread import Unread as Unread
+from .stored.unread import UnreadNames as UnreadNames
+from .stored.unread import joined, of_dataset
 from .writing.done import Finished
 from .writing.outputs import Output
 from .writing.row_counts import RowCounts as RowCounts
-from .writing.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
-from .writing.unread import Unread as Unread
-from .writing.unread import UnreadNames as UnreadNames
-from .writing.unread import joined, of_dataset
 
 
 class DocumentCounts(TypedDict, total=False):

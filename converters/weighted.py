@@ -21,8 +21,8 @@ from .options import ConvertOptions
 from .report import ConvertReport, SplitReport
 from .sources.lists import is_list, yaml_specs
 from .sources.specs import Spec, glob_base, has_wildcard, parse_spec
+from .stored.unread import joined
 from .writing.row_counts import RowCounts
-from .writing.unread import joined
 
 RUN_NAME = "datasets.yaml"
 

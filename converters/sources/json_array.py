@@ -23,6 +23,7 @@ CHUNK_BYTES = 1 << 20
 IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
 SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
 NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
+_MESSAGE_KEYS = ({"role", "content"}, {"from", "value"})
 STRING_REST = re.compile(IN_STRING, re.DOTALL)
 
 
@@ -181,7 +182,10 @@ class ElementBlock:
 
 
 class JsonTable:
-    """A file with an array of objects, or with an object one member of which is one."""
+    """A file with an array of objects, or with an object one member of which is one.
+
+    An object in which a member is a list of messages is one row, unless that member is chosen by its name.
+    """
 
     def __init__(self, location: Location):
         self._location = location
@@ -216,6 +220,11 @@ class JsonTable:
             yield from scanner.elements()
             scanner.end()
             return
+        if self._key is None and any(map(_is_message, self._arrays().values())):
+            members = [orjson.dumps(key) + b":" + scanner.value(b"}") for key in scanner.members()]
+            scanner.end()
+            yield b"{" + b",".join(members) + b"}"
+            return
         self._key = self._key or self._only_array()
         for key in scanner.members():
             if key == self._key and scanner.peek() == b"[":
@@ -225,7 +234,7 @@ class JsonTable:
         raise DataError(f"{self._location.name}: no member {self._key!r} of its object is an array: {self._choices()}")
 
     def _only_array(self) -> str:
-        arrays = self._arrays()
+        arrays = list(self._arrays())
         if len(arrays) != 1:
             found = f"{len(arrays)} members" if arrays else "no member"
             raise DataError(f"{self._location.name}: {found} of its object with an array of objects: {self._choices()}")
@@ -238,19 +247,29 @@ class JsonTable:
         file = self._location.name.removesuffix(f"#{self._location.key}")
         return f"choose one by its name, {' or '.join(f'{file}#{key}' for key in arrays)}"
 
-    def _arrays(self) -> list[str]:
-        """Keys of those members that are arrays of objects; the whole file is read for them."""
+    def _arrays(self) -> dict[str, bytes]:
+        """Members that are arrays of objects, each with its first object; the whole file is read for them."""
         with self._open() as stream:
             scanner = JsonScanner(stream, name=self._location.name)
-            return [key for key in scanner.members() if _pass_value(scanner)]
+            firsts = {key: _pass_value(scanner) for key in scanner.members()}
+        return {key: first for key, first in firsts.items() if first.startswith(b"{")}
 
 
-def _pass_value(scanner: JsonScanner) -> bool:
-    """Pass a member's value, and say whether it is an array of objects."""
+def _pass_value(scanner: JsonScanner) -> bytes:
+    """Pass a member's value, and return the first element if it is an array; b"" otherwise."""
     if scanner.peek() != b"[":
         scanner.value(b"}")
-        return False
+        return b""
     first = b""
     for number, element in enumerate(scanner.elements()):
         first = first if number else element
-    return first.startswith(b"{")
+    return first
+
+
+def _is_message(text: bytes) -> bool:
+    """Whether an object says who speaks and what, by the usual names."""
+    try:
+        names = set(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return False
+    return any(keys <= names for keys in _MESSAGE_KEYS)

@@ -1,6 +1,7 @@
 """Datasets that are there: what they say of themselves, what they hold, whether it is true.
 
 catalog         index.json, _lmms/dataset.json and lengths indexes of a dataset
+unread          names in rows that nothing reads, and where they are
 index           a lengths index for shards that are there
 verify          all problems of a dataset
 verify_shards   the problems of its shards

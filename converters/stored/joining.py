@@ -23,7 +23,9 @@ from ...mds.provenance import Provenance, join_provenance
 from ...mds.stored_lengths import upload_lengths, write_json
 from ...storage.storage import Storage
 from ...version import VERSION
+from . import unread
 from .catalog import Catalog, columns_of, open_lengths
+from .unread import UnreadNames
 
 _CHUNK = 1 << 20  # lengths copied together
 
@@ -33,7 +35,7 @@ class Joined:
     """One dataset of several. index: what its index.json holds. shards: each with the name of its dataset.
 
     dropped: why lengths indexes, and provenance, that only some of the datasets have are not in it. folder: where
-    `provenance`, names of files, lie. schema: of the samples.
+    `provenance`, names of files, lie. schema: of the samples. unread: names in the rows of all that nothing read.
     """
 
     index: bytes
@@ -43,6 +45,7 @@ class Joined:
     dropped: tuple[str, ...]
     folder: Path
     schema: str | None
+    unread: UnreadNames
 
 
 def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
@@ -68,6 +71,7 @@ def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
         dropped=tuple(dropped),
         folder=folder,
         schema=schema,
+        unread=unread.joined(unread.of_dataset(each.dataset or {}) for each in catalogs.values()),
     )
 
 
@@ -208,6 +212,7 @@ def _describe(joined: Joined) -> dict[str, Any]:
         "converter": f"lmms_stream {VERSION}",
         "shards": [_described(name, info) for name, info in joined.shards],
         "lengths": [index.fingerprint for index in joined.lengths],
+        **unread.described(joined.unread),
     }
 
 

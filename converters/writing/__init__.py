@@ -3,7 +3,6 @@
 reading         the units of all sources, with what maps their rows
 encoding        sample -> bytes of an MDS shard, as MDSWriter makes them
 row_counts      how many rows are left out, by why
-unread          names in rows that nothing reads, and where they are
 dropped_rows    rows that a drop list leaves out, and whether they are there
 shares          which units each part of a conversion encodes
 encoded_units   a unit of rows -> its samples as bytes

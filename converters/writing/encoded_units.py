@@ -36,12 +36,12 @@ from ..rows.user_functions import RowFunctions
 from ..sources.mds import StoredSamples
 from ..sources.units import Row, Unit
 from ..stored.catalog import check_processed
+from ..stored.unread import KEY_OF_MESSAGES
 from .documents import document_of
 from .encoding import ShardFormat
 from .laid import Spans
 from .row_counts import REASONS, Why
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
-from .unread import KEY_OF_MESSAGES
 
 OnError = Literal["fail", "skip"]
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...mds.provenance import packed_rows
+from ..stored.unread import Unread, joined, unread_of
 from .documents import Concatenation
 from .dropped_rows import DroppedRows, Dropping, without
 from .duplicates import Seen
@@ -22,7 +23,6 @@ from .replacing import free_numbers
 from .row_counts import RowCounts
 from .shards import MADE, ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path
-from .unread import Unread, joined, unread_of
 from .work import RowError, Work
 
 _DEALT = 1 << 20  # samples that are dealt at once

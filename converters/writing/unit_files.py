@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ...errors import StorageError
 from ...processors.base import AMOUNTS
+from ..stored.unread import UnreadRows
 from .laid import Spans
 from .row_counts import REASONS, RowsLeftOut
-from .unread import UnreadRows
 
 _ARRAYS = ("sizes", "rows", "lengths", "hashes", "places", "not_shown")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)

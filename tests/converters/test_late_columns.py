@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lmms_stream.cli.convert_summary import unread_lines
+from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.stored.merge import merge_datasets
+from lmms_stream.converters.stored.unread import Unread
 from lmms_stream.converters.writing.reading import LOOK_ROWS
-from lmms_stream.converters.writing.unread import Unread
 from lmms_stream.errors import DataError
 from streaming import StreamingDataset
 
@@ -88,6 +90,18 @@ def test_late_columns_are_counted_up_to_the_limit_in_parts_and_in_dry_runs(tmp_p
     whole = {"note": Unread(first=f"{source}:103", num_rows=1000)}
     assert convert([source], str(tmp_path / "parts"), unit_bytes=1 << 14, num_workers=1).unread == whole
     assert dry_run([source]).unread == whole
+
+
+def test_a_grown_and_a_merged_dataset_count_the_late_columns_of_both(tmp_path: Path) -> None:
+    sources = [write(tmp_path / f"{name}.jsonl", late_notes()[:size]) for name, size in (("a", 2000), ("b", 3100))]
+    for name, source in zip("xy", sources, strict=True):
+        convert([source], str(tmp_path / "all" / name), num_workers=1)
+    merge_datasets(str(tmp_path / "all"), [str(tmp_path / "all" / name) for name in "xy"])
+    convert([sources[0]], str(tmp_path / "grown"), num_workers=1)
+    assert append([sources[1]], str(tmp_path / "grown"), num_workers=1).num_new_sources == 1
+    for folder in ("all", "grown"):
+        described = json.loads((tmp_path / folder / "_lmms" / "dataset.json").read_text())
+        assert described["unread"] == {"note": {"first": f"{sources[0]}:103", "num_rows": 633 + 1000}}
 
 
 def test_a_late_column_is_kept_if_it_is_named_with_its_encoding(tmp_path: Path) -> None:

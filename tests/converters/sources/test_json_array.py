@@ -124,6 +124,23 @@ def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
         read(f"{write(tmp_path / 'b.json', b'[{}]')}#x")
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": 1, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"conversations": [{"from": "human", "value": 'a"]'}, {"from": "gpt", "value": "b"}], "tools": [{"x": {}}]},
+        {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}], "n": []},
+    ],
+)
+def test_an_object_with_a_list_of_messages_is_one_row(row: dict[str, Any], name: str, tmp_path: Path) -> None:
+    data = b"\xef\xbb\xbf" + orjson.dumps(row, option=orjson.OPT_INDENT_2)
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    assert read(path) == read(f"{path}@[-1:]") == [row]
+    key = next(key for key, value in row.items() if isinstance(value, list))
+    assert read(f"{path}#{key}") == row[key]
+
+
 def test_a_broken_element_is_an_error_of_its_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", b'\xef\xbb\xbf[{"a":1} {"b":2}, {"c":3}, 4,, {"d":"\xff"}, {"e": "x\\"}"}]')
     found = read_numbered(path)
