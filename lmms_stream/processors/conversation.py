@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
@@ -22,7 +22,7 @@ from .thoughts import Thoughts
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
-RENDERING_VERSION = 2  # raised when a template is given other values for the same conversation
+RENDERING_VERSION = 3  # raised when a template is given other values for the same conversation
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 
@@ -95,7 +95,7 @@ class Conversations:
             "special_tokens": dict(self.tokenizer.special_tokens),
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
             **({"learn_stop": True} if self.learn_stop else {}),
-            **({"thoughts_after_prompt": 1} if any(each and each.opening for each in self._thoughts.values()) else {}),
+            **({"thoughts_after_prompt": 2} if any(each and each.opening for each in self._thoughts.values()) else {}),
         }
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
@@ -198,6 +198,8 @@ class Conversations:
         messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]
         if prompt or not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
             return text, spans
+        if len(messages) < len(chat.messages) and len(messages) - 1 in chat.left_out:
+            return text, spans  # the whole conversation has this answer as the template writes it
         before, _ = self._by_template(chat, len(messages) - 1, prompt=True)
         return thoughts.after(before, text, messages[-1]), spans
 
@@ -207,11 +209,12 @@ class Conversations:
         The template is given the arguments of tool calls as objects. It is given their JSON texts where it refuses
         objects, and where it would write an object in Python's form.
         """
-        template, messages = self._template_of(chat), chat.messages[:stop]
+        messages = chat.messages[:stop]
+        render = partial(self._template_of(chat).render, tools=chat.tools, prompt=prompt)
         called = [call["arguments"] for call in _called_functions(messages) if call.get("arguments")]
-        made = or_error(template.render, messages, chat.tools, prompt=prompt)
-        if called and (isinstance(made, DataError) or any(str(arguments) in made[0] for arguments in called)):
-            by_texts = or_error(template.render, _with_texts(messages), chat.tools, prompt=prompt)
+        made = or_error(render, messages)
+        if called and (isinstance(made, DataError) or _writes_objects(render, messages, made[0])):
+            by_texts = or_error(render, _with_texts(messages))
             made = made if isinstance(by_texts, DataError) else by_texts
         if isinstance(made, DataError):
             raise made
@@ -325,6 +328,27 @@ def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     """Return what has the `name` and `arguments` of each tool call: its `function`, or the call itself."""
     calls = (call for message in messages for call in message.get("tool_calls") or () if isinstance(call, dict))
     return [function for call in calls if isinstance(function := call.get("function", call), dict)]
+
+
+def _writes_objects(render: Callable[..., tuple[str, Any]], messages: Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Return whether a template writes objects of arguments in Python's form. text: what it writes of the messages.
+
+    A message may say the same as the arguments, so they are written once more, with a key that no message has.
+    """
+    if not any(str(arguments) in text for arguments in _objects_of(_called_functions(messages))):
+        return False
+    probed = [dict(message) for message in copy.deepcopy(messages)]
+    for arguments in _objects_of(_called_functions(probed)):
+        arguments["zqargumentkx"] = 1
+    made = or_error(render, probed)
+    return isinstance(made, DataError) or any(
+        str(arguments) in made[0] for arguments in _objects_of(_called_functions(probed))
+    )
+
+
+def _objects_of(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the arguments of calls that are objects and not empty."""
+    return [found for each in functions if isinstance(found := each.get("arguments"), dict) and found]
 
 
 def _with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -87,6 +87,25 @@ def test_arguments_are_objects_where_a_template_writes_json(tokenizer: Path, giv
     assert learnt(ChatProcessor(with_template(tokenizer, showing(shows))), stored(flat)) == WRITTEN
 
 
+SAYS_PYTHON = "call w({'city': 'Oslo'})"
+
+
+@pytest.mark.parametrize("shows", [CALLS, JOINS + "{% endfor %}", WRITES + "{% endfor %}"])
+def test_a_message_that_says_the_arguments_in_the_form_of_python_changes_no_arguments(
+    tokenizer: Path, shows: str
+) -> None:
+    processor = ChatProcessor(with_template(tokenizer, showing(shows if shows != CALLS else "{{ m.content }}" + shows)))
+    chat = called({"city": "Oslo"})
+    expected = learnt(processor, stored(chat))
+    assert '{"city": "Oslo"}' in expected
+    assert learnt(processor, stored([{"role": "user", "content": SAYS_PYTHON}, chat[1]])) == expected
+    result = {"role": "tool", "content": SAYS_PYTHON}  # what a template writes of the call must not depend on it
+    assert learnt(processor, stored([*chat, result, {"role": "assistant", "content": "x"}])) == expected + "x<|end|>"
+    two = [*chat, {"role": "assistant", "content": "", "tool_calls": called("Oslo")[1]["tool_calls"]}]
+    if shows == CALLS:  # arguments that are a text of no object are given as they are
+        assert learnt(processor, stored(two)) == expected + '{"name": "w", "arguments": "Oslo"}<|end|>'
+
+
 def test_null_arguments_are_no_arguments(tokenizer: Path) -> None:
     processor = ChatProcessor(with_template(tokenizer, showing("{{ m.content }}" + CALLS)))
     assert learnt(processor, stored(called(None))) == '{"name": "w", "arguments": {}}<|end|>'

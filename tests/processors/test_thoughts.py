@@ -76,6 +76,70 @@ def test_a_generation_prompt_that_answers_do_not_begin_with_is_another_error() -
     assert trained_on(ChatProcessor(tokenizer(marked)), chat(("user", "q"), ("assistant", "yes"))) == "yes<|end|>"
 
 
+@pytest.mark.parametrize("content", ["ans", "<think>so</think>ans"])
+@pytest.mark.parametrize("prompt", ["<|assistant|><say>\\n", "<|assistant|><think>\\n"])
+def test_a_tag_that_the_template_does_not_cut_from_answers_begins_no_thought(prompt: str, content: str) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'PROMPT' }}{% endif %}"
+    ).replace("PROMPT", prompt)
+    processor = ChatProcessor(tokenizer(template))
+    with pytest.raises(DataError, match="does not begin message 1 with its generation prompt"):
+        processor.process({"messages": json.dumps(chat(("user", "q"), ("assistant", content)))})
+    begun = prompt.removeprefix("<|assistant|>").replace("\\n", "\n") + "so"
+    assert trained_on(processor, chat(("user", "q"), ("assistant", begun))) == "so<|end|>"
+
+
+WRITES_THOUGHTS = (  # where there is one, as MiniMax-M2's
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ '<think>\\n' }}{% endif %}"
+)
+
+
+def test_a_template_that_writes_thoughts_behind_its_prompt_is_given_answers_without_one() -> None:
+    processor = ChatProcessor(tokenizer(WRITES_THOUGHTS))
+    thinks = [*chat(("user", "q")), {"role": "assistant", "content": "yes", "reasoning_content": "so"}]
+    assert trained_on(processor, thinks) == "so\n</think>\n\nyes<|end|>"
+    assert trained_on(processor, chat(("user", "q"), ("assistant", "yes"))) == "\n</think>\n\nyes<|end|>"
+    with pytest.raises(DataError, match="does not begin message 1 with its generation prompt"):
+        processor.process({"messages": json.dumps(chat(("user", "q"), ("assistant", "<think>so</think>yes")))})
+
+
+@pytest.mark.parametrize("template", [CUTS_THOUGHTS, TRIMS])
+@pytest.mark.parametrize("learn", ["all", "last"])
+@pytest.mark.parametrize("content", ["<think>only", "<think>\nonly", " <think>only", "<think>"])
+def test_a_thought_without_an_end_is_the_error_of_the_row(template: str, learn: Any, content: str) -> None:
+    processor = ChatProcessor(tokenizer(template), learn=learn)
+    messages = chat(("user", "q"), ("assistant", content))
+    sample = {"messages": json.dumps(messages)}
+    with pytest.raises(DataError, match=r"begins with <think> and has no </think>, .* remove the row"):
+        processor.process(sample)
+    (measured,) = processor.measure_all([sample])
+    assert isinstance(measured, DataError)
+    last = ChatProcessor(tokenizer(template), learn="last")
+    messages += chat(("user", "r"), ("assistant", "so</think>yes"))
+    assert trained_on(last, messages) == "so\n</think>yes<|end|>"  # the template writes the earlier answer as it is
+
+
+def test_two_different_thoughts_of_an_answer_are_the_error_of_the_row() -> None:
+    processor = ChatProcessor(tokenizer(CUTS_THOUGHTS))
+    for answer in (
+        {"content": "<think>a</think>yes", "reasoning_content": "OTHER"},
+        {"content": "yes", "reasoning_content": "a", "thinking": "OTHER"},
+    ):
+        messages = [*chat(("user", "q")), {"role": "assistant", **answer}]
+        with pytest.raises(DataError, match="has two different thoughts, 'a' and 'OTHER', and the chat template"):
+            processor.process({"messages": json.dumps(messages)})
+    for answer in (
+        {"content": "<think>a</think>yes", "reasoning_content": "a\n", "reasoning": ""},
+        {"content": "<think></think>yes", "reasoning_content": "", "thinking": "a"},
+    ):
+        messages = [*chat(("user", "q")), {"role": "assistant", **answer}]
+        assert trained_on(processor, messages) == "a\n</think>yes<|end|>"
+
+
 def test_answers_that_are_compared_follow_the_generation_prompt_too() -> None:
     processor = PreferenceProcessor(tokenizer(CUTS_THOUGHTS))
     stored = {name: chat(("assistant", f"<think>so</think>{name}")) for name in ("chosen", "rejected")}
