@@ -17,7 +17,7 @@ from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..storage.storage import Storage, open_storage
 from .again import check_targets
-from .asked import asked_of, content_of, described
+from .asked import asked_of, described
 from .columns import with_processor
 from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
@@ -25,6 +25,7 @@ from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions, changed
 from .repeats import Described, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
+from .rows.options import SchemaOptions
 from .sources.table_source import TableSource
 from .sources.units import Source
 from .stored.catalog import no_dataset
@@ -149,7 +150,7 @@ def _new_sources(
     asked = asked_of(opened, options)
     for storage, dataset in zip(storages, datasets, strict=True):
         _check_options(dataset, asked, url=storage.url)
-    return _unknown(opened, datasets[0]["source"], url=storages[0].url, allow_repeats=options.allow_repeats)
+    return _unknown(opened, datasets[0]["source"], options, url=storages[0].url)
 
 
 def _dataset_at(storage: Storage) -> dict[str, Any]:
@@ -213,29 +214,30 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(
-    opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str, allow_repeats: bool
+    opened: Sequence[Source], known: Sequence[Mapping[str, Any]], options: ConvertOptions, *, url: str
 ) -> tuple[list[Source], list[str]]:
     """The sources with rows that are not of the known ones, which are as a dataset describes them; and the names of the
     others, with the names of the known ones that have their rows where these are not the same.
     """
-    at: dict[tuple[str, str], list[Described]] = {}
+    at: dict[str, list[Described]] = {}
     of_size: dict[Any, list[Described]] = {}
     for each in map(Described, known):
-        at.setdefault((each.place, each.member), []).append(each)
-        of_size.setdefault((each.said.get("size"), each.reading), []).append(each)
+        at.setdefault(each.place, []).append(each)
+        of_size.setdefault(each.said.get("size"), []).append(each)
     new, there = [], []
     for source, said in zip(opened, map(Described, described(opened)), strict=True):
-        same = at.get((said.place, said.member), [])
-        same = [each for each in same if each.reading == said.reading] or same
-        if any(content_of(each.said) != content_of(said.said) for each in same):
+        same = at.get(said.place, [])
+        if any(each.content_said != said.content_said for each in same):
             raise ConfigError(
                 f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their "
                 "own, or convert all sources again with --overwrite"
             )
-        if allow_repeats:
+        same = [each for each in same if said.is_read_as(each)]
+        if options.allow_repeats:
             is_there = any(each.said.get("rows") == said.said.get("rows") and each.at == said.at for each in same)
         else:
-            same = same or _copied(source, said, of_size.get((said.said.get("size"), said.reading), []), url=url)
+            same = [each for each in same if each.at == said.at or has_rows_of(source, each, options.schema)]
+            same = same or _copied(source, said, of_size.get(said.said.get("size"), []), options.schema, url=url)
             is_there = bool(same) and _is_held(source, said, same, url=url)
         if is_there:
             there.append(source.name if same[0].at == said.at else f"{source.name} (as {same[0].name})")
@@ -246,13 +248,15 @@ def _unknown(
 
 def _is_empty(source: Source) -> bool:
     """Whether a source is a file of a folder or glob without rows, which is passed over."""
-    return isinstance(source, TableSource) and source.is_part and not source.first_rows(1)[1]
+    return isinstance(source, TableSource) and source.is_part and not source.has_rows
 
 
-def _copied(source: Source, said: Described, known: Sequence[Described], *, url: str) -> list[Described]:
+def _copied(
+    source: Source, said: Described, known: Sequence[Described], schema: SchemaOptions, *, url: str
+) -> list[Described]:
     """The known sources with the rows of a source that has another place."""
     found = [(each, is_same) for each in known if (is_same := is_copy(said, each)) is not False]
-    found = [(each, is_same) for each, is_same in found if has_rows_of(source, each)]
+    found = [(each, is_same) for each, is_same in found if said.is_read_as(each) and has_rows_of(source, each, schema)]
     for each, is_same in found:
         if is_same is None:
             raise ConfigError(
@@ -271,7 +275,9 @@ def _is_held(source: Source, said: Described, known: Sequence[Described], *, url
     taken = [interval(each.rows, num_rows) for each in known]
     if not any(overlap(rows, each) for each in taken):
         return False
-    if not (left := without(rows, taken)):
+    whole = rows if rows[1] is not None else (rows[0], num_rows())
+    left = [each for each in without(rows, taken) if overlap(each, whole)]
+    if not left:
         return True
     slices = ", ".join(dict.fromkeys(str(each).removeprefix(each.name) for each in known))
     rest = " ".join(f"{source.name}{shown(each)}" for each in left)

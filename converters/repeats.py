@@ -3,7 +3,8 @@
 Files are the same file if their paths lead to one inode, and copies if their sizes and all of their bytes agree. Bytes
 are read only of local files of equal size; in stores of S3 the entity tags are compared. Of folders of texts and images
 and of MDS datasets the names of files and shards are compared. Slices of a file may not intersect. One file with
-different settings of a list (columns, map, csv, a member of its object) is several sources.
+different settings of a list (columns, map, csv, a member of its object) is several sources; the only array of an object
+is the same with and without its name.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..storage.disk_errors import disk_errors
-from .asked import described
+from .asked import content_of, described
 from .options import ConvertOptions
+from .rows.chat import MEDIA_COLUMNS
+from .rows.content import PART_KINDS
+from .rows.options import SchemaOptions
 from .sources.files import content_digest, sampled_digest
+from .sources.json_array import JsonTable
+from .sources.table import Location
 from .sources.table_source import TableSource
-from .sources.units import Source
+from .sources.units import UNIT_BYTES, Source
 from .writing.done import place_of
 
 _SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
@@ -31,7 +38,6 @@ _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the
 _MEDIA_PATH = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|wav|mp3|flac|m4a|ogg|mp4|webm|mkv|avi|mov)(?![a-z0-9])", re.IGNORECASE
 )
-_LOOK_ROWS = 20  # of a copy, by which it is told whether rows name media
 Interval = tuple[int, int | None]  # rows of a file, first and one past the last; None for its end
 
 
@@ -64,7 +70,7 @@ class Described:
     def place(self) -> str:
         """The path without links, the URL, or what else tells the source."""
         if "size" not in self.said:  # of the hub, and of rows that a program holds
-            return json.dumps(_identity(self.said), sort_keys=True)
+            return json.dumps(content_of(self.said), sort_keys=True)
         return self.at if self._local is None else str(self._local[0])
 
     @property
@@ -73,9 +79,27 @@ class Described:
         return "" if self._local is None else self._local[1]
 
     @cached_property
-    def reading(self) -> str:
-        """How its rows are read, as text. Sources that are read in different ways are different sources."""
-        return json.dumps([self.member, {name: self.said.get(name) for name in _SETTINGS}], sort_keys=True)
+    def _read_member(self) -> str:
+        """The member that is read: the one that is named, or the only array of a local JSON object."""
+        if self.member or self.file is None:
+            return self.member
+        name = self.name
+        location = Location(path=self.file, name=name, folder=None, key=None, scratch=self.file, unit_bytes=UNIT_BYTES)
+        try:
+            return JsonTable(location).only_array()
+        except DataError:  # an array, or a file of another format
+            return ""
+
+    def is_read_as(self, other: Described) -> bool:
+        """Whether rows are read in the same way. Sources that are read in different ways are different sources."""
+        if any(self.said.get(name) != other.said.get(name) for name in _SETTINGS):
+            return False
+        return self.member == other.member or self._read_member == other._read_member
+
+    @property
+    def content_said(self) -> dict[str, Any]:
+        """What changes with the content of the source, however its rows are read."""
+        return {name: value for name, value in content_of(self.said).items() if name not in _SETTINGS}
 
     @cached_property
     def file(self) -> Path | None:
@@ -111,10 +135,6 @@ class Described:
         return f"{self.name}@[{start}:{stop}]" if "rows" in self.said else self.name
 
 
-def _identity(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "sample")}
-
-
 def is_copy(source: Described, other: Described) -> bool | None:
     """Whether two sources at different places have the same content; None where only samples of it agree.
 
@@ -125,7 +145,7 @@ def is_copy(source: Described, other: Described) -> bool | None:
         return False
     if source.file is None:
         is_content = ours["num_files"] > 1 or _CONTENT_TAG.fullmatch(ours["tag"]) is not None
-        return is_content and _identity(ours) == _identity(theirs)
+        return is_content and source.content_said == other.content_said
     with disk_errors(source.name):
         if other.file is not None and source.file.samefile(other.file):
             return True
@@ -177,7 +197,7 @@ def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Ca
 
     Nothing is compared if options leave duplicates out.
     """
-    for one, other, how in _repeated(sources) if options.dedup is None else ():
+    for one, other, how in _repeated(sources, options.schema) if options.dedup is None else ():
         if not options.allow_repeats:
             raise ConfigError(
                 f"{one} and {other} hold the same rows ({how}): leave one of them out, or pass --allow-repeats to "
@@ -186,22 +206,22 @@ def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Ca
         say(f"{one} and {other} hold the same rows ({how}), which are stored more than once")
 
 
-def _repeated(sources: Sequence[Source]) -> Iterator[tuple[str, str, str]]:
+def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tuple[str, str, str]]:
     """Pairs of sources that hold the same rows, by names with slices, and in which way."""
     known = [Described(each) for each in described(sources)]
     places = _first_places(known)
-    seen: dict[tuple[str, str], list[tuple[Interval, int]]] = defaultdict(list)
+    seen: dict[str, list[tuple[Interval, int]]] = defaultdict(list)
     for number, (source, said) in enumerate(zip(sources, known, strict=True)):
         others: set[int] = set()
         for file, rows in _files_of(source, places[number]):
-            for theirs, index in seen[file, said.reading]:
+            for theirs, index in seen[file]:
                 shared = overlap(rows, theirs)
-                if shared is None or index in (number, *others):
+                if shared is None or index in (number, *others) or not said.is_read_as(known[index]):
                     continue
                 others.add(index)
-                if file != places[number] or have_same_rows(source, sources[index]):
+                if file != places[number] or have_same_rows(source, sources[index], schema):
                     yield str(known[index]), str(said), _how(shared, said, known[index], file)
-            seen[file, said.reading].append((rows, number))
+            seen[file].append((rows, number))
 
 
 def _how(shared: Interval, said: Described, other: Described, file: str) -> str:
@@ -242,7 +262,7 @@ def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
         before += num_rows
 
 
-def have_same_rows(one: Source, other: Source) -> bool:
+def have_same_rows(one: Source, other: Source, schema: SchemaOptions) -> bool:
     """Whether two sources of the same content have rows that say the same.
 
     Files without rows, which are passed over, are often the same bytes. Equal paths of media in two folders name
@@ -250,26 +270,46 @@ def have_same_rows(one: Source, other: Source) -> bool:
     """
     if not isinstance(one, TableSource) or not isinstance(other, TableSource):
         return True
-    return _has_rows_below(one, other.first_rows(1)[0])
+    return _has_rows_below(one, other.first_rows(1)[0], schema)
 
 
-def has_rows_of(source: Source, known: Described) -> bool:
+def has_rows_of(source: Source, known: Described, schema: SchemaOptions) -> bool:
     """As have_same_rows, of a source that was converted."""
     if not isinstance(source, TableSource):
         return True
     is_there = known.file is not None or "://" in known.at
-    return _has_rows_below(source, known.at.rpartition("/")[0]) if is_there else bool(source.first_rows(1)[1])
+    return _has_rows_below(source, known.at.rpartition("/")[0], schema) if is_there else source.has_rows
 
 
-def _has_rows_below(source: TableSource, folder: str | None) -> bool:
+def _has_rows_below(source: TableSource, folder: str | None, schema: SchemaOptions) -> bool:
     """Whether a source has rows, and these are the same if paths of media start from another folder."""
-    ours, rows = source.first_rows(_LOOK_ROWS)
-    return bool(rows) and (ours == folder or not any(_names_media(row.values) for row in rows))
+    named = _media_names(schema.changed(source.settings))
+    has_rows = False
+    with closing(source.all_rows()) as rows:
+        for ours, row in rows:
+            if ours == folder:
+                return True
+            if _names_media(row.values, named):
+                return False
+            has_rows = True
+    return has_rows
 
 
-def _names_media(value: Any) -> bool:
-    """Whether a value of a row, or a value in it, holds a path of media."""
+def _media_names(schema: SchemaOptions) -> frozenset[str]:
+    """Names of columns and keys that hold media: the usual ones, and those that the user named."""
+    columns = [dict(schema.columns), schema.dataset_info.columns if schema.dataset_info else {}]
+    named = [names[role] for names in columns for role in MEDIA_COLUMNS if names.get(role)]
+    return frozenset([*PART_KINDS, *(name for names in MEDIA_COLUMNS.values() for name in names), *map(str, named)])
+
+
+def _names_media(value: Any, named: frozenset[str], *, is_media: bool = False) -> bool:
+    """Whether a value of a row, or a value in it, holds a path of media. is_media: a text in it is one."""
     if isinstance(value, str):
-        return _MEDIA_PATH.search(value) is not None
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return any(map(_names_media, inner))
+        is_path = is_media and bool(value) and not value.startswith("data:")
+        return is_path or _MEDIA_PATH.search(value) is not None
+    if isinstance(value, Mapping):
+        is_part = value.get("type") in PART_KINDS if isinstance(value.get("type"), str) else is_media
+        inner = ((each, is_part or name in named) for name, each in value.items() if name != "type")
+    else:
+        inner = ((each, is_media) for each in (value if isinstance(value, list) else ()))
+    return any(_names_media(each, named, is_media=holds) for each, holds in inner)

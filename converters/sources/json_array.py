@@ -225,7 +225,7 @@ class JsonTable:
             scanner.end()
             yield b"{" + b",".join(members) + b"}"
             return
-        self._key = self._key or self._only_array()
+        self._key = self._key or self.only_array()
         for key in scanner.members():
             if key == self._key and scanner.peek() == b"[":
                 yield from scanner.elements()
@@ -233,7 +233,8 @@ class JsonTable:
             _pass_value(scanner)
         raise DataError(f"{self._location.name}: no member {self._key!r} of its object is an array: {self._choices()}")
 
-    def _only_array(self) -> str:
+    def only_array(self) -> str:
+        """The member that is read where none is chosen; DataError where there are several, and where there is none."""
         arrays = list(self._arrays())
         if len(arrays) != 1:
             found = f"{len(arrays)} members" if arrays else "no member"

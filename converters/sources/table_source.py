@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -94,19 +95,23 @@ class TableSource:
 
     def first_rows(self, num_rows: int) -> tuple[str | None, list[Row]]:
         """The folder that paths of media start from, and the first rows; [] where there are none."""
-        folder: str | None = None
-        rows: list[Row] = []
+        with closing(self.all_rows()) as rows:
+            found = list(islice(rows, num_rows))
+        return (found[0][0] if found else None), [row for _, row in found]
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.first_rows(1)[1])
+
+    def all_rows(self) -> Generator[tuple[str | None, Row]]:
+        """Each row with the folder that its paths of media start from; the source is closed when they end."""
         try:
             for unit in self.units():
-                folder = unit.folder
-                rows += islice(unit.rows(), num_rows - len(rows))
-                if len(rows) == num_rows:
-                    break
+                yield from ((unit.folder, row) for row in unit.rows())
         except NoRowsError:
-            return folder, []
+            return
         finally:
             self.close()
-        return folder, rows
 
     def close(self) -> None:
         self._table = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.repeats import overlap, without
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.files import SAMPLED_BYTES
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
@@ -24,6 +26,7 @@ from lmms_stream.storage.storage import open_storage
 from PIL import Image
 
 from ..conftest import run_cli
+from .media_files import image_bytes
 
 OPTIONS: dict[str, Any] = {"num_workers": 1}
 
@@ -112,6 +115,24 @@ def test_one_file_with_other_settings_or_another_member_is_another_source(here: 
     convert(["list.yaml"], "settings", **OPTIONS)
     assert numbers(here / "settings") == [0, 1]
     assert append(["list.yaml"], "settings", **OPTIONS).num_new_sources == 0
+    Path("one.yaml").write_text(json.dumps({"datasets": entries[:1]}))
+    convert(["one.yaml"], "grown", **OPTIONS)
+    assert added_to("grown", "list.yaml") == (1, 1)
+    assert numbers(here / "grown") == [0, 1]
+    Path("rows.jsonl").write_text(json.dumps({"one": "text 2", "two": "text 3"}) + "\n")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl was changed since it was converted"):
+        added_to("grown", "list.yaml")
+
+
+def test_the_only_array_of_an_object_is_the_same_rows_with_and_without_its_name(here: Path) -> None:
+    Path("c.json").write_text(json.dumps({"x": [{"text": "text 0"}], "y": "z"}))
+    with pytest.raises(ConfigError, match=r"c\.json and c\.json#x hold the same rows \(they lead to one file\)"):
+        convert(["c.json", "c.json#x"], "out", **OPTIONS)
+    for first, then in (("c.json", "c.json#x"), ("c.json#x", "c.json")):
+        convert([first], "out", overwrite=True, **OPTIONS)
+        assert added_to("out", then) == (0, 1)
+        shutil.copy("c.json", "copies/c.json")
+        assert added_to("out", f"copies/{then}") == (0, 1)
 
 
 def test_files_without_rows_are_no_copies(here: Path) -> None:
@@ -131,6 +152,38 @@ def test_equal_rows_that_name_media_in_two_folders_are_different_rows(here: Path
     assert added_to("grown", "media1/rows.jsonl") == (1, 0)
     shutil.copy("media0/rows.jsonl", "media0/copy.jsonl")
     assert added_to("grown", "media0/copy.jsonl") == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"image": "a", "caption": "x"}, {}),
+        ({"picture": "a", "caption": "x"}, {"images": "picture"}),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "path": "a"}]}]}, {}),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, {}),
+    ],
+)
+@pytest.mark.parametrize("num_before", [0, 30])
+def test_copies_and_links_in_another_folder_are_other_rows_if_any_row_names_media(
+    row: dict[str, Any], columns: dict[str, str], num_before: int, here: Path
+) -> None:
+    if "messages" in row:
+        row["messages"].append({"role": "assistant", "content": "x"})
+        before = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "x"}]}
+    else:
+        before = {**row, next(iter(row)): "data:image/png;base64," + base64.b64encode(image_bytes()).decode()}
+    for number in range(3):
+        Path(f"m{number}").mkdir()
+        Path(f"m{number}/a").write_bytes(image_bytes())
+    Path("m0/rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*[before] * num_before, row]))
+    shutil.copy("m0/rows.jsonl", "m1/rows.jsonl")
+    Path("m2/rows.jsonl").symlink_to("../m0/rows.jsonl")
+    sources = [f"m{number}/rows.jsonl" for number in range(3)]
+    schema = SchemaOptions(columns=columns)
+    assert convert(sources, "out", schema=schema, **OPTIONS).num_rows == 3 * (num_before + 1)
+    convert(sources[:1], "grown", schema=schema, **OPTIONS)
+    assert added_to("grown", *sources, schema=schema) == (2, 1)
+    assert added_to("grown", *sources, schema=schema) == (0, 3)
 
 
 def test_duplicates_that_are_left_out_may_be_named(here: Path) -> None:
@@ -194,7 +247,12 @@ def test_slices_that_overlap_are_refused_with_the_rest_that_may_be_added(here: P
     with pytest.raises(ConfigError, match=r"t\.jsonl is in .*: name the rest of it as a slice, t\.jsonl@\[4:7\]$"):
         added_to("out", "t.jsonl")
     assert added_to("out", "t.jsonl@[4:7]") == (1, 0)
-    assert added_to("out", "t.jsonl") == (0, 1)
+    assert added_to("out", "t.jsonl") == added_to("out", "t.jsonl@[:9]") == (0, 1)
+    convert(["t.jsonl@[0:4]"], "slices", **OPTIONS)
+    assert added_to("slices", "t.jsonl@[4:9]") == (1, 0)
+    assert (
+        added_to("slices", "t.jsonl") == added_to("slices", "t*.jsonl") == added_to("slices", "t.jsonl@[1:]") == (0, 1)
+    )
     assert sorted(numbers(here / "out")) == list(range(9))
     assert added_to("out", "t.jsonl@[1:4]", allow_repeats=True) == (1, 0)
     assert added_to("out", "t.jsonl@[1:4]", allow_repeats=True) == (0, 1)
