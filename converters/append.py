@@ -6,6 +6,7 @@ the command is ended, the dataset is the old one or the new one, and the same co
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions, changed
-from .repeats import Described, has_rows_of, interval, is_copy, overlap, shown, without
+from .repeats import SETTINGS, Described, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
 from .rows.options import SchemaOptions
 from .sources.table_source import TableSource
@@ -289,8 +290,8 @@ def _is_held(source: Source, said: Described, known: Sequence[Described], *, url
     )
 
 
-def _key(said: Mapping[str, Any]) -> tuple[str, str]:
-    return said["name"], str(said.get("rows"))
+def _key(said: Mapping[str, Any]) -> str:
+    return json.dumps([said.get(name) for name in ("name", "rows", *SETTINGS)], sort_keys=True)
 
 
 def _chosen(opened: Sequence[Source], wanted: set[tuple[str, str]]) -> list[Source]:

@@ -33,7 +33,7 @@ from .sources.table_source import TableSource
 from .sources.units import UNIT_BYTES, Source
 from .writing.done import place_of
 
-_SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
+SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the content; those of other stores do not
 _MEDIA_PATH = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|wav|mp3|flac|m4a|ogg|mp4|webm|mkv|avi|mov)(?![a-z0-9])", re.IGNORECASE
@@ -92,14 +92,14 @@ class Described:
 
     def is_read_as(self, other: Described) -> bool:
         """Whether rows are read in the same way. Sources that are read in different ways are different sources."""
-        if any(self.said.get(name) != other.said.get(name) for name in _SETTINGS):
+        if any(self.said.get(name) != other.said.get(name) for name in SETTINGS):
             return False
         return self.member == other.member or self._read_member == other._read_member
 
     @property
     def content_said(self) -> dict[str, Any]:
         """What changes with the content of the source, however its rows are read."""
-        return {name: value for name, value in content_of(self.said).items() if name not in _SETTINGS}
+        return {name: value for name, value in content_of(self.said).items() if name not in SETTINGS}
 
     @cached_property
     def file(self) -> Path | None:
