@@ -13,7 +13,7 @@ from types import FrameType, ModuleType
 
 from ..errors import ConfigError
 
-_OTHER_GUARDS = {"current_process", "parent_process"}  # functions of multiprocessing that tell a child from its parent
+_OTHER_GUARD = "current_process"  # its name tells a child from its parent; parent_process() is None in both by then
 
 
 def check_main_guard() -> None:
@@ -64,6 +64,6 @@ def _is_guarded(statement: ast.stmt) -> bool:
     for node in ast.walk(statement):
         if isinstance(node, ast.Compare) and any(getattr(each, "id", None) == "__name__" for each in ast.walk(node)):
             return True
-        if getattr(node, "id", None) in _OTHER_GUARDS or getattr(node, "attr", None) in _OTHER_GUARDS:
+        if _OTHER_GUARD in (getattr(node, "id", None), getattr(node, "attr", None)):
             return True
     return False
