@@ -66,7 +66,7 @@ def test_a_script_without_a_guard_gets_one_error_that_says_so(start: str, tmp_pa
 GUARDED = {
     "a guard": 'if __name__ == "__main__":\n',
     "a guard with more": 'if __name__ == "__main__" and len(sys.argv) > 0:\n',
-    "a guard of multiprocessing": 'import multiprocessing\nif multiprocessing.current_process().name == "MainProcess":\n',
+    "a guard of multiprocessing": 'import multiprocessing as mp\nif mp.current_process().name == "MainProcess":\n',
 }
 
 
