@@ -134,25 +134,18 @@ class EpochPlan:
         return self._phase_nodes[phase][turns], self._phase_rounds[phase] + rounds
 
     def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        if not len(numbers):
-            return []
         nodes, blocks, _ = self._locate(numbers)
         firsts = np.sort(np.unique(nodes << _NODE_BITS | blocks, return_index=True)[1])
         return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
 
     def canonical_nodes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those that packs come from: int64, of the same shape; no block is packed for it."""
-        if len(self._num_blocks) == 1 or not len(numbers):
+        if len(self._num_blocks) == 1:
             return np.zeros(len(numbers), np.int64)
         return self._locate(numbers)[0]
 
     def packs(self, numbers: NDArray[np.int64]) -> PackRange:
-        if not len(numbers):
-            nothing = np.empty(0, np.int64)
-            return PackRange(
-                sample_ids=nothing, starts=nothing, lengths=nothing, offsets=np.zeros(1, np.int64),
-                canonical_nodes=nothing, sources=nothing, patches=None if self._patches is None else nothing,
-            )  # fmt: skip
+        """The packs with these numbers, one or more."""
         nodes, blocks, positions = self._locate(numbers)
         keys = nodes << _NODE_BITS | blocks
         by_block, cuts = np.arange(len(keys)), []

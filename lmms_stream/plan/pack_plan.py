@@ -24,7 +24,7 @@ from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, PlanInpu
 from .epoch_plan import Amounts, EpochPlan
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
-from .pack_range import PackRange
+from .pack_range import PackRange, no_packs
 from .packing import PackingConfig
 from .short_epochs import ShortEpochs, short_epochs
 
@@ -166,7 +166,9 @@ class PackPlan:
         return self.take(epoch, np.arange(first, stop))
 
     def take(self, epochs: Epochs, numbers: NDArray[np.int64]) -> PackRange:
-        """The packs with these numbers, which ascend in each epoch and are not checked."""
+        """Return the packs with these numbers, which ascend in each epoch and are not checked; of no epoch if none."""
+        if not len(numbers):
+            return no_packs(has_media=self.index.patches is not None)
         if self.short is not None:
             return self.short.packs(np.broadcast_to(epochs, len(numbers)), numbers)
         epoch = _only(epochs)
@@ -177,6 +179,8 @@ class PackPlan:
 
     def canonical_nodes(self, epochs: Epochs, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The canonical node that each of these packs comes from, without making them."""
+        if not len(numbers):
+            return np.empty(0, np.int64)
         if self.short is not None:
             return self.short.canonical_nodes(np.broadcast_to(epochs, len(numbers)), numbers)
         return self._epoch(_only(epochs)).canonical_nodes(numbers)
@@ -216,6 +220,8 @@ class PackPlan:
 
         The blocks of a canonical node are numbered in the order in which the epoch reads them.
         """
+        if not len(numbers):
+            return []
         if self.short is not None:
             of_packs = np.broadcast_to(epochs, len(numbers))
             firsts, nodes, blocks = self.short.blocks(of_packs, numbers)
@@ -266,8 +272,8 @@ class PackPlan:
 
 
 def _only(epochs: Epochs) -> int:
-    """The epoch of all packs; a plan of long epochs is asked for those of one at a time."""
-    return epochs if isinstance(epochs, int) else int(epochs[0]) if len(epochs) else 0
+    """The epoch of one or more packs: a plan of long epochs reads one epoch at a time."""
+    return epochs if isinstance(epochs, int) else int(epochs[0])
 
 
 def plan_fingerprint(

@@ -50,6 +50,20 @@ class PackRange:
         )
 
 
+def no_packs(*, has_media: bool) -> PackRange:
+    """Return a range of no packs; its patches are an empty array with media, None without."""
+    none = np.empty(0, np.int64)
+    return PackRange(
+        sample_ids=none,
+        starts=none,
+        lengths=none,
+        offsets=np.zeros(1, np.int64),
+        canonical_nodes=none,
+        sources=none,
+        patches=none if has_media else None,
+    )
+
+
 def ends_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each of some runs begins when they lie one after another, and where the last one ends.
 

@@ -85,7 +85,7 @@ class ShortEpochs:
         return self._counts[number][at:]
 
     def packs(self, epochs: _Numbers, numbers: _Numbers) -> PackRange:
-        """Epochs ascend, as numbers do in each; neither is checked. sources are 0."""
+        """One or more packs. Epochs ascend, as numbers do in each; neither is checked. sources are 0."""
         found = [self._take(run, at) for run, at in self._found(epochs, numbers)]
         if len(found) == 1:
             return found[0]
@@ -119,9 +119,7 @@ class ShortEpochs:
         return firsts, nodes[firsts], turns[firsts]
 
     def _found(self, epochs: _Numbers, numbers: _Numbers) -> list[tuple[EpochPacks, _Numbers]]:
-        """The runs that hold packs, and the packs of each, by their numbers in it; one without packs where none is."""
-        if not len(epochs):
-            return [(self._run(0), np.empty(0, np.int64))]
+        """The runs that hold packs, one or more, and the packs of each, by their numbers in it."""
         run_numbers = epochs // self._run_epochs
         begins = np.flatnonzero(np.diff(run_numbers, prepend=-1)).tolist()
         found = []
@@ -140,7 +138,7 @@ class ShortEpochs:
         patches = None
         if self._patches is not None:
             of_segments = np.append(self._patches[sample_ids].astype(np.int64), 0)
-            patches = np.add.reduceat(of_segments, offsets[:-1]) if len(at) else np.empty(0, np.int64)
+            patches = np.add.reduceat(of_segments, offsets[:-1])
         return PackRange(
             sample_ids=sample_ids, starts=starts, lengths=lengths, offsets=offsets,
             canonical_nodes=run.nodes[at].astype(np.int64), sources=np.zeros(len(at), np.int64), patches=patches,

@@ -13,10 +13,11 @@ from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.block_packs import MIXED_SEGMENTS
 from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.mixture import Mixture, Step
-from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.source_ranges import SourceRange
+from numpy.typing import NDArray
 
 from ..strategies import chat_lengths, examples
 
@@ -425,3 +426,24 @@ def test_the_packs_of_each_epoch_are_counted_once() -> None:
     left = [mixture.packs_left(mixture.start()) for _ in range(3)]
     assert left == 3 * [sum(plan.num_packs(epoch) for epoch in range(40))]
     assert counts.num_counted == 40
+
+
+@pytest.mark.usefixtures("long_epochs")
+def test_packs_of_which_none_are_chosen_count_and_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that reads nothing of a source in one stretch counts no other epoch, and packs no block a second time."""
+    epochs: list[int] = []
+    block = EpochOrder.block
+
+    def noted(order: EpochOrder, node: int, number: int) -> NDArray[np.int64]:
+        epochs.append(order.epoch)
+        return block(order, node, number)
+
+    mixture = Mixture({"a": make_plan(40), "b": make_plan(150, seed=1)}, weights={"a": 1, "b": 1})
+    ranges = [SourceRange("a", 5, 0, 2), SourceRange("b", 5, 0, 2)]
+    packs = mixture.packs(ranges)
+    monkeypatch.setattr(EpochOrder, "block", noted)
+    only_b = mixture.packs(ranges, np.array([2, 3]))
+    assert mixture.packs(ranges).sample_ids.tolist() == packs.sample_ids.tolist()
+    assert only_b.sources.tolist() == [1, 1]
+    assert len(mixture.packs(ranges, np.empty(0, np.int64))) == 0
+    assert epochs == []
