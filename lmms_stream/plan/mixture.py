@@ -181,7 +181,7 @@ class Mixture:
             return None
         counts = [self.plans[name].known_counts(source.epoch) for name, source in at.items()]
         known = min(map(len, counts))
-        totals = np.sum([each[:known] for each in counts], axis=0)
+        totals = sum((each[:known] for each in counts), np.zeros(known, np.int64))
         ends = np.cumsum(np.maximum(1, -(-totals // global_batch)))
         num_epochs = int(np.searchsorted(ends, num_steps, side="right"))
         if not num_epochs:

@@ -26,7 +26,7 @@ from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange, no_packs
 from .packing import PackingConfig
-from .short_epochs import ShortEpochs, short_epochs
+from .short_epochs import ShortEpochs, has_short_epochs
 
 Epochs = int | NDArray[np.int64]  # the epoch of some packs, or that of each, ascending
 PLAN_VERSION = 2  # changes when the same inputs give other packs
@@ -104,9 +104,17 @@ class PackPlan:
         return self if is_given or self.kept_segments <= share else self.keeping(share)
 
     @cached_property
+    def is_short(self) -> bool:
+        """Whether the source has few samples, without making its `short`."""
+        nodes = self.num_canonical_nodes
+        return has_short_epochs(self.index, self.samples_per_shard, packing=self.packing, num_canonical_nodes=nodes)
+
+    @cached_property
     def short(self) -> ShortEpochs | None:
         """The epochs of a source of few samples, which are packed many at a time; None for other sources."""
-        return short_epochs(
+        if not self.is_short:
+            return None
+        return ShortEpochs(
             self.index,
             self.samples_per_shard,
             order=self.order,
@@ -120,12 +128,9 @@ class PackPlan:
 
     def num_packs_of_epochs(self, first: int, stop: int) -> int:
         """Packs of the epochs [first, stop) in all."""
-        total = 0
-        while first < stop:
-            counts = self.known_counts(first)[: stop - first]
-            total += int(counts.sum())
-            first += len(counts)
-        return total
+        if self.short is not None:
+            return self.short.num_packs(first, stop)
+        return sum(self.num_packs(epoch) for epoch in range(first, stop))
 
     def known_counts(self, epoch: int) -> NDArray[np.int64]:
         """Packs of an epoch, and of those after it that are known with it: int64[1 or more]."""
@@ -137,7 +142,7 @@ class PackPlan:
 
     def count(self, epoch: int) -> None:
         """See that the pack counts of an epoch are kept, before anybody needs them: by one thread, for it has time."""
-        if self.short is not None:
+        if self.is_short:
             return
         key, order = self._packed(epoch)
         block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
@@ -232,7 +237,7 @@ class PackPlan:
 
     def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
         """The shards that hold samples of a block; none beyond a canonical node's last block."""
-        if self.short is None or not self.order.reshuffle:
+        if not self.is_short or not self.order.reshuffle:
             return self._epoch(epoch).shards_of_block(node, block)
         if epoch not in self._orders:  # of short epochs: no pack needs to be counted for it
             self._orders[epoch] = self._packed(epoch)[1]
@@ -243,7 +248,7 @@ class PackPlan:
     def _epoch(self, epoch: int) -> EpochPlan:
         if epoch not in self._epochs:
             key, order = self._packed(epoch)
-            if self.short is not None:  # counted sooner than a folder is read
+            if self.is_short:  # counted sooner than a folder is read
                 counts = count_blocks(self._inputs, order, num_threads=1)
             else:
                 cache, counting = self._counts_cache, self._counting

@@ -23,8 +23,8 @@ from .packing import FILLER_SHARE, MAX_LENGTH, PackingConfig
 MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
 MAX_SEGMENTS = 1 << 16
 RUN_SEGMENTS = 1 << 15  # that are packed at once
+EPOCH_SEGMENTS = 32  # an epoch of fewer segments, canonical nodes and shards takes as long to pack
 MAX_RUNS = 16  # that are kept
-MAX_COUNTS = 1 << 20  # of epochs that are kept
 MAX_KNOWN = 1 << 16  # epochs whose equal counts are told at once
 _NODE_BITS = 32
 
@@ -34,7 +34,8 @@ _Numbers = NDArray[np.int64]
 class ShortEpochs:
     """Packs of a source's epochs, which are told by epoch and number, both int64[num_packs].
 
-    kept_segments: of packs that are kept in memory, 12 bytes each.
+    kept_segments: of packs that are kept in memory, 12 bytes each and 16 more for each pack; a fourth as many pack
+    counts are kept, 8 bytes each. Not for several threads at once.
     """
 
     def __init__(
@@ -62,10 +63,13 @@ class ShortEpochs:
         )
         self._rules = _rules(packing, len(lengths))
         segments = max(1, int(self._facts.num_pieces.sum()))
-        self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // segments)
+        work = max(segments, num_canonical_nodes, len(samples_per_shard), EPOCH_SEGMENTS)
+        self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // work)
         self._most_runs = max(2, min(MAX_RUNS, kept_segments // (self._run_epochs * segments)))
         self._runs: OrderedDict[int, EpochPacks] = OrderedDict()
-        self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of runs
+        self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of the runs that were used last
+        self._most_counts = max(2, kept_segments // 4 // self._run_epochs)
+        self._sums: dict[int, int] = {}  # packs of whole runs
         self._equal = self._equal_counts()
 
     @property
@@ -79,10 +83,27 @@ class ShortEpochs:
             return self._equal
         number, at = divmod(epoch, self._run_epochs)
         if number not in self._counts:
-            self._counts[number] = np.diff(self._run(epoch).first_packs)
-            if len(self._counts) * self._run_epochs > MAX_COUNTS:
+            first_packs = self._run(epoch).first_packs
+            self._counts[number], self._sums[number] = np.diff(first_packs), int(first_packs[-1])
+            if len(self._counts) > self._most_counts:
                 self._counts.popitem(last=False)
+        self._counts.move_to_end(number)
         return self._counts[number][at:]
+
+    def num_packs(self, first: int, stop: int) -> int:
+        """Packs of the epochs [first, stop) in all; a whole run is counted once."""
+        if self._equal is not None:
+            return max(0, stop - first) * int(self._equal[0])
+        total = 0
+        while first < stop:
+            number = first // self._run_epochs
+            end = min(stop, (number + 1) * self._run_epochs)
+            if end - first == self._run_epochs and number in self._sums:
+                total += self._sums[number]
+            else:
+                total += int(self.counts(first)[: end - first].sum())
+            first = end
+        return total
 
     def packs(self, epochs: _Numbers, numbers: _Numbers) -> PackRange:
         """One or more packs. Epochs ascend, as numbers do in each; neither is checked. sources are 0."""
@@ -172,22 +193,16 @@ class ShortEpochs:
                 return None
         elif facts.reshuffles:
             return None
-        return np.full(MAX_KNOWN, self._run(0).first_packs[1])
+        return np.broadcast_to(pack_epochs(facts, rules, 0, 1).first_packs[1], MAX_KNOWN)
 
 
-def short_epochs(
-    index: Lengths,
-    samples_per_shard: _Numbers,
-    *,
-    order: OrderConfig,
-    packing: PackingConfig,
-    num_canonical_nodes: int,
-    kept_segments: int,
-) -> ShortEpochs | None:
-    """The epochs of a source that has few samples; None for others, and for samples that cannot be packed."""
+def has_short_epochs(
+    index: Lengths, samples_per_shard: _Numbers, *, packing: PackingConfig, num_canonical_nodes: int
+) -> bool:
+    """Return whether a source has few samples, all of which can be packed, so that ShortEpochs has its packs."""
     num_samples = len(index.lengths)
     if not num_samples or max(num_samples, len(samples_per_shard), num_canonical_nodes) > MAX_SAMPLES:
-        return None
+        return False
     lengths = np.asarray(index.lengths)
     longest = int(lengths.max())
     if (
@@ -195,15 +210,10 @@ def short_epochs(
         or longest > MAX_LENGTH
         or (packing.overlong == "error" and longest > packing.packing_length)
     ):
-        return None
+        return False
     if packing.overlong == "split" and int((lengths.astype(np.int64) // packing.packing_length).sum()) > MAX_SEGMENTS:
-        return None
-    if not streams_are_numpys():
-        return None
-    return ShortEpochs(
-        index, samples_per_shard, order=order, packing=packing, num_canonical_nodes=num_canonical_nodes,
-        kept_segments=kept_segments,
-    )  # fmt: skip
+        return False
+    return streams_are_numpys()
 
 
 def num_pieces(

@@ -18,6 +18,7 @@ from .source_ranges import SourceRange
 from .weights import UNIT, share_out
 
 ROWS = 256  # ranges that are taken at once, and one of each source more
+MAX_COUNTS = 1 << 20  # of epochs of all sources that are looked at together
 
 
 class SourceTurns:
@@ -37,7 +38,8 @@ class SourceTurns:
         num_epochs: Callable[[str], float] | None,
         most: int,
     ):
-        self._sources, self._num_epochs, self._most = sources, num_epochs, most
+        self._sources, self._num_epochs = sources, num_epochs
+        self._most_known = min(most + 1, max(1, MAX_COUNTS // max(1, len(names))))  # epochs of each
         self._known_counts = known_counts
         cursors = [sources[name] for name in names]
         self.names = [*names]
@@ -50,7 +52,7 @@ class SourceTurns:
         self._ended: int | None = None  # the number of the one whose known epochs are over
 
     def _known(self, name: str, epoch: int) -> NDArray[np.int64]:
-        most = 1 if self._num_epochs is None else min(self._most + 1, self._num_epochs(name) - epoch)
+        most = 1 if self._num_epochs is None else min(self._most_known, self._num_epochs(name) - epoch)
         return self._known_counts(name, epoch)[: int(most)]
 
     @property

@@ -55,5 +55,5 @@ def small_plan(folder: Path, *, pause_s: float = 0.0) -> PackPlan:
         counts_cache=counts,
         counting=counts.counting,
     )
-    plan.short = None  # its epochs are counted as those of many samples are
+    plan.is_short = False  # its epochs are counted as those of many samples are
     return plan

@@ -42,7 +42,7 @@ def open_logged(folder: Path) -> PackedStreamingDataset:
         counts_cache=counts,
         counting=counts.counting,
     )
-    dataset.core.plan.short = None  # its epochs are counted as those of many samples are
+    dataset.core.plan.is_short = False  # its epochs are counted as those of many samples are
     return dataset
 
 

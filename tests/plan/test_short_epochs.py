@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from lmms_stream.plan import short_epochs
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.kernels.best_fit import _sort_few, _sort_window
+from lmms_stream.plan.kernels.short_epochs import EpochPacks, Rules, SourceFacts, pack_epochs
 from lmms_stream.plan.kernels.streams import STATE_WORDS, begin_stream, seeded_words, shuffle
 from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.mixture import Mixture
@@ -161,14 +164,14 @@ def test_mixtures_of_short_epochs_take_the_steps_of_long_ones(
 def test_a_million_steps_of_three_samples_are_skipped_at_once(
     lengths: list[int], weights: dict[str, float] | None
 ) -> None:
-    """Their epochs are not packed one by one: as many runs of epochs are packed as one step needs."""
+    """Their epochs are not packed one by one: one epoch shows the pack counts of all."""
     order, packing = OrderConfig(seed=1), PackingConfig(packing_length=400, overlong="truncate")
     plan = PackPlan(np.array(lengths), [3], order=order, packing=packing)
     mixture = Mixture({"x": plan}, weights=weights)
     cursor = mixture.skip(mixture.start(), 10**6, global_batch=1)
     assert cursor.sources["x"].epoch == 10**6 // plan.num_packs(0)
     assert plan.short is not None
-    assert plan.short.num_runs == 1
+    assert plan.short.num_runs == 0
 
 
 def test_a_plan_of_few_samples_keeps_a_limited_number_of_epochs() -> None:
@@ -182,3 +185,79 @@ def test_a_plan_of_few_samples_keeps_a_limited_number_of_epochs() -> None:
     mixture.skip(mixture.start(), 10**6, global_batch=1)
     assert plan.short is not None
     assert plan.short.num_runs <= short_epochs.MAX_RUNS
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of epochs in each run of short epochs that a test packs."""
+    counts: list[int] = []
+
+    def noted(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
+        counts.append(count)
+        packs: EpochPacks = pack_epochs(facts, rules, first, count)
+        return packs
+
+    monkeypatch.setattr(short_epochs, "pack_epochs", noted)
+    return counts
+
+
+def plans_of_three_samples(num_plans: int, *, canonical_nodes: int = 1) -> dict[str, PackPlan]:
+    packing = PackingConfig(packing_length=4096)
+    orders = [OrderConfig(seed=seed, num_canonical_nodes=canonical_nodes) for seed in range(num_plans)]
+    return {f"{order.seed}": PackPlan(np.array([3000, 2500, 9]), [3], order=order, packing=packing) for order in orders}
+
+
+@contextmanager
+def limited_memory(num_bytes: int) -> Iterator[None]:
+    """Check that arrays take at most so many more bytes at any moment; compiled code is loaded before."""
+    warm_up = Mixture(
+        {"x": PackPlan(np.full(9, 300), [9], order=OrderConfig(), packing=PackingConfig(packing_length=512))}
+    )
+    warm_up.skip(warm_up.step(warm_up.start(), global_batch=1).after, 9, global_batch=1)
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] <= num_bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_sources_of_few_samples_take_little_memory(packed: list[int]) -> None:
+    """Equal pack counts are one number a source, and the shards of a block are found without packs."""
+    plans = plans_of_three_samples(100)
+    with limited_memory(8 << 20):
+        mixture = Mixture(plans, weights=dict.fromkeys(plans, 1.0))
+        assert all(plan.shards_of_block(0, 0, 0).tolist() == [0] for plan in plans.values())
+    assert set(packed) == {1}
+    assert len(packed) <= len(plans) + 1
+    with limited_memory(20 << 20):
+        mixture.skip(mixture.start(), 10**5, global_batch=1)
+    even = Mixture(plans)
+    with limited_memory(8 << 20):
+        even.skip(even.start(), 10**5, global_batch=1)
+
+
+@pytest.mark.parametrize(("canonical_nodes", "num_shards"), [(1024, 1), (1, 4000)])
+def test_a_run_of_short_epochs_is_limited_in_nodes_and_shards(
+    canonical_nodes: int, num_shards: int, packed: list[int]
+) -> None:
+    """Each epoch looks at all canonical nodes and shards, however few samples there are."""
+    sizes = [3] + [0] * (num_shards - 1)
+    order = OrderConfig(num_canonical_nodes=canonical_nodes)
+    plan = PackPlan(np.array([300, 300, 300]), sizes, order=order, packing=PackingConfig(packing_length=512))
+    assert plan.packs(0, 0, 1).sample_ids.size == 1
+    assert max(packed) * max(canonical_nodes, num_shards) <= short_epochs.RUN_SEGMENTS
+
+
+def test_packs_of_many_epochs_are_counted_once_in_little_memory(packed: list[int]) -> None:
+    lengths = np.array([3, 9, 4, 6, 5, 7, 2])
+    order, packing = OrderConfig(shuffle_block_size=3), PackingConfig(packing_length=10)
+    plan = PackPlan(lengths, [7], order=order, packing=packing, kept_segments=1 << 12)
+    with limited_memory(350_000):
+        num_packs = plan.num_packs_of_epochs(0, 50_000)
+    num_runs = len(packed)
+    assert num_runs > short_epochs.MAX_RUNS
+    assert plan.num_packs_of_epochs(0, 50_000) == num_packs
+    assert len(packed) <= num_runs + 1
+    parts = [plan.num_packs_of_epochs(first, first + 2500) for first in range(0, 50_000, 2500)]
+    assert sum(parts) == num_packs
