@@ -109,13 +109,16 @@ class World:
             return World()
         return _world_of(int(rank), int(world_size), os.environ)
 
-    def refuse_guess(self) -> None:
-        """Raise ConfigError where other ranks may see other nodes."""
+    def refuse_guess(self, remedy: str = "") -> None:
+        """Raise ConfigError if other ranks may see other nodes. remedy: default for loaders, which take a world."""
         if self.is_guess:
+            remedy = remedy or (
+                "initialize torch.distributed before the first batch, or give "
+                f"world=World(rank={self.rank}, world_size={self.world_size}, ranks_per_node=[…])"
+            )
             raise ConfigError(
                 f"nodes have unequal numbers of ranks (this node {self.nodes[self.node]} of {self.world_size}), and a "
-                "rank's environment does not tell those of other nodes: initialize torch.distributed before the first "
-                f"batch, or give world=World(rank={self.rank}, world_size={self.world_size}, ranks_per_node=[…])"
+                f"rank's environment does not tell the numbers of other nodes: {remedy}"
             )
 
     @property

@@ -107,7 +107,8 @@ class PackedLoader:
         self.num_dropped_packs = 0  # of short last steps that drop_last dropped
         self.sources = tuple(datasets)
         self.pin_memory = pin_memory and torch.cuda.is_available()
-        copied = [each.fetch.timeout_s for each in datasets.values() if each.one.is_copied]
+        stored = [stored for each in datasets.values() for stored in each.stored]
+        copied = [each.cache.retry.timeout_s for each in stored if each.is_copied]
         self._workers = Workers(
             self._worker,
             num_workers=num_workers,

@@ -197,7 +197,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Sample]:
         """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
-        self.world.refuse_guess()
+        self.world.refuse_guess("start as many ranks on each node, or read with PackedLoader, which takes a world")
         world = self._parallel_rank_world.detect_workers()
         epoch, position = self._resume(world, self._epochs.begin(get_worker_info()))
         share = self._our_share if self._is_ours else self._share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 import time
 from array import array
@@ -10,8 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +30,8 @@ from .shard import AnyShard, open_shard
 from .shard_files import shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
 
-MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one reader: a process may have some 65,000 mappings
+MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one reader
+MAX_MAPPINGS = 32_768  # of all readers of a process, which share them: Linux allows a process 65,530
 CHUNK = 1 << 16  # samples located together
 _TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
 
@@ -56,6 +60,7 @@ class ShardReader:
         self._first_ids = np.cumsum(self.samples_per_shard) - self.samples_per_shard
         self._first_ids_array = array("q", self._first_ids.tobytes())  # which bisect searches faster
         self._forget()
+        _READERS.add(self)
 
     def _forget(self) -> None:
         """Begin with what belongs to one process."""
@@ -65,7 +70,7 @@ class ShardReader:
         self._fetched = np.zeros(len(self.shards), bool)  # shards that were waited for and are not open yet
         self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
-        self._max_open = MAX_OPEN_SHARDS
+        self._max_open, self._least_open = MAX_OPEN_SHARDS, 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("shards", "_config", "_columns")}
@@ -138,7 +143,7 @@ class ShardReader:
         with self._held():
             missing = [each for each in needed if self._path_at_hand(each, *self.shards[each]) is None]
         for shard_id in missing:
-            self._fetching().take(shard_id)
+            self._take(shard_id)
         if not limited:
             self._fetched[needed] = True
 
@@ -148,7 +153,7 @@ class ShardReader:
         addresses = self._addresses[shard_ids]
         if self._config.cache_limit is not None or not addresses.all():
             needed = dict.fromkeys(shard_ids.tolist())
-            self._max_open = max(self._max_open, 2 * len(needed))
+            self._least_open = max(self._least_open, 2 * len(needed))
             self._open_at_hand(shard_id for shard_id in needed if shard_id not in self._open)
             while not addresses.all():
                 for shard_id in needed:
@@ -177,9 +182,10 @@ class ShardReader:
 
     def _open_shard(self, shard_id: int, info: ShardInfo, path: Path | None = None) -> AnyShard:
         """path: where it is, if that is known."""
-        deadline = time.monotonic() + self._config.timeout_s
+        cache, _ = self.shards[shard_id]
+        deadline = time.monotonic() + cache.retry.timeout_s
         while True:
-            path = path or self._path_at_hand(shard_id, *self.shards[shard_id]) or self._fetching().take(shard_id)
+            path = path or self._path_at_hand(shard_id, cache, info) or self._take(shard_id)
             try:
                 shard = open_shard(path, info, columns=self._columns)
                 break
@@ -189,6 +195,13 @@ class ShardReader:
                         f"{path} was deleted again and again before it could be read: raise cache_limit"
                     ) from error
                 path = None
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+                raise StorageError(
+                    f"{path} cannot be mapped into memory: the process has too many mappings, or too little address "
+                    "space is left: raise vm.max_map_count, or ulimit -v, or convert the dataset to larger shards"
+                ) from error
         self._let_go()
         self._open[shard_id] = shard
         self._addresses[shard_id] = shard.address
@@ -216,8 +229,8 @@ class ShardReader:
         gone = []
         if self._config.cache_limit is not None:
             gone = [shard_id for shard_id, shard in self._open.items() if not shard.path.exists()]
-        if len(self._open) >= self._max_open:
-            gone.append(next(iter(self._open)))
+        most = max(self._least_open, min(self._max_open, MAX_MAPPINGS // len(_READERS)))
+        gone += islice(self._open, max(0, len(self._open) + 1 - most))
         for shard_id in gone:
             self._open.pop(shard_id, None)
             self._addresses[shard_id] = 0
@@ -229,11 +242,17 @@ class ShardReader:
             self._noted, self._noted_at = shard_id, now
             self.shards[shard_id][0].touch(shard.path)
 
+    def _take(self, shard_id: int) -> Path:
+        return self._fetching().take(shard_id, timeout_s=self.shards[shard_id][0].retry.timeout_s)
+
     def _fetching(self) -> Prefetcher:
         if self._prefetcher is None:  # its threads refer to the shards' sources, not to this reader, which can end
             fetch, name = partial(_fetch, self.shards), partial(_name, self.shards)
             self._prefetcher = Prefetcher(fetch, name=name, config=self._config)
         return self._prefetcher
+
+
+_READERS: WeakSet[ShardReader] = WeakSet()  # of this process
 
 
 def _fetch(shards: SourcedShards, shard_id: int) -> Path | None:

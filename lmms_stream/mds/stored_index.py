@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ObjectHiddenError, ObjectMissingError, ShardError, StorageError
 from ..storage.disk_errors import disk_errors
+from ..storage.failures import is_out_of_reach, is_throttled
 from ..storage.local import can_write
 from ..storage.locks import locked, unused
 from ..storage.storage import Storage
@@ -124,7 +125,10 @@ def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str
 
 
 def _facts(storage: Storage) -> _Facts | None:
-    """Sizes and tags of index.json and dataset.json; None where a store does not tell, which reading explains."""
+    """Sizes and tags of index.json and dataset.json; None if the store does not tell, which reading explains.
+
+    Raises StorageError for a store that throttles or is out of reach: reading would wait for it once more.
+    """
     try:
         index = storage.stat(INDEX_NAME)
         if index.num_bytes <= LONG_INDEX_BYTES:
@@ -133,7 +137,9 @@ def _facts(storage: Storage) -> _Facts | None:
             return index, storage.stat(DATASET_NAME)
         except ObjectMissingError:
             return index, None
-    except StorageError:
+    except StorageError as error:
+        if is_throttled(error) or is_out_of_reach(error):
+            raise
         return None
 
 

@@ -111,9 +111,13 @@ class Prefetcher:
             self._later.pop(shard_id, None)
             return True
 
-    def take(self, shard_id: int) -> Path:
-        """The file of a shard, at once or when it is there; StorageError when it cannot be had in time."""
-        deadline = time.monotonic() + self._config.timeout_s + _GRACE_S
+    def take(self, shard_id: int, *, timeout_s: float | None = None) -> Path:
+        """The file of a shard, at once or when it is there; StorageError if it does not come within timeout_s.
+
+        timeout_s: default that of the config; the stream of a shard may have another one.
+        """
+        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s + _GRACE_S
         with self._changed:
             self._needed.add(shard_id)
             if shard_id in self._later:
@@ -130,9 +134,8 @@ class Prefetcher:
                         self._changed.notify_all()
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
                         raise StorageError(
-                            f"{self._name(shard_id)} was not to be had within {self._config.timeout_s:g} s: another "
-                            "process holds its download, or the store does not answer; end that process, or raise "
-                            "timeout_s"
+                            f"{self._name(shard_id)} did not come within {timeout_s:g} s: another process holds its "
+                            "download, or the store does not answer; end that process, or raise timeout_s"
                         )
             finally:
                 self._needed.discard(shard_id)

@@ -75,7 +75,7 @@ def persist(
     error = request.last_error
     request.given_up.set()
     if not request.has_ended:
-        raise StorageError(f"{where}: {request.reason_for_timeout(remedy)}") from error
+        raise StorageError(f"{where}: {request.reason_for_timeout(remedy)}") from error or TimeoutError()
     assert error is not None
     raise request.refuse(error) or StorageError(
         f"{where}: {first_line(error)} (after {request.num_attempts} attempts): {remedy}"

@@ -208,6 +208,21 @@ def test_no_more_files_are_open_than_the_limit_allows_however_many_shards_are_re
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_the_readers_of_a_process_share_the_mappings_that_it_may_have(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmms_stream.mds.reader.MAX_MAPPINGS", 60)
+    datasets = [PackedDataset([StreamConfig(remote=long, local=tmp_path)]) for _ in range(3)]
+    for _ in range(2):
+        for dataset in datasets:
+            assert len([*dataset.read(range(0, 800, 4))]) == 200
+    assert 50 <= Path("/proc/self/maps").read_text().count(f"{tmp_path}/part-") <= 60
+    shards = np.arange(100)
+    addresses = [datasets[0].pack_reader.addresses(shards) for _ in range(2)]  # all of them whatever the share is
+    assert addresses[0].all()
+    assert np.array_equal(addresses[0], addresses[1])
+
+
 def num_open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
