@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
+from ...mds.filled_folder import filled_from
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import KINDS, LengthIndex, lengths_names, patches_name
 from ...mds.listing import read_if_there
@@ -20,6 +21,7 @@ from ...mds.provenance import PROVENANCE_NAME, Provenance
 from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
+from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ..rows.schemas import READ_SCHEMAS
 from .catalog import (
@@ -78,6 +80,7 @@ def verify_dataset(
     problems: list[Problem] = []
     notes: list[str] = []
     shards, dataset = _read_description(storage, problems, notes)
+    dataset = _without_missing(storage, dataset, notes)
     on_start(len(shards))
     processor = _measured_by(processor, schema_of(shards, dataset), url=storage.url)
     num_samples = sum(info.num_samples for info in shards)
@@ -152,6 +155,23 @@ def _read_description(
     except ShardError as error:
         problems.append(Problem(DATASET_NAME, _after(error, DATASET_NAME)))
     return shards, dataset
+
+
+def _without_missing(storage: Storage, dataset: dict[str, Any] | None, notes: list[str]) -> dict[str, Any] | None:
+    """The description without files that a folder lacks because it is filled from another place as files are read."""
+    if dataset is None or not isinstance(storage, LocalStorage) or (source := filled_from(storage.folder)) is None:
+        return dataset
+    missing = {name for name in dataset["other_files"] if not (storage.folder / name).exists()}
+    if missing:
+        notes.append(
+            f"{', '.join(sorted(missing))}: not here, as this folder is filled from {source} with files that are read: "
+            f"verify {source} to check them"
+        )
+    return {
+        **dataset,
+        "other_files": [name for name in dataset["other_files"] if name not in missing],
+        "lengths": [each for each in dataset["lengths"] if lengths_names(each)[1] not in missing],
+    }
 
 
 def _after(error: Exception, name: str) -> str:

@@ -67,7 +67,7 @@ class FilledFolder:
             if self._notes().source != self._source and self._can_write(self._folder):
                 with self._locked():
                     self.check_source()
-                    self._write_notes(self._notes().files)
+                    self._write_notes(self._notes().files, source=self._source)
 
     def keep_index(self, digest: str) -> None:
         """Have the index.json with this digest there, and the dataset.json that belongs to it.
@@ -85,6 +85,15 @@ class FilledFolder:
     def _check_can_fill(self) -> None:
         if self._can_write(self._folder):  # else nothing there is replaced, and each file is compared with the store's
             self.check_source()
+
+    def change(self, name: str, data: bytes) -> None:
+        """Write a small file of the dataset in place of the one there. It stays ours if it was."""
+        path = self._folder / name
+        if not self._is_ours(path, name):
+            self._storage.write(name, data)
+            return
+        with disk_errors(str(path)), self._locked():
+            self._write(path, name, data, _digest(data))
 
     def keep(self, name: str, data: bytes) -> None:
         """Have a small file of the dataset there."""
@@ -127,7 +136,7 @@ class FilledFolder:
             temporary.write_bytes(data)
             files = self._notes().files
             files[name] = [*files.get(name, [])[-1:], [digest, *_facts(temporary)]]
-            self._write_notes(files)
+            self._write_notes(files, source=self._notes().source or self._source)
             if path.exists():
                 temporary.replace(path)
                 return
@@ -137,8 +146,8 @@ class FilledFolder:
                 if not self._has(path, name, digest):
                     self._check_ours(path, name)
 
-    def _write_notes(self, files: dict[str, list[_Note]]) -> None:
-        path, notes = self._folder / _NOTES, _Notes(source=self._source, files=files)
+    def _write_notes(self, files: dict[str, list[_Note]], *, source: str) -> None:
+        path, notes = self._folder / _NOTES, _Notes(source=source, files=files)
         with _filling(path) as temporary:
             temporary.write_text(json.dumps(asdict(notes), indent=1, sort_keys=True))
             temporary.replace(path)
@@ -149,9 +158,12 @@ class FilledFolder:
             return False
         return [digest, *_facts(path)] in self._notes().files.get(name, []) or _digest(path.read_bytes()) == digest
 
+    def _is_ours(self, path: Path, name: str) -> bool:
+        return path.is_file() and _facts(path) in [note[1:] for note in self._notes().files.get(name, [])]
+
     def _check_ours(self, path: Path, name: str) -> None:
         """StorageError for another file than one of ours."""
-        if path.exists() and _facts(path) not in [note[1:] for note in self._notes().files.get(name, [])]:
+        if path.exists() and not self._is_ours(path, name):
             raise StorageError(
                 f"{path} is not what {self._storage.url}/{name} holds, and was not downloaded by lmms-stream, so it is "
                 "left as it is: name another folder as local, or move it away"
@@ -160,17 +172,26 @@ class FilledFolder:
     def _remove(self, name: str) -> None:
         """Remove a file of ours, of a dataset that was there before."""
         path = self._folder / name
-        if path.is_file() and _facts(path) in [note[1:] for note in self._notes().files.get(name, [])]:
+        if self._is_ours(path, name):
             with disk_errors(str(path)):
                 path.unlink(missing_ok=True)
 
     def _notes(self) -> _Notes:
-        try:
-            return _Notes(**json.loads((self._folder / _NOTES).read_bytes()))
-        except FileNotFoundError:
-            return _Notes()
-        except (ValueError, TypeError) as error:
-            raise StorageError(f"{self._folder / _NOTES} is damaged ({error}): remove it, and {INDEX_NAME}") from error
+        return _read_notes(self._folder)
+
+
+def filled_from(folder: Path) -> str | None:
+    """URL of the dataset that a folder is filled with; None if it is not filled from another place."""
+    return _read_notes(folder).source or None
+
+
+def _read_notes(folder: Path) -> _Notes:
+    try:
+        return _Notes(**json.loads((folder / _NOTES).read_bytes()))
+    except FileNotFoundError:
+        return _Notes()
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{folder / _NOTES} is damaged ({error}): remove it, and {INDEX_NAME}") from error
 
 
 @contextmanager

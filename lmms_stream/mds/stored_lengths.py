@@ -11,8 +11,10 @@ from typing import Any
 
 from ..errors import LengthsError, ObjectMissingError
 from ..storage.disk_errors import disk_errors
+from ..storage.local import LocalStorage
 from ..storage.locks import locked
 from ..storage.storage import Storage
+from .filled_folder import FilledFolder
 from .index import DATASET_NAME
 from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, patches_name
 from .measuring import lock_folder
@@ -20,7 +22,12 @@ from .measuring import lock_folder
 
 def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
     """Write one of a dataset's small files, the same bytes for the same values."""
-    storage.write(name, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+    storage.write(name, json_bytes(value))
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Content of a small file of a dataset, the same bytes for the same values."""
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
@@ -47,7 +54,10 @@ def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
         others = [other for other in dataset["lengths"] if other != index.fingerprint]
         dataset["lengths"] = [*others, index.fingerprint]
         dataset["other_files"] = sorted({*dataset["other_files"], *names})
-        write_json(storage, DATASET_NAME, dataset)
+        if isinstance(storage, LocalStorage):  # it may be filled from another place
+            FilledFolder(storage, storage.folder, timeout_s=math.inf).change(DATASET_NAME, json_bytes(dataset))
+        else:
+            write_json(storage, DATASET_NAME, dataset)
 
 
 # On this node, for datasets that cannot be written

@@ -231,29 +231,28 @@ class StoredDataset:
                 f"lmms-stream index {self.url} --tokenizer …"
             )
         described = parse_description(description, fingerprint=fingerprint)
-        if self._filled is not None:
-            self._filled.keep(description_name, description)
         patches_path = None
         if described.patches_hash is not None:
             patches_path = self._fetch_array(patches_name(fingerprint), described.patches_hash, what="its patches")
         array_path = self._fetch_array(array_name, described.content_hash, what="the index")
+        if self._filled is not None:
+            self._filled.keep(description_name, description)  # last, as it says that the arrays are there
         found = LengthIndex.open(array_path, description, fingerprint=fingerprint, patches_path=patches_path)
         return found.first(self.num_samples) if self._is_cut else found
 
     def _fetch_array(self, name: str, content_hash: str, *, what: str) -> Path:
         """An array of a lengths index on this node. what: it is, for the error where it is missing.
 
-        It is kept under its content's name, so that an index that was written again is not mistaken for the old one.
+        It is kept under its content's name, so that an index that was written again is not mistaken for the old one; in
+        a folder that is filled, which is a dataset by itself, under its own.
         """
         wanted = Wanted(
-            name=f"{LENGTHS_FOLDER}/{content_hash}.npy",
+            name=name if self._filled is not None else f"{LENGTHS_FOLDER}/{content_hash}.npy",
             identity=content_hash,
             num_bytes=4 * self.num_samples,
             valid=lambda path: array_matches(path, content_hash=content_hash),
             remember=True,
         )
-        if isinstance(self.storage, LocalStorage) and not (self.storage.folder / name).exists():
-            name = wanted.name  # of a folder that was filled from another place
         try:
             path = self.cache.fetch(name, wanted)
         except ObjectMissingError as error:

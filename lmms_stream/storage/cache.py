@@ -147,6 +147,8 @@ class LocalCache:
         A look that takes no time, but for the first at an object that is known by its size alone: its tag is asked for.
         """
         original, checked = self._original(key, wanted), self._record_of_original(wanted)
+        if original is not None and wanted.by_size and wanted.valid(original):
+            return original  # without a look at the compressed file, which a filled folder does not have
         if original is not None and checked is not None and Record.read(checked).vouches_for(original, wanted.identity):
             return original
         path = self.folder / wanted.name
@@ -295,7 +297,7 @@ class LocalCache:
         A file that its user put there, which neither a checksum nor a tag can be compared with, is taken at its word.
         """
         tag = self._tags[key] if wanted.by_size else ""
-        if not tag or (record.identity == self._identity(key, wanted) and record.fits(path)):
+        if not tag or (record.identity == self._identity(key, wanted) and record.fits_copy(path)):
             return True
         if wanted.decode is None and _MD5.fullmatch(tag):
             with path.open("rb") as file:

@@ -74,13 +74,20 @@ class Record:
 
     def fits(self, path: Path) -> bool:
         """Whether the file has not been changed since it was checked, as its inode, size and time tell."""
-        if not self.inode:
-            return False
+        return self._facts(path) == (self.size, self.mtime_ns, self.inode) and self.inode != 0
+
+    def fits_copy(self, path: Path) -> bool:
+        """Return whether the file has the size and time of the one that was checked, as a copy by `cp -a` has."""
+        return self._facts(path)[:2] == (self.size, self.mtime_ns) and self.inode != 0
+
+    @staticmethod
+    def _facts(path: Path) -> tuple[int, ...]:
+        """Size, time and inode of a file; an empty tuple if there is none."""
         try:
             stat = path.stat()
         except OSError:
-            return False
-        return (stat.st_ino, stat.st_size, stat.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
+            return ()
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def owns(self, path: Path) -> bool:
         """Whether the file is one that we downloaded, and nobody has written into it since."""

@@ -17,7 +17,14 @@ from lmms_stream import (
     StreamingDataset,
     TokensProcessor,
 )
+from lmms_stream.converters.convert import convert
+from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.converters.stored.verify import verify_dataset
+from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import StorageError
+from lmms_stream.mds.lengths import lengths_names
+from lmms_stream.processors.base import processor_fingerprint
+from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
 
 from ..conftest import write_tokens
@@ -194,3 +201,65 @@ def test_a_folder_that_is_filled_with_another_dataset_does_not_stand_in_for_a_st
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match=rf"{local} holds copies of the dataset at {one}"):
         PackedStreamingDataset(f"{s3_folder}-two", local, fetch=FetchConfig(attempts=1, timeout_s=2))
+
+
+def test_compressed_shards_without_checksums_are_read_without_their_source(tmp_path: Path) -> None:
+    source, local = written(tmp_path / "source", VALUES, compression="zstd"), tmp_path / "local"
+    assert values_of(StreamingDataset(remote=str(source), local=str(local), batch_size=1)) == VALUES
+    shutil.rmtree(source)
+    assert values_of(StreamingDataset(local=str(local), batch_size=1)) == VALUES
+    assert not list(local.glob("*.zstd"))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("can_write", [True, False])
+def test_copies_without_checksums_that_were_copied_to_another_disk_are_read(
+    can_write: bool, compression: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, local = written(tmp_path / "source", VALUES, compression=compression), tmp_path / "local"
+    assert values_of(PackedStreamingDataset(source, local)) == VALUES
+    moved = shutil.copytree(local, tmp_path / "moved")  # keeps times, as cp -a does
+    if not can_write:
+        monkeypatch.setattr("os.access", lambda path, mode: not Path(path).is_relative_to(moved))
+    dataset = PackedStreamingDataset(source, moved)
+    assert values_of(dataset) == VALUES
+    assert dataset.core.one.cache.tally.total.misses == 0
+
+
+def test_a_filled_folder_that_was_measured_is_filled_from_its_source_again(
+    corpus: Corpus, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    source, local = tmp_path / "source", tmp_path / "local"
+    convert([corpus.functions], str(source), shard_bytes=1 << 16)
+    num_samples = len(PackedStreamingDataset(source, local)[:])
+    described = (source / "_lmms/dataset.json").read_bytes()
+    assert (local / "_lmms/dataset.json").read_bytes() == described
+    index_dataset(str(local), chat_processor, num_workers=1)
+    assert (local / "_lmms/dataset.json").read_bytes() != described
+    assert len(PackedStreamingDataset(local).length_index().lengths) == num_samples
+    assert len(PackedStreamingDataset(source, local)[:]) == num_samples
+    assert (local / "_lmms/dataset.json").read_bytes() == described
+    packing = PackingConfig(packing_length=8192)
+    by_itself = PackedStreamingDataset(local, processor=chat_processor, packing=packing)
+    assert len(by_itself.length_index().lengths) == num_samples
+
+
+def test_a_filled_folder_passes_verify_which_names_files_that_were_not_read(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    local = tmp_path / "local"
+    PackedStreamingDataset(dataset_folder, local)[:]
+    array = lengths_names(processor_fingerprint(chat_processor))[0]
+    report = verify_dataset(str(local))
+    assert not report.problems
+    said = f"not here, as this folder is filled from {dataset_folder} with files that are read: verify {dataset_folder}"
+    assert any(array in note and said in note for note in report.notes)
+    packing = PackingConfig(packing_length=8192)
+    dataset = PackedStreamingDataset(dataset_folder, local, processor=chat_processor, packing=packing)
+    assert dataset.plan.num_packs(0)
+    assert (local / array).read_bytes() == (dataset_folder / array).read_bytes()
+    report = verify_dataset(str(local))
+    assert (report.problems, report.num_lengths_indexes) == ((), 1)
+    shard = next(local.glob("*.mds"))
+    shard.unlink()
+    assert [problem.where for problem in verify_dataset(str(local)).problems] == [shard.name]
