@@ -13,6 +13,7 @@ fields          which column of a row plays which role
 chat            what all kinds of chats share: turns -> stored messages; answers: a chat for each answer of one
 content         content of turns -> text and media parts
 tokens, messages, exchanges, alpaca, prompts, dialog, text, image_label, image, columns     a kind or a family a file
+speakers        messages whose keys and speakers have names of their own -> the tags that say so
 tags            messages whose keys and speakers have names of their own -> OpenAI's
 llama_factory   rows as LLaMA-Factory's dataset_info.json describes them -> rows of a kind
 preferences     rows whose answers are not all good, as chats; preference_kinds: as answers that are compared

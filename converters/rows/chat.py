@@ -20,17 +20,14 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
 from .content import MEDIA_ROLES, Turn, store_content
-from .fields import Columns, Fields, named_alike
+from .fields import Columns, Fields, named_alike, unpacked
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
+from .speakers import ROLES as ROLES
+from .speakers import USUAL_ROLES as USUAL_ROLES
+from .speakers import readings_of, readings_said
 
 Roles = Mapping[str, str]  # what a dataset calls a speaker -> system, user, assistant or tool
 
-USUAL_ROLES: dict[str, str] = {
-    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
-    "model": "assistant", "bot": "assistant", "function_call": "assistant", "observation": "tool",
-    "function_response": "tool",
-}  # fmt: skip
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Keys of a message that say whether it is trained on, if it is the assistant's: of OpenAI (weight), ms-swift (loss,
 # loss_scale), axolotl (train, training), XTuner (output_with_loss) and others. With DETAILS axolotl names parts of a
 # message.
@@ -93,7 +90,7 @@ def _read_chat(
     turns = add_system(read_turns(fields, {**USUAL_ROLES, **options.roles}), fields, options.system)
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
     stored: Any = store_content(turns, waiting, media, in_front=media_in_front)
-    _check_learnt(stored, last_only=options.learn == "last")
+    _check_learnt(stored, fields, last_only=options.learn == "last")
     note_unread(stored, fields)
     tools = read_tools(fields)
     text = json_of({"messages": stored, "tools": tools} if tools else stored)
@@ -168,10 +165,21 @@ def _is_learnt(key: str, value: Any) -> bool:
 
 
 def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
-    """Turns that begin with the system prompt of the row's own column, or the default one, unless they have one."""
-    if any(turn["role"] in SYSTEM_ROLES for turn in turns):
+    """Return turns that begin with the system prompt of the row's own column, or the default one, unless they have one.
+
+    DataError for a prompt in the column that is not among those in the turns.
+    """
+    own = fields.text("system") if fields.get("system") else None
+    said = [turn["content"] for turn in turns if turn["role"] in SYSTEM_ROLES]
+    if said and own is not None and own not in said:
+        column = fields.column("system")
+        raise DataError(
+            f"column {column!r} holds a system prompt, and a message another one: leave one of them, or pass "
+            "--columns system= to leave the column out"
+        )
+    if said:
         return turns
-    prompt = fields.text("system") if fields.get("system") else default
+    prompt = own or default
     return [{"role": "system", "content": prompt}, *turns] if prompt else turns
 
 
@@ -187,7 +195,7 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
     return tools
 
 
-def _check_learnt(turns: list[Turn], *, last_only: bool) -> None:
+def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None:
     """Mark what the loss leaves out with `learn` False; DataError where nothing is left to learn."""
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     if last_only:
@@ -196,8 +204,21 @@ def _check_learnt(turns: list[Turn], *, last_only: bool) -> None:
     if not any((turn["content"] or turn.get("tool_calls")) and turn.get("learn", True) for turn in answers):
         if answers and any(not turn.get("learn", True) for turn in answers):
             raise DataError("the loss leaves out every message of the assistant: complete or remove the row")
+        _check_keys(fields)
         roles = ", ".join(sorted({turn["role"] for turn in turns}))
         raise DataError(
             f"no assistant message with content (roles: {roles}), so nothing would be learnt: complete or remove the "
             "row, or say with --roles NAME=assistant who the assistant is"
+        )
+
+
+def _check_keys(fields: Fields) -> None:
+    """Raise DataError if the messages hold their content in a key of another name."""
+    listed = unpacked(fields.get("messages")) if "messages" in fields.usual else None
+    messages = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    readings = [] if any({"content", "value"} & each.keys() for each in messages) else readings_of(messages)
+    if readings:
+        raise DataError(
+            f"messages have no content (but {', '.join(messages[0])}), so nothing would be learnt: pass "
+            f"{readings_said(readings)} for what has another name"
         )

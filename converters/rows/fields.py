@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +93,15 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
+
+
+def head_of(column: str, names: Collection[str]) -> str:
+    """Return the column of a row that holds a column: itself, or the first name of one that is nested.
+
+    >>> head_of("json.text", ["json", "img.jpg"]), head_of("img.jpg", ["json", "img.jpg"])
+    ('json', 'img.jpg')
+    """
+    return column if column in names else column.partition(".")[0]
 
 
 def is_filled(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import DataError
 from ..sources.dataset_info import DatasetInfo
 from .alpaca import exchanges
-from .fields import unpacked, value_at
+from .fields import head_of, unpacked, value_at
 from .tags import tag_of, untagged_message
 
 _EXTRAS = ("tools", "images", "videos", "audios")  # which every kind of chat may have
@@ -22,7 +22,7 @@ _ANSWERING = ("assistant_tag", "function_tag")
 def check_columns(names: Sequence[str], info: DatasetInfo) -> None:
     """DataError where the entry names columns that the first rows do not have."""
     missing = [
-        f"{info.columns[role]} ({role})" for role in info.named if info.columns[role].partition(".")[0] not in names
+        f"{info.columns[role]} ({role})" for role in info.named if head_of(info.columns[role], names) not in names
     ]
     if missing:
         raise DataError(

@@ -13,7 +13,7 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from .answers import each_answer
 from .columns import COLUMNS
-from .fields import Fields, is_filled, value_at
+from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
 from .late_columns import check_kind, filled_names, late_columns
@@ -88,7 +88,7 @@ class Mapper:
         info = self.options.dataset_info
         fields = Fields(values, self.kind.columns, self.options.columns, self.found)
         read = {fields.column(role) for role in self.kind.columns} if info is None else {*info.columns.values()}
-        heads = {name.partition(".")[0] for name in read if name}
+        heads = {head_of(name, values) for name in read if name}
         return [name for name in late if name not in read and name not in heads and name not in self.kept]
 
     @property
@@ -190,7 +190,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         name: encoding or column_encoding(name, [row.get(name) for row in rows])
         for name, encoding in kept_names.items()
     }
-    heads = [column.partition(".")[0] for column in read]
+    heads = [head_of(column, names) for column in read]
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from ..media.references import kind_of_bytes
+from ..media.references import SampleMedia, kind_of_bytes
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
-from .fields import is_filled
+from .fields import Fields, head_of, is_filled, value_at
+from .kinds import KINDS
+from .options import SchemaOptions
 from .row_kind import RowKind
 
+_AS_USUAL = SchemaOptions()
 _NO_MEDIA = ("id", "__key__")  # names of a row, which often look like paths
 
 
@@ -34,24 +38,57 @@ def check_media_columns(
     left: Sequence[str],
     columns: Mapping[str, str],
 ) -> None:
-    """DataError if rows of which no media are read have columns of media. columns: as the user named them, by role."""
+    """Raise DataError if rows of which no media are read have columns of media.
+
+    columns: as the user named them, by role. The options that the error names were tried on the rows.
+    """
     roles = {role: names for role, names in kind.columns.items() if role in MEDIA_COLUMNS}
     if any(name in read for names in (*roles.values(), ("file_name",)) for name in names) or set(columns) & {*roles}:
         return
-    for name, media in media_columns(rows, left).items():
-        role = MEDIA_ROLES[media]
-        if columns.get(role) != "" and not _is_held(rows, name, by=read):
-            raise DataError(
-                f"column {name} holds media of kind {media}, and the rows would be {kind.name} without them: pass "
-                f"--columns {role}={name} to read them, --keep {name} to keep them as they are, or --kind {kind.name} "
-                "to leave them out"
-            )
+    found = {
+        name: media
+        for name, media in media_columns(rows, left).items()
+        if columns.get(MEDIA_ROLES[media]) != "" and not _is_held(rows, name, by=read)
+    }
+    if not found:
+        return
+    named = {MEDIA_ROLES[media]: name for name, media in reversed(found.items())}
+    tried = {**columns, **named}
+    other = next((each for each in KINDS.values() if any(each.fits(row, tried) for row in rows)), None)
+    them = "them" if len(named) == len(found) else f"{', '.join(named.values())} only"
+    read_so = f"--columns {' '.join(quote(f'{role}={name}') for role, name in named.items())} to read {them}, "
+    are = f"columns {', '.join(found)} hold" if len(found) > 1 else f"column {next(iter(found))} holds"
+    raise DataError(
+        f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}, and the rows would be "
+        f"{kind.name} without them: pass {read_so if other is not None and can_read(other, rows, tried) else ''}--keep "
+        f"{' '.join(map(quote, found))} to keep them as they are, or --kind {kind.name} to leave them out"
+    )
+
+
+class _NoMedia(SampleMedia):
+    """Takes any reference, and reads nothing."""
+
+    def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        return {"type": kind, "mime": f"{kind}/x", "span": [0, 0], "width": 1, "height": 1}
+
+
+def can_read(kind: RowKind, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
+    """Return whether any of the rows can be read with columns named so; True if no row holds anything in them."""
+    tried = [row for row in rows if all(is_filled(value_at(row, name)) for name in columns.values() if name)]
+    for row in tried:
+        if kind.fits(row, columns):
+            try:
+                kind.read(Fields(row, kind.columns, columns), _AS_USUAL, _NoMedia(None))
+            except DataError:
+                continue
+            return True
+    return not tried
 
 
 def _is_held(rows: Sequence[Mapping[str, Any]], name: str, *, by: Sequence[str]) -> bool:
     """Return whether the media of a column are in columns that are read, as members of a tar that rows refer to are."""
     filled = [row for row in rows if is_filled(row.get(name))]
-    return all(any(_holds(row.get(each.split(".")[0]), row[name]) for each in by) for row in filled)
+    return all(any(_holds(row.get(head_of(each, row)), row[name]) for each in by) for row in filled)
 
 
 def _holds(value: Any, medium: Any) -> bool:

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from ..media.references import SampleMedia
-from .chat import MEDIA_COLUMNS, ROLES, USUAL_ROLES
+from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES
-from .fields import Fields, is_filled, unpacked, value_at
-from .media_columns import media_columns
-from .options import SchemaOptions
+from .fields import head_of, is_filled, unpacked, value_at
+from .media_columns import can_read, media_columns
 from .row_kind import RowKind
+from .speakers import Readings, readings_of, readings_said
 
 _ALIKE = 0.75  # of SequenceMatcher: one letter of five missing, doubled or swapped
-_MOST_SPEAKERS = 4
 _PAIRS = (  # usual names of a question and its answer that are too general to tell a kind by
     ("problem", "solution"), ("question", "response"), ("query", "answer"), ("user", "assistant"),
     ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"), ("prompt", "output"),
     ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
 )  # fmt: skip
-_AS_USUAL = SchemaOptions()
+_ASKED = {"inputs", *(asked for asked, _ in _PAIRS)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Remedy:
-    """kind: of the rows, if it is applied. columns: role -> column, "COLUMN" if only users know. tags: see --tags."""
+    """kind: of the rows, if it is applied. columns: role -> column, "COLUMN" if users must say. readings: of tags."""
 
     kind: RowKind
     columns: Mapping[str, str]
-    tags: Mapping[str, str] = field(default_factory=dict)
+    readings: Readings = ()
 
     def said(self, names: Sequence[str]) -> str:
         """The options, and what of the rows is not read with them."""
         words = [f"--columns {' '.join(quote(f'{role}={name}') for role, name in self.columns.items())}"]
-        words += [f"--tags {' '.join(quote(f'{tag}={name}') for tag, name in self.tags.items())}"] if self.tags else []
+        words += [readings_said(self.readings)] if self.readings else []
         usual = {name for role, each in self.kind.columns.items() if role not in self.columns for name in each}
-        heads = {name.partition(".")[0]: name for name in self.columns.values()}
+        heads = {head_of(name, names): name for name in self.columns.values()}
         left = [name for name in names if name not in usual and name not in heads and name != "__key__"]
         left += [f"the rest of {head}" for head, name in heads.items() if head != name]
         leaves = f" (which leaves out {', '.join(left)})" if left and "COLUMN" not in self.columns.values() else ""
@@ -75,31 +73,17 @@ def _remedies(
     if by_names is not None and not by_names.columns:
         yield by_names
     for each in (by_names, _pair(names, media, kinds), _lone_text(rows, names, media, kinds)):
-        if each is not None and "COLUMN" not in each.columns.values() and _reads(each, rows):
+        if each is not None and "COLUMN" not in each.columns.values() and can_read(each.kind, rows, each.columns):
             yield each
-    if by_names is not None and "COLUMN" in by_names.columns.values():
-        yield by_names
-
-
-class _NoMedia(SampleMedia):
-    """Takes any reference, and reads nothing."""
-
-    def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        return {"type": kind, "mime": f"{kind}/x", "span": [0, 0], "width": 1, "height": 1}
-
-
-def _reads(remedy: _Remedy, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any of the rows can be read with it; yes if no row holds anything to try it on."""
-    tried = [row for row in rows if all(is_filled(value_at(row, name)) for name in remedy.columns.values())]
-    for row in tried:
-        fields = Fields(row, remedy.kind.columns, remedy.columns)
-        if remedy.kind.fits(row, remedy.columns):
-            try:
-                remedy.kind.read(fields, _AS_USUAL, _NoMedia(None))
-            except DataError:
-                continue
-            return True
-    return not tried
+    if by_names is not None:
+        columns = by_names.columns
+        is_open = "COLUMN" in columns.values()
+        yield replace(
+            by_names,
+            columns=columns
+            if is_open
+            else {role: "COLUMN" if role in by_names.kind.needs else name for role, name in columns.items()},
+        )
 
 
 def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
@@ -143,13 +127,13 @@ def _conversation(
     for row in rows:
         for name, value in _columns_of(row):
             messages = _listed(value)
-            kind, tags = _kind_of_messages(messages, kinds), dict[str, str]()
+            kind, readings = _kind_of_messages(messages, kinds), list[dict[str, str]]()
             if messages and kind is None:
-                tags = _tags(messages, [each for other in rows for each in _listed(value_at(other, name))])
-                kind = kinds["messages"] if tags else None
+                readings = readings_of([each for other in rows for each in _listed(value_at(other, name))])
+                kind = kinds["messages"] if readings else None
             if kind is not None:
                 columns = {**_media_roles(kind, names, media), "messages": name}
-                return _Remedy(kind=kind, columns=columns, tags=tags)
+                return _Remedy(kind=kind, columns=columns, readings=readings)
     return None
 
 
@@ -180,34 +164,13 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
-def _tags(first: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What messages call their speaker, their content, the user and the assistant; {} where that cannot be told.
-
-    The speaker is the key with few values, which come again, or are known names; the user speaks first. first: the
-    messages of a row, from among all.
-    """
-    keys = [key for key in first[0] if all(isinstance(each.get(key), str) for each in messages)]
-    speakers: dict[str, list[str]] = {key: list(dict.fromkeys(each[key] for each in messages)) for key in keys}
-    known = {*USUAL_ROLES, *ROLES}
-    few = [key for key in keys if 2 <= len(speakers[key]) <= _MOST_SPEAKERS]
-    roles = [key for key in few if known & set(speakers[key])] or [
-        key for key in few if len(speakers[key]) < len(messages)
-    ]
-    contents = [key for key in keys if key not in roles[:1]]
-    if not roles or len(contents) != 1:
-        return {}
-    named = [name for name in speakers[roles[0]] if name not in ("system", "developer")]
-    if len(named) < 2:
-        return {}
-    tags = {"role_tag": roles[0], "content_tag": contents[0], "user_tag": named[0], "assistant_tag": named[1]}
-    usual = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-    return {tag: name for tag, name in tags.items() if name != usual[tag]}
-
-
 def _lone_text(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> _Remedy | None:
-    """How to read rows with one column of texts: as documents, or as what is said of media; None for several texts."""
+    """Return how to read rows with one column of texts: as documents, or as captions of media.
+
+    None for several texts, for one that asks, and for a caption next to lists or objects, which may hold answers.
+    """
     texts = [
         name
         for name in names
@@ -216,9 +179,12 @@ def _lone_text(
         and all(isinstance(row.get(name), str) for row in rows if is_filled(row.get(name)))
         and any(is_filled(row.get(name)) for row in rows)
     ]
-    if len(texts) != 1:
+    usual_media = {name for usual in MEDIA_COLUMNS.values() for name in usual}
+    has_media = bool(media) or bool(usual_media & set(names))
+    others = [name for name in names if name not in media and name not in usual_media]
+    lists = any(is_filled(row.get(name)) and isinstance(row.get(name), (list, dict)) for row in rows for name in others)
+    if len(texts) != 1 or texts[0].lower() in _ASKED or (has_media and lists):
         return None
-    has_media = bool(media) or any(name in names for usual in MEDIA_COLUMNS.values() for name in usual)
     kind = kinds["caption" if has_media else "text"]
     return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), "text": texts[0]})
 

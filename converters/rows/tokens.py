@@ -18,6 +18,7 @@ from .row_kind import ReadOptions, RowKind
 
 NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
 _LAST_ID = (1 << 31) - 1
+_LARGE_VOCABULARY = 1 << 19
 
 
 def _read_tokens(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
@@ -129,9 +130,21 @@ def _from_bytes(column: str, data: bytes) -> NDArray[np.int64]:
         raise DataError(
             f"column {column!r} holds bytes, which are read as int64 (llm-foundry's token_encoding_type), and {found}, "
             f"no token id: decode another type with --map, by row | {{{column!r}: numpy.frombuffer(row[{column!r}], "
-            "'int32')}"
+            f"{_likely_type(data)})}}"
         )
     return numbers
+
+
+def _likely_type(data: bytes) -> str:
+    """Return the type of ids in bytes, in quotes; TYPE if they fit none.
+
+    Two ids of 16 bits read as one of 32 are larger than vocabularies are.
+    """
+    for name in ("int32", "uint16"):
+        numbers = np.frombuffer(data, f"<{np.dtype(name).str[1:]}") if len(data) % np.dtype(name).itemsize == 0 else ()
+        if len(numbers) and all(0 <= number < _LARGE_VOCABULARY or number == IGNORED_LABEL for number in numbers):
+            return repr(name)
+    return "TYPE"
 
 
 TOKENS = RowKind(

@@ -13,7 +13,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import DataError
 from streaming import MDSWriter, StreamingDataset
 
-IDS = [np.arange(first, first + 9) for first in (0, 50_000, 131_000)]
+IDS = [np.arange(first, first + 12) for first in (0, 50_000, 131_000)]
 SCHEMA: dict[str, Any] = {"kind": "tokens", "columns": {"input_ids": "tokens"}}
 
 
@@ -25,10 +25,10 @@ def written(folder: Path, dtype: str, *, encoding: str = "bytes") -> str:
     return str(folder)
 
 
-def check_ids(folder: Path) -> None:
+def check_ids(folder: Path, dtype: str = "int64") -> None:
     dataset = StreamingDataset(local=str(folder), batch_size=1)
     for number, ids in enumerate(IDS):
-        np.testing.assert_array_equal(dataset[number]["input_ids"], ids)
+        np.testing.assert_array_equal(dataset[number]["input_ids"], ids.astype(dtype))
 
 
 @pytest.mark.parametrize(("dtype", "encoding"), [("int64", "bytes"), ("int32", "ndarray:int32")])
@@ -38,13 +38,15 @@ def test_tokens_of_llm_foundry_come_back(dtype: str, encoding: str, tmp_path: Pa
     check_ids(tmp_path / "out")
 
 
-def test_bytes_of_another_type_are_refused_with_the_function_that_decodes_them(tmp_path: Path) -> None:
-    source = written(tmp_path / "in", "int32")
+@pytest.mark.parametrize("dtype", ["int32", "uint16"])
+def test_bytes_of_another_type_are_refused_with_the_function_that_decodes_them(dtype: str, tmp_path: Path) -> None:
+    source = written(tmp_path / "in", dtype)
     with pytest.raises(DataError, match=r"holds bytes, which are read as int64 .*token_encoding_type") as raised:
         convert([source], str(tmp_path / "out"), num_workers=1, schema=SchemaOptions(**SCHEMA))
     made = re.search(r"by (row \| .*\}) \(or pass", str(raised.value))
     assert made is not None
+    assert f"'{dtype}'" in made[1]
     (tmp_path / "decode.py").write_text(f"import numpy\n\ndef decode(row):\n    return {made[1]}\n")
     schema = SchemaOptions(**SCHEMA, map=f"{tmp_path / 'decode.py'}:decode")
     convert([source], str(tmp_path / "mapped"), num_workers=1, schema=schema)
-    check_ids(tmp_path / "mapped")
+    check_ids(tmp_path / "mapped", dtype)

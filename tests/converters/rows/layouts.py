@@ -144,6 +144,18 @@ LAYOUTS = (
     Layout("ImageNet as WebDataset", lambda n: {"__key__": str(n), "jpg": image(n), "cls": f"{n}"}, "image-label"),
     Layout("speakers of their own", lambda n: {"turns": [
         {"who": "client", "says": f"c-{n}"}, {"who": "agent", "says": f"a-{n}"}]}, "messages"),
+    Layout("the assistant greets", lambda n: {"turns": [
+        {"speaker": who, "text": f"{who}-{at}-{n}"} for at, who in enumerate(("bot", "human", "bot"))]}, "messages"),
+    Layout("speakers with names", lambda n: {"talk": [
+        {"name": "Alice", "text": "hi"}, {"name": "Bob", "text": "hello"}, {"name": "Alice", "text": f"c-{n}"},
+        {"name": "Bob", "text": f"d-{n}"}]}, "messages"),
+    Layout("VQA with several answers", lambda n: {
+        "image": image(n), "question": f"q-{n}", "answers": [f"a-{n}", f"b-{n}"]}, None),
+    Layout("image and instruction", lambda n: {
+        "image": image(n), "instruction": f"q-{n}", "outputs": [f"a-{n}"]}, None),
+    Layout("two images and text", lambda n: {
+        "image_1": image(n), "image_2": image(n + 9), "text": f"t-{n}"}, "caption"),
+    Layout("WebDataset of img.jpg", lambda n: {"__key__": str(n), "img.jpg": image(n), "txt": f"t-{n}"}, "caption"),
     Layout("SODA", lambda n: {"dialogue": [f"u-{n}", f"a-{n}"], "narrative": f"x-{n}"}, "dialog"),
     Layout("C4", lambda n: {"text": f"t-{n}", "timestamp": f"s-{n}", "url": f"u-{n}"}, "text"),
     Layout("StarCoder", lambda n: {"content": f"t-{n}", "size": 3}, "text"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import re
 import shlex
@@ -23,6 +24,7 @@ from ...rounds import rounds
 from ..media_files import image_bytes
 from .layouts import LAYOUTS, Layout, Row, image, said, url
 
+_AS_USUAL = SchemaOptions()
 _PAIRS = re.compile(
     r"--(columns|tags) ((?:'[^']*'|[^\s=,()]+=[^\s,()]*)(?: (?!for |to )(?:'[^']*'|[^\s=,()]+=[^\s,()]+))*)"
 )
@@ -151,3 +153,98 @@ def test_media_that_nothing_reads_are_kept_or_left_out_if_that_is_asked_for() ->
     assert find_mapper([row], SchemaOptions(kind="text"))(row, None) == {"text": "a"}
     for other in ({"path": "src/a.ts"}, {"url": "https://a/b.png"}, {"id": "a.png"}, {"note": "a.png\n"}):
         assert find_mapper([{"text": "a", **other}], SchemaOptions()).kind.name == "text"
+
+
+def _turns(*names: str, keys: tuple[str, str] = ("speaker", "text")) -> list[Row]:
+    return [{"turns": said(number, *names, keys=keys)} for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("names", "tags"),
+    [
+        (("assistant", "user", "assistant"), "--tags role_tag=speaker content_tag=text for what"),
+        (("bot", "human", "bot"), "content_tag=text user_tag=human assistant_tag=bot for what"),
+        (("Bot", "Human", "Tool", "Bot"), "user_tag=Human assistant_tag=Bot observation_tag=Tool for what"),
+        (("user", "tool", "assistant"), "--tags role_tag=speaker content_tag=text for what"),
+        (("client", "assistant"), "content_tag=text user_tag=client for what"),
+        (
+            ("human", "function_call", "observation", "gpt"),
+            "user_tag=human assistant_tag=gpt function_tag=function_call for what",
+        ),
+        (
+            ("agent", "client", "agent"),
+            "user_tag=agent assistant_tag=client (if client is the assistant) or --tags role_tag=speaker "
+            "content_tag=text user_tag=client assistant_tag=agent (if agent is the assistant) for what",
+        ),
+    ],
+)
+def test_tags_name_known_speakers_whoever_speaks_first_and_both_readings_of_others(
+    names: Sequence[str], tags: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(tags)):
+        find_mapper(_turns(*names), SchemaOptions())
+
+
+def test_no_tags_are_printed_for_more_speakers_than_two_with_names_of_their_own() -> None:
+    with pytest.raises(DataError) as raised:
+        find_mapper([{"talk": said(0, name, other, keys=("name", "text"))} for name, other in ("ab", "cd")], _AS_USUAL)
+    assert "--tags" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("role", "names"), [("role", ("user", "assistant")), ("from", ("human", "gpt"))])
+def test_messages_with_their_content_in_another_key_print_the_tags_that_read_them(
+    role: str, names: Sequence[str]
+) -> None:
+    row = {"conversation": said(1, *names, keys=(role, "text"))}
+    with pytest.raises(DataError, match="messages have no content") as raised:
+        find_mapper([row], _AS_USUAL)(row, None)
+    tags = dict(each.split("=") for each in dict(_PAIRS.findall(str(raised.value)))["tags"].split())
+    sample = find_mapper([row], SchemaOptions(tags=tags))(row, None)
+    assert [each["content"] for each in json.loads(sample["messages"])] == [f"{names[0]}-0-1", f"{names[1]}-1-1"]
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        ({"image": image(1), "question": "q", "answers": ["a"]}, "--columns answer=COLUMN"),
+        ({"image": image(1), "question": "q", "answers": {"text": "a"}}, "--columns answer=COLUMN"),
+        ({"image": image(1), "instruction": "q", "outputs": ["a"]}, "--columns output=COLUMN"),
+    ],
+)
+def test_a_question_is_never_offered_as_a_caption(row: Row, remedy: str) -> None:
+    with pytest.raises(DataError, match=remedy):
+        find_mapper([row], _AS_USUAL)
+
+
+@pytest.mark.parametrize(
+    ("row", "said_columns"),
+    [
+        ({"input_ids": [1, 2], "picture": image(1)}, ""),
+        ({"dialog": ["a", "b"], "picture": image(1)}, ""),
+        ({"messages": said(1, "user", "assistant"), "picture": image(1)}, ""),
+        ({"dialog": ["<image>a", "b"], "picture": image(1)}, "--columns images=picture to read them, "),
+        ({"text": "a", "picture": image(1), "photo": image(2)}, "--columns images=picture to read picture only, "),
+        ({"text": "a", "picture": image(1), "clip": "a.wav"}, "--columns audios=clip images=picture to read them, "),
+    ],
+)
+def test_columns_of_media_are_offered_to_be_read_only_if_they_can_be(row: Row, said_columns: str) -> None:
+    with pytest.raises(DataError) as raised:
+        find_mapper([row], _AS_USUAL)
+    others = [name for name in row if name in ("picture", "photo", "clip")]
+    assert f"{', '.join(others)} hold" in str(raised.value)
+    assert f"without them: pass {said_columns}--keep {' '.join(others)} to keep" in str(raised.value)
+    columns = dict(each.split("=") for each in said_columns.split() if "=" in each)
+    if columns:
+        assert set(columns) <= set(find_mapper([row], SchemaOptions(columns=columns)).found)
+    find_mapper([row], SchemaOptions(keep=tuple(others)))
+
+
+def test_a_column_with_a_dot_is_not_said_to_be_left_out() -> None:
+    with pytest.raises(
+        DataError, match=r"--columns images=img\.jpg for what has another name \(which leaves out img\)"
+    ):
+        find_mapper([{"__key__": "0", "img.jpg": image(1), "img": 3, "txt": "a"}], _AS_USUAL)
+    with pytest.raises(DataError, match=r"--columns images=img\.jpg for what has another name, or"):
+        find_mapper([{"__key__": "0", "img.jpg": image(1), "txt": "a"}], _AS_USUAL)
+    mapper = find_mapper([{"img.jpg": image(1), "img": 3, "txt": "a"}], SchemaOptions(columns={"images": "img.jpg"}))
+    assert mapper.description.endswith("leaves out img")

@@ -69,6 +69,13 @@ CHATS: list[tuple[str, Row, Row, Any]] = [
     ),
     ("exchanges", {"conversation": [{"instruction": "hi", "prompt": None, "response": "hello"}]}, {}, CHAT),
     ("messages", {"messages": [], "conversations": CHAT}, {}, CHAT),
+    ("messages", {"messages": [says("system", "s"), *CHAT], "system": "s"}, {}, [says("system", "s"), *CHAT]),
+    (
+        "messages",
+        {"messages": [says("system", "s"), *CHAT], "system": "t"},
+        {"columns": {"system": ""}},
+        [says("system", "s"), *CHAT],
+    ),
     ("messages", {"messages": CHAT, "system": "", "system_prompt": "s"}, {}, [says("system", "s"), *CHAT]),
     ("prompt-response", {"query": "hi", "response": "hello", "history": []}, {}, CHAT),
     (
@@ -288,6 +295,11 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
             r"a message has 1 media in image and 2 slots for them \(<image>\): leave one key",
         ),
         ({"messages": [says("user", "a", image=b"x", images=[b"x"]), CHAT[1]]}, {}, "1 media in images and image and"),
+        (
+            {"messages": [says("system", "s"), *CHAT], "system": "t"},
+            {},
+            "column 'system' holds a system prompt, and a message another one: .* --columns system= to leave",
+        ),
         ({"query": "a", "response": "b", "history": ["x"]}, {}, "history must .*, or pass --columns history= to leave"),
         (
             {"messages": [says("user", [{"type": "thinking", "thinking": "t"}]), CHAT[1]]},

@@ -1,0 +1,74 @@
+"""Messages whose keys and speakers have names of their own -> the tags that say so (see --tags). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Any
+
+USUAL_ROLES: dict[str, str] = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "model": "assistant", "bot": "assistant", "function_call": "assistant", "observation": "tool",
+    "function_response": "tool",
+}  # fmt: skip
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_SPEAKER_KEYS = ("role", "from", "speaker", "name", "who", "author", "sender")
+_CONTENT_KEYS = ("content", "text", "value", "what", "says", "message", "utterance")
+_MOST_SPEAKERS = 4
+_USUAL_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+
+Readings = Sequence[Mapping[str, str]]  # tags by which messages can be read, for each way to read them
+
+
+def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the tags of messages; two readings if nothing says which of two speakers is the assistant, [] for none."""
+    keys = _keys(messages)
+    if keys is None:
+        return []
+    names = dict.fromkeys(each[keys[0]] for each in messages)
+    known = {name: USUAL_ROLES.get(name.lower(), name.lower()) for name in names}
+    users = [name for name in names if known[name] == "user"]
+    assistants = [name for name in names if known[name] == "assistant" and name != "function_call"]
+    others = [name for name in names if known[name] not in ROLES]
+    if users or assistants:
+        users, assistants = (each or (others if len(others) == 1 else []) for each in (users, assistants))
+        pairs = [(users[0], assistants[0])] if users and assistants else []
+    else:
+        pairs = [(others[0], others[1]), (others[1], others[0])] if len(others) == 2 else []
+    tags = {"role_tag": keys[0], "content_tag": keys[1]}
+    more = {"function_tag": "function_call"} if "function_call" in names else {}
+    for tag, role in (("system_tag", "system"), ("observation_tag", "tool")):
+        own = [name for name in names if known[name] == role and name not in (*ROLES, *USUAL_ROLES)]
+        more |= {tag: own[0]} if own else {}
+    readings = [{**tags, "user_tag": user, "assistant_tag": assistant, **more} for user, assistant in pairs]
+    return [{tag: name for tag, name in each.items() if name != _USUAL_TAGS.get(tag)} for each in readings]
+
+
+def readings_said(readings: Readings) -> str:
+    """Return the options that name these tags; of two readings also when each of them holds."""
+    options = [f"--tags {' '.join(quote(f'{tag}={name}') for tag, name in each.items())}" for each in readings]
+    if len(options) < 2:
+        return "".join(options)
+    assistants = [each["assistant_tag"] for each in readings]
+    return " or ".join(f"{options[n]} (if {name} is the assistant)" for n, name in enumerate(assistants))
+
+
+def _keys(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the keys of the speaker and of the content of messages; None if that cannot be told.
+
+    The speaker is in the key with known roles, else in one that is named so, else in one of few values that repeat.
+    """
+    keys = [
+        key for key in (messages[0] if messages else ()) if all(isinstance(each.get(key), str) for each in messages)
+    ]
+    values = {key: {each[key] for each in messages} for key in keys}
+    few = [key for key in keys if 2 <= len(values[key]) <= _MOST_SPEAKERS and key.lower() not in _CONTENT_KEYS]
+    speakers = (
+        [key for key in few if {*USUAL_ROLES, *ROLES} & {name.lower() for name in values[key]}]
+        or [key for key in keys if key.lower() in _SPEAKER_KEYS]
+        or [key for key in few if len(values[key]) < len(messages)]
+    )
+    contents = [key for key in keys if key not in speakers[:1]]
+    if len(contents) > 1:
+        contents = [key for key in contents if key.lower() in _CONTENT_KEYS]
+    return (speakers[0], contents[0]) if speakers and len(contents) == 1 else None
