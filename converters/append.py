@@ -235,11 +235,11 @@ def _unknown(
             )
         same = [each for each in same if said.is_read_as(each)]
         if options.allow_repeats:
-            is_there = any(each.said.get("rows") == said.said.get("rows") and each.at == said.at for each in same)
+            is_there = any(_is_as_asked(each, said, options.limit) and each.at == said.at for each in same)
         else:
             same = [each for each in same if each.at == said.at or has_rows_of(source, each, options.schema)]
             same = same or _copied(source, said, of_size.get(said.said.get("size"), []), options.schema, url=url)
-            is_there = bool(same) and _is_held(source, said, same, url=url)
+            is_there = bool(same) and _is_held(source, said, same, options.limit, url=url)
         if is_there:
             there.append(source.name if same[0].at == said.at else f"{source.name} (as {same[0].name})")
         else:
@@ -267,9 +267,16 @@ def _copied(
     return [each for each, _ in found]
 
 
-def _is_held(source: Source, said: Described, known: Sequence[Described], *, url: str) -> bool:
+def _is_as_asked(known: Described, said: Described, limit: int | None) -> bool:
+    """Whether the same rows were asked for: the same slice, with the limit that ended in it, if one did."""
+    if "limit" in known.said:
+        return bool(known.said["limit"] == limit and known.rows.start == (said.rows.start or 0))
+    return bool(known.said.get("rows") == said.said.get("rows"))
+
+
+def _is_held(source: Source, said: Described, known: Sequence[Described], limit: int | None, *, url: str) -> bool:
     """Whether known sources of the same content have all rows of a source; ConfigError where they have some of them."""
-    if any("rows" not in each.said or each.said["rows"] == said.said.get("rows") for each in known):
+    if any("rows" not in each.said or _is_as_asked(each, said, limit) for each in known):
         return True
     num_rows = source.num_rows if isinstance(source, TableSource) else lambda: 0
     rows = interval(said.rows, num_rows)
@@ -280,7 +287,8 @@ def _is_held(source: Source, said: Described, known: Sequence[Described], *, url
     left = [each for each in without(rows, taken) if overlap(each, whole)]
     if not left:
         return True
-    slices = ", ".join(dict.fromkeys(str(each).removeprefix(each.name) for each in known))
+    some = [each for each, (start, stop) in zip(known, taken, strict=True) if stop is None or stop > start]
+    slices = ", ".join(dict.fromkeys(str(each).removeprefix(each.name) for each in some))
     rest = " ".join(f"{source.name}{shown(each)}" for each in left)
     if "rows" not in said.said:
         raise ConfigError(f"{source.name} is in {url} in part ({slices}): name the rest of it as a slice, {rest}")
@@ -294,7 +302,7 @@ def _key(said: Mapping[str, Any]) -> str:
     return json.dumps([said.get(name) for name in ("name", "rows", *SETTINGS)], sort_keys=True)
 
 
-def _chosen(opened: Sequence[Source], wanted: set[tuple[str, str]]) -> list[Source]:
+def _chosen(opened: Sequence[Source], wanted: set[str]) -> list[Source]:
     return [source for source, said in zip(opened, described(opened), strict=True) if _key(said) in wanted]
 
 

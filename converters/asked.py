@@ -44,7 +44,7 @@ def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """Of a source as `described` or a dataset.json tells it, what changes with its content alone."""
-    return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "sample")}
+    return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "limit", "sample")}
 
 
 def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:

@@ -288,7 +288,7 @@ def _commit(
         **unread_described(laying.unread if is_first else {}),
         **documents_of(output),
         **({"not_shown": dict(output.not_shown)} if output.not_shown else {}),
-        "source": [_placed(each) for each in described(sources)],
+        "source": _taken(sources, reading, options.limit if laying.is_full else None),
         "options": options_of(asked),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
@@ -312,6 +312,19 @@ def _commit(
         replaced=work.replaced[output.number],
     )
     return sum(index.num_cut for index in lengths[:1])
+
+
+def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> list[dict[str, Any]]:
+    """Sources as a dataset.json tells them, without files that hold no rows.
+
+    limit: the one that was reached; then those from which it took not all rows are told with the rows that it took.
+    """
+    said = {index: _placed(each) for index, each in enumerate(described(sources)) if index not in reading.empty}
+    if limit is not None:
+        rows = [reading.rows_taken(index) for index in range(len(sources))]
+        last = max(index for index, (start, stop) in enumerate(rows) if stop > start)
+        said |= {at: each | {"rows": [*rows[at]], "limit": limit} for at, each in said.items() if at >= last}
+    return list(said.values())
 
 
 def _placed(said: dict[str, Any]) -> dict[str, Any]:

@@ -126,7 +126,10 @@ def dry_run(
         )
         options = with_processor(options, opened)
         if append_to is not None:
+            names = [each.name for each in opened]
             opened = new_sources(opened, append_to, options)
+            if not opened:
+                raise ConfigError(f"{', '.join(names)}: all rows are in {append_to} already: name sources that are new")
         said: list[str] = []
         check_repeats(opened, options, say=said.append)
         read = beginnings(opened, num_rows)

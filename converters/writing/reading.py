@@ -56,7 +56,8 @@ class Reading:
         self._options = options
         self._say = say
         self._share = share
-        self._rows_before = [source.first_row for source in sources]  # of each source, rows in units that were laid
+        self._first_rows = [source.first_row for source in sources]
+        self._rows_before = [*self._first_rows]  # of each source, rows in units that were laid
         # Source -> units that are cut and not read yet, and 1 more while others may follow.
         self._open: dict[int, int] = {}
         self._columns: dict[str, str] = {}
@@ -65,8 +66,7 @@ class Reading:
         self._fetching: set[int] = set()
         self._failed: dict[int, LmmsStreamError] = {}  # sources that could not be fetched; raised at their turn
         self.num_units: dict[int, int] = {}  # of each source that is cut to its end
-        self._num_empty = 0  # files of folders and globs without rows, which are passed over
-        self._empty: list[str] = []  # names of the first of them
+        self.empty: list[int] = []  # files of folders and globs without rows, which are passed over
         self._units = self._all_units()
         self._first: list[UnitTask] = []  # units up to the one whose rows say what is stored
         self._look()
@@ -83,8 +83,8 @@ class Reading:
                     f"{what} no row of the first {LOOK_UNITS} units of {self._first[0].source_name}, so what is stored "
                     "cannot be found: name first a source that has some"
                 )
-        if self._num_empty == len(self._sources):
-            raise DataError(f"{', '.join(self._empty)} hold no rows: name files that hold some, or write them again")
+        if len(self.empty) == len(self._sources):
+            raise DataError(f"{self._shown_empty} hold no rows: name files that hold some, or write them again")
         raise DataError("--filter and --map leave no row of any source: correct them")
 
     @property
@@ -175,12 +175,17 @@ class Reading:
             else:
                 self.num_units[index] = number - first_number
             if not has_rows:
-                self._pass_empty(source)
+                self._pass_empty(index, source)
             self._let_go(index)
-        if self._num_empty:
-            others = f" and {self._num_empty - len(self._empty)} others" if self._num_empty > len(self._empty) else ""
-            are = "file holds no rows and is" if self._num_empty == 1 else "files hold no rows and are"
-            self._say(f"{self._num_empty} {are} passed over: {', '.join(self._empty)}{others}")
+        if self.empty:
+            are = "file holds no rows and is" if len(self.empty) == 1 else "files hold no rows and are"
+            self._say(f"{len(self.empty)} {are} passed over: {self._shown_empty}")
+
+    @property
+    def _shown_empty(self) -> str:
+        others = len(self.empty) - SHOWN_EMPTY
+        names = ", ".join(self._sources[index].name for index in self.empty[:SHOWN_EMPTY])
+        return f"{names} and {others} others" if others > 0 else names
 
     def _units_of(self, source: Source) -> Iterator[Unit]:
         """The units of a source; none of a file without rows in a folder or glob."""
@@ -190,13 +195,11 @@ class Reading:
             if not source.is_part:
                 raise
 
-    def _pass_empty(self, source: Source) -> None:
-        """Count a file without rows; DataError unless it is one of the files of a folder or glob."""
+    def _pass_empty(self, index: int, source: Source) -> None:
+        """Note a file without rows; DataError unless it is one of the files of a folder or glob."""
         if not source.is_part:
             raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
-        self._num_empty += 1
-        if len(self._empty) < SHOWN_EMPTY:
-            self._empty.append(source.name)
+        self.empty.append(index)
 
     def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> tuple[Mapper | None, bool]:
         """What maps the rows of a source, by the first of a unit, and whether the unit has rows.
@@ -251,6 +254,10 @@ class Reading:
         Asked before `rejects` of the unit.
         """
         return self._rows_before[task.source]
+
+    def rows_taken(self, index: int) -> tuple[int, int]:
+        """Of a source, the first of its rows and one past the last in units that were laid."""
+        return self._first_rows[index], self._rows_before[index]
 
     def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:
         """Source, row in it from 1, and reason of each row that did not fit; units are asked for in order."""

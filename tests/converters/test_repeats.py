@@ -167,6 +167,7 @@ def test_equal_rows_that_name_media_in_two_folders_are_different_rows(here: Path
 def test_copies_and_links_in_another_folder_are_other_rows_if_any_row_names_media(
     row: dict[str, Any], columns: dict[str, str], num_before: int, here: Path
 ) -> None:
+    before: dict[str, Any]
     if "messages" in row:
         row["messages"].append({"role": "assistant", "content": "x"})
         before = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "x"}]}
@@ -257,6 +258,46 @@ def test_slices_that_overlap_are_refused_with_the_rest_that_may_be_added(here: P
     assert added_to("out", "t.jsonl@[1:4]", allow_repeats=True) == (1, 0)
     assert added_to("out", "t.jsonl@[1:4]", allow_repeats=True) == (0, 1)
     assert sorted(numbers(here / "out")) == sorted([*range(9), 1, 2, 3])
+
+
+@pytest.mark.parametrize("num_per_shard", [None, 1])
+def test_what_a_limit_left_may_be_added_and_the_same_command_adds_nothing(
+    here: Path, num_per_shard: int | None
+) -> None:
+    options: dict[str, Any] = {"samples_per_shard": num_per_shard}
+    convert(["a.jsonl"], "out", **OPTIONS, **options)
+    for name in "cd":
+        Path(f"{name}.jsonl").write_bytes(lines(*((10, 16) if name == "c" else (20, 26))))
+    for expected in ((3, 0), (0, 3)):
+        assert added_to("out", "b.jsonl", "c.jsonl", "d.jsonl", limit=6) == expected
+    with pytest.raises(ConfigError, match=r"c\.jsonl is in out in part \(@\[0:2\]\): .* as a slice, c\.jsonl@\[2:\]$"):
+        added_to("out", "c.jsonl")
+    assert added_to("out", "b.jsonl", "c.jsonl@[2:]", "d.jsonl") == (2, 1)
+    assert added_to("out", "b.jsonl", "c.jsonl", "d.jsonl") == (0, 3)
+    assert sorted(numbers(here / "out")) == [*range(8), *range(10, 16), *range(20, 26)]
+    convert(["b.jsonl@[1:]"], "slice", limit=2, **OPTIONS)
+    assert added_to("slice", "b.jsonl@[:1]", "b.jsonl@[3:]") == (2, 0)
+
+
+def test_a_file_without_rows_is_new_once_it_has_some(here: Path) -> None:
+    for name in "xyz":
+        (here / "parts").mkdir(exist_ok=True)
+        (here / f"parts/{name}.jsonl").write_bytes({"x": b"", "y": lines(0, 1), "z": b"\n\n"}[name])
+    convert(["parts"], "out", **OPTIONS)
+    assert added_to("out", "parts") == (0, 3)
+    (here / "parts/x.jsonl").write_bytes(lines(1, 2))
+    (here / "parts/new.jsonl").write_bytes(b"")
+    assert added_to("out", "parts")[0] == 3
+    for name, number in (("z", 2), ("new", 3)):
+        (here / f"parts/{name}.jsonl").write_bytes(lines(number, number + 1))
+        added_to("out", "parts")
+    assert numbers(here / "out") == list(range(4))
+
+
+def test_a_dry_run_of_what_is_there_says_so(here: Path) -> None:
+    convert(["a.jsonl"], "out", **OPTIONS)
+    with pytest.raises(ConfigError, match=r"^a\.jsonl, links/soft\.jsonl: all rows are in out already"):
+        dry_run(["a.jsonl", "links/soft.jsonl"], append_to="out")
 
 
 def test_links_and_copies_of_what_is_there_are_passed_over(here: Path) -> None:
