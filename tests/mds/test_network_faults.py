@@ -156,8 +156,13 @@ def test_an_index_that_cannot_be_had_is_an_error_in_bounded_time(
     proxy.set_rules(replace(rule, path="index.json"))
     with within(1 + SLACK_S), pytest.raises(StorageError, match=rf"{reading.remote}/index\.json"):
         replace(reading, fetch=FetchConfig(attempts=2, timeout_s=1)).loader()
-    if rule.hang:  # it is waited for once: when it does not say how long the index is
-        assert proxy.traffic().num_requests("GET", "index.json") == 0
+
+
+def test_a_store_that_does_not_answer_is_waited_for_once(reading: Reading, proxy: FaultProxy) -> None:
+    proxy.set_rules(Rule(path="index.json", hang=True, method="HEAD"))
+    with pytest.raises(StorageError, match=rf"{reading.remote}/index\.json: no complete answer within 1 s"):
+        replace(reading, fetch=FetchConfig(attempts=2, timeout_s=1)).loader()
+    assert proxy.traffic().num_requests("GET", "index.json") == 0
 
 
 @pytest.mark.parametrize(
