@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ObjectMissingError, StorageError
-from ..storage.disk_errors import disk_errors
+from ..storage.disk_errors import disk_error, disk_errors
 from ..storage.local import FolderStorage, can_write
 from ..storage.locks import locked
 from ..storage.storage import Storage
@@ -190,6 +190,8 @@ def _read_notes(folder: Path) -> _Notes:
         return _Notes(**json.loads((folder / _NOTES).read_bytes()))
     except FileNotFoundError:
         return _Notes()
+    except OSError as error:
+        raise disk_error(str(folder / _NOTES), error) from error
     except (ValueError, TypeError) as error:
         raise StorageError(f"{folder / _NOTES} is damaged ({error}): remove it, and {INDEX_NAME}") from error
 

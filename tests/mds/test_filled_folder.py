@@ -21,7 +21,7 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.demo.corpus import Corpus
-from lmms_stream.errors import StorageError
+from lmms_stream.errors import LengthsError, StorageError
 from lmms_stream.mds.lengths import lengths_names
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
@@ -263,3 +263,23 @@ def test_a_filled_folder_passes_verify_which_names_files_that_were_not_read(
     shard = next(local.glob("*.mds"))
     shard.unlink()
     assert [problem.where for problem in verify_dataset(str(local)).problems] == [shard.name]
+
+
+def test_an_array_of_lengths_that_is_missing_is_named_as_the_dataset_names_it(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    source = shutil.copytree(dataset_folder, tmp_path / "source")
+    array = lengths_names(processor_fingerprint(chat_processor))[0]
+    (source / array).unlink()
+    for local in (None, tmp_path / "local"):
+        with pytest.raises(LengthsError, match=rf"description of a lengths index without the index \({array}\)"):
+            PackedStreamingDataset(source, local).length_index()
+
+
+def test_nothing_is_filled_where_the_notes_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, local = written(tmp_path / "source", VALUES, hashes=["xxh64"]), tmp_path / "local"
+    (local / "_lmms").mkdir(parents=True)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != local / "_lmms")
+    assert values_of(PackedStreamingDataset(source, local)) == VALUES
+    assert not (local / "index.json").exists()
+    assert not list((local / "_lmms").iterdir())
