@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import DataError
-from ..media.references import FACTS_OF_SOME, SampleMedia
+from ...processors.media.formats import looks_like_base64
+from ..media.references import FACTS_OF_SOME, SampleMedia, shown
 from .fields import is_filled, references_of
 
 Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
@@ -163,6 +164,7 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
                 f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
             )
         source = next(nexts[kind])
+    _check_one_reference(part, kind)
     said = [each for each in (part, part.get(source_key), source) if isinstance(each, Mapping)]
     stored = media.add(kind, source, said=said)
     facts = (stored.keys() - _NO_FACTS) | {*FACTS_OF_SOME}
@@ -173,6 +175,11 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
 
 def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
     """The key and the reference that a part holds; None for a reference that the row's column has."""
+    return next(_references(part, kind), ("", None))
+
+
+def _references(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
+    """The keys and the references that a part holds, the one that is read first."""
     for key in dict.fromkeys((part["type"], kind, f"{kind}_url", *_SOURCES)):
         if key in part:
             value = part[key]
@@ -183,8 +190,33 @@ def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
                 value = next((value[name] for name in ("url", "data") if value.get(name) is not None), value)
             if is_base64 and isinstance(value, str) and not value.startswith("data:"):
                 value = f"data:;base64,{value}"
-            return key, value
-    return "", None
+            yield key, value
+
+
+def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
+    """DataError for a part with two references to media.
+
+    An address on the web, and a path with the bytes of the media, say where these come from.
+    """
+    (first, source), *others = [*_references(part, kind)] or [("", None)]
+    for key, value in others:
+        is_origin = _is_on_web(value) or ("path" in (first, key) and _is_data(source) != _is_data(value))
+        if value and value != source and not is_origin:
+            raise DataError(
+                f"a part of type {part['type']!r} has two references, {first}: {shown(source)} and {key}: "
+                f"{shown(value)}, and one would be lost: keep one, or make each a part"
+            )
+
+
+def _is_on_web(value: Any) -> bool:
+    return isinstance(value, str) and value.lower().startswith(("http://", "https://"))
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a reference is the media, not a path to them."""
+    if isinstance(value, Mapping):
+        return value.get("bytes") is not None
+    return not isinstance(value, str) or value.startswith("data:") or looks_like_base64(value)
 
 
 def _is_slot(part: Mapping[str, Any], kind: str) -> bool:

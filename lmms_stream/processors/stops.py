@@ -27,6 +27,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
 _NEXT: dict[str, dict[str, Any]] = {
     "user": _QUESTION,
     "tool": {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "zqresultkx"},
+    "system": {"role": "system", "content": "zqsystemkx"},
 }
 Render = Callable[[Sequence[Mapping[str, Any]]], tuple[str, list[Span]]]
 
@@ -86,7 +87,7 @@ class Stops:
 
     def _text_before(self, role: str) -> str:
         """What follows an answer if this role speaks next, up to the end of the first token; "" for nothing."""
-        answered = [_QUESTION, _ANSWERS[role]]
+        answered = [_QUESTION, _ANSWERS.get(role, _ANSWERS["user"])]
         upto, full = self._rendered(answered), self._rendered([*answered, _NEXT[role]])
         if upto is None or full is None:
             return ""

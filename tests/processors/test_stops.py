@@ -89,6 +89,15 @@ def test_a_call_of_a_tool_ends_with_the_token_of_its_result() -> None:
     assert trained_on(processor, messages) == "one[f]<|observation|>two<|user|>"
 
 
+def test_an_answer_that_a_system_turn_follows_ends_with_the_token_of_that_turn() -> None:
+    processor = ChatProcessor(tokenizer(BY_NEXT_SPEAKER.replace("BREAK", "")), learn_stop=True)
+    messages = chat(*CHAT[:2], ("system", "s"), *CHAT[2:])
+    assert trained_on(processor, messages) == "one<|system|>two<|user|>"
+    refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system') }}{% endif %}"
+    template = BY_NEXT_SPEAKER.replace("BREAK", "").replace("%}", "%}" + refuses, 1)
+    assert trained_on(ChatProcessor(tokenizer(template), learn_stop=True), chat(*CHAT)) == "one<|user|>two<|user|>"
+
+
 def test_a_template_that_ends_answers_itself_is_not_changed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

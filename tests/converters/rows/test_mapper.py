@@ -850,17 +850,19 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
         {"type": "video_url", "video_url": {"url": (tmp_path / "a.mp4").as_uri()}},
         {"type": "video", "video": "a.mp4", "fps": 2.0},
         {"type": "audio", "path": "a.mp4"},
+        {"type": "image", "image": "a.png", "url": "https://x.org/a.png", "image_url": {"url": "a.png"}},
+        {"type": "image", "base64": encoded, "path": "a.png"},
     ]
     row = {"messages": [says("user", parts), CHAT[1]]}
     sample = round_trip([row], tmp_path / "out", options=SchemaOptions(), media_folder=str(tmp_path))[0]
     content = json.loads(sample["messages"])[0]["content"]
     assert content[0] == parts[0]
     media = [sample["media"][part["span"][0] : sum(part["span"])] for part in content[1:]]
-    assert media == [image] * 6 + [sound] * 2 + [CLIP] * 3
+    assert media == [image] * 6 + [sound] * 2 + [CLIP] * 3 + [image] * 2
     assert b"".join(media) == sample["media"]
     assert [part["mime"] for part in content[1:]] == ["image/png"] * 6 + ["audio/wav"] * 2 + ["video/mp4"] * 2 + [
         "audio/mp4"
-    ]
+    ] + ["image/png"] * 2
     assert set(content[1]) == {"type", "mime", "span", "width", "height"}
     assert (content[4]["max_pixels"], content[10]["said_fps"]) == (99, 2.0)  # fps is a fact about the video
     assert content[9].items() >= CLIP_FACTS.items() <= content[10].items()
@@ -876,6 +878,12 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
         ),
         ([{"type": "video", "video": ["a.png", "b.png"]}], r"a video is given as a list of 2 frames, .*: write the"),
         ([{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}], "is on the web, .*: download it first"),
+        (
+            [{"type": "image", "image": "a.png", "url": "b.png"}],
+            "has two references, image: 'a.png' and url: 'b.png', and one would be lost: keep one, or make each a part",
+        ),
+        ([{"type": "image", "image_url": {"url": "a.png"}, "path": "b.png"}], "has two references, image_url: "),
+        ([{"type": "image", "image": SMALL["image"][0], "value": "b.png"}], "two references, image: of .* and value: "),
         ([{"type": ["text"]}], r"content parts of type \['text'\] are not supported"),
         (["hi"], "content parts of type 'hi' are not supported: expected"),
     ],
