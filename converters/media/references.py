@@ -125,6 +125,13 @@ def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str,
     return found
 
 
+def is_data(reference: Any) -> bool:
+    """Whether a reference has the media, not a path to them."""
+    if isinstance(reference, Mapping):
+        return reference.get("bytes") is not None
+    return not isinstance(reference, str) or reference.startswith("data:") or looks_like_base64(reference)
+
+
 def shown(reference: Any) -> str:
     """A reference as messages name it: bytes and long texts by their beginning."""
     if isinstance(reference, (bytes, bytearray, memoryview)):

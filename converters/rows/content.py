@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import DataError
-from ...processors.media.formats import looks_like_base64
-from ..media.references import FACTS_OF_SOME, SampleMedia, shown
+from ..media.references import FACTS_OF_SOME, SampleMedia, is_data, shown
 from .fields import is_filled, references_of
 
 Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
@@ -200,8 +199,8 @@ def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
     """
     (first, source), *others = [*_references(part, kind)] or [("", None)]
     for key, value in others:
-        is_origin = _is_on_web(value) or ("path" in (first, key) and _is_data(source) != _is_data(value))
-        if value and value != source and not is_origin:
+        is_origin = _is_on_web(value) or ("path" in (first, key) and is_data(source) != is_data(value))
+        if value and isinstance(value, (str, bytes, Mapping)) and value != source and not is_origin:
             raise DataError(
                 f"a part of type {part['type']!r} has two references, {first}: {shown(source)} and {key}: "
                 f"{shown(value)}, and one would be lost: keep one, or make each a part"
@@ -210,13 +209,6 @@ def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
 
 def _is_on_web(value: Any) -> bool:
     return isinstance(value, str) and value.lower().startswith(("http://", "https://"))
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a reference is the media, not a path to them."""
-    if isinstance(value, Mapping):
-        return value.get("bytes") is not None
-    return not isinstance(value, str) or value.startswith("data:") or looks_like_base64(value)
 
 
 def _is_slot(part: Mapping[str, Any], kind: str) -> bool:
