@@ -40,7 +40,7 @@ def column_encoding(name: str, values: Sequence[Any]) -> str:
 
 
 def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
-    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:DTYPE,
+    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:bytes, COLUMN:DTYPE,
     COLUMN:ndarray:DTYPE, with a shape that all its arrays have (COLUMN:ndarray:int16:2,2) or without, COLUMN:jpeg,
     COLUMN:png, COLUMN:str_int, COLUMN:str_float or COLUMN:str_decimal.
 
@@ -55,7 +55,7 @@ def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
     if separator and rest.partition(":")[0] in _DTYPES:
         return name, f"ndarray:{rest}"
     name, separator, dtype = text.rpartition(":")
-    return (name, dtype) if separator and dtype in (*_DTYPES, *_WRITTEN, *FILES) else (text, None)
+    return (name, dtype) if separator and dtype in (*_DTYPES, *_WRITTEN, *FILES, "bytes") else (text, None)
 
 
 def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any], bytes]) -> Any:
@@ -78,14 +78,21 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return value if isinstance(value, bytes) else read_media(value)
     if found != encoding and not _has_shape(value, found, encoding):
         raise DataError(
-            f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, keep it "
-            f"as {name}:json, or leave it out of --keep"
+            f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, "
+            f"{_other_encoding(name, encoding, found)}or leave it out of --keep"
         )
     if encoding == "bytes":
         return value if isinstance(value, bytes) else read_media(value)
     if encoding == "str":
         check_text(name, value)
     return value
+
+
+def _other_encoding(name: str, encoding: str, found: str) -> str:
+    """A part of a remedy: the encoding that may hold the column, if one may."""
+    if found == "bytes":
+        return f"keep it as {name}:bytes if all its rows that hold something hold bytes, " if encoding == "json" else ""
+    return "" if encoding == "bytes" or found.startswith("ndarray") else f"keep it as {name}:json, "
 
 
 def _written(name: str, encoding: str, value: Any) -> Any:

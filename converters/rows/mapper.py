@@ -67,7 +67,10 @@ class Mapper:
         fields = Fields(values, self.kind.columns, self.options.columns, self.found, noted)
         sample = dict(self.kind.read(fields, self.options, media))
         for name, encoding in self.kept.items():
-            sample[name] = fit_value(name, encoding, values.get(name), read_media=media.read)
+            value = values.get(name)
+            if value is None and encoding == "bytes" and name not in self.names:  # a column that later rows have
+                value = b""
+            sample[name] = fit_value(name, encoding, value, read_media=media.read)
         return sample
 
     def samples(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> list[Sample]:
@@ -255,11 +258,11 @@ def _kept_names(
     else:
         asked = list(options.keep) or (list(names) if keeps_all else [])
         kept = dict(named_encoding(text, names) for text in asked)
-    absent = [name for name, encoding in kept.items() if name not in names and encoding != "json"]
+    absent = [name for name, encoding in kept.items() if name not in names and encoding not in ("json", "bytes")]
     if absent:
         raise DataError(
             f"--keep {' '.join(absent)}: no such column in the first rows, found {', '.join(names)}: correct it, or "
-            f"pass --keep {absent[0]}:json for a column that later rows have"
+            f"pass --keep {absent[0]}:json for a column that later rows have ({absent[0]}:bytes if they hold bytes)"
         )
     taken = [name for name in kept if name in kind.schema.columns]
     if taken:

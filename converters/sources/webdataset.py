@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import DataError, LmmsStreamError
 from ...processors.json_text import parsed
-from .table import Location, in_units
+from .table import BOM, Location, in_units
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
@@ -71,11 +71,11 @@ class TarSamples:
 
 
 def _decoded(extension: str, data: bytes) -> Any:
-    """JSON and text by their last extension; bytes of everything else, whatever it is."""
+    """JSON and text by their last extension, without a byte order mark; bytes of everything else, whatever it is."""
     kind = extension.rpartition(".")[2]
     if kind == "json":
-        return parsed(data)
-    return data.decode() if kind in ("txt", "cls") else data
+        return parsed(data.removeprefix(BOM))
+    return data.removeprefix(BOM).decode() if kind in ("txt", "cls", "caption") else data
 
 
 def _with_members(value: Any, members: Mapping[str, Any]) -> Any:

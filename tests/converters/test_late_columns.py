@@ -119,6 +119,27 @@ def test_a_late_column_is_kept_if_it_is_named_with_its_encoding(tmp_path: Path) 
     assert [dataset[number]["note"] for number in (0, LOOK_ROWS)] == [None, [1]]
 
 
+def test_a_late_column_of_bytes_is_kept_as_bytes(tmp_path: Path) -> None:
+    rows = [{"text": "x", "blob": None}] * LOOK_ROWS + [{"text": "y", "blob": b"\x00z"}]
+    source = str(tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), source)
+
+    def kept(name: str, path: str = source) -> Any:
+        schema = SchemaOptions(keep=(name,))
+        return convert([path], str(tmp_path / "out"), schema=schema, num_workers=1, overwrite=True)
+
+    with pytest.raises(DataError, match=r"'blob' holds bytes here and json in the first rows: .* as blob:bytes if"):
+        kept("blob:json")
+    assert kept("blob:bytes").num_rows == LOOK_ROWS + 1
+    dataset = StreamingDataset(local=str(tmp_path / "out"), batch_size=1)
+    assert [dataset[number]["blob"] for number in (0, LOOK_ROWS)] == [b"", b"\x00z"]
+    other = str(tmp_path / "b.parquet")
+    pq.write_table(pa.Table.from_pylist([{"text": "x"}] * LOOK_ROWS), other)
+    with pytest.raises(DataError, match=r"--keep blob: no such column .*--keep blob:json for .* \(blob:bytes if"):
+        kept("blob", other)
+    assert kept("blob:bytes", other).num_rows == LOOK_ROWS
+
+
 @pytest.mark.parametrize(
     ("first", "late", "message"),
     [

@@ -242,3 +242,9 @@ def test_the_identity_of_a_folder_changes_with_its_files(texts: Path) -> None:
     assert before == identity()
     os.utime(texts / "part0" / "00.txt", (5, 5))
     assert before != identity()
+
+
+def test_texts_and_json_in_a_tar_lose_their_byte_order_mark(tmp_path: Path) -> None:
+    files = [("0.txt", "caf\u00e9\r\n"), ("0.caption", "a cat"), ("0.json", '{"w": 1}'), ("0.cls", "3")]
+    path = write_tar(tmp_path / "a.tar", [(name, b"\xef\xbb\xbf" + text.encode()) for name, text in files])
+    assert read(path) == [{"__key__": "0", "txt": "caf\u00e9\r\n", "caption": "a cat", "json": {"w": 1}, "cls": "3"}]
