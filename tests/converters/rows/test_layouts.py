@@ -185,9 +185,13 @@ def test_tags_name_known_speakers_whoever_speaks_first_and_both_readings_of_othe
         find_mapper(_turns(*names), SchemaOptions())
 
 
-def test_no_tags_are_printed_for_more_speakers_than_two_with_names_of_their_own() -> None:
+def test_a_key_of_repeated_texts_is_not_taken_for_the_speaker() -> None:
+    few = [{"talk": [{"text": "q", "name": "Alice"}, {"text": "a", "name": "Bob"}]}] * 2
+    with pytest.raises(DataError, match=r"--tags role_tag=name content_tag=text user_tag=Alice assistant_tag=Bob \(if"):
+        find_mapper(few, _AS_USUAL)
+    many = [{"talk": [{"text": "q", "name": first}, {"text": "a", "name": second}]} for first, second in ("ab", "cd")]
     with pytest.raises(DataError) as raised:
-        find_mapper([{"talk": said(0, name, other, keys=("name", "text"))} for name, other in ("ab", "cd")], _AS_USUAL)
+        find_mapper(many, _AS_USUAL)
     assert "--tags" not in str(raised.value)
 
 
