@@ -172,6 +172,8 @@ def _count(value: Any) -> int:
     number = index(value)
     if number < 0:
         raise ValueError(f"{number} is negative")
+    if number >= 1 << 63:
+        raise ValueError(f"{number} is out of range")
     return number
 
 

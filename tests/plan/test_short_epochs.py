@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.errors import CursorError
 from lmms_stream.plan import short_epochs
-from lmms_stream.plan.cursor import Cursor
+from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.kernels.best_fit import _sort_few, _sort_window
 from lmms_stream.plan.kernels.short_epochs import EpochPacks, Rules, SourceFacts, pack_epochs
 from lmms_stream.plan.kernels.streams import STATE_WORDS, begin_stream, seeded_words, shuffle
@@ -89,7 +90,7 @@ def content(packs: PackRange) -> list[list[int] | None]:
 
 
 @examples(60, many=3000)
-@given(settings=plan_settings(), epoch=st.sampled_from([0, 1, 3, 700, 40_000]))
+@given(settings=plan_settings(), epoch=st.sampled_from([0, 1, 3, 700, 40_000, (1 << 32) - 1, 1 << 40]))
 def test_short_epochs_have_the_packs_counts_nodes_and_blocks_of_long_ones(settings: dict[str, Any], epoch: int) -> None:
     short, long = PackPlan(**settings), long_plan(**settings)
     assert short.short is not None
@@ -261,3 +262,24 @@ def test_packs_of_many_epochs_are_counted_once_in_little_memory(packed: list[int
     assert len(packed) <= num_runs + 1
     parts = [plan.num_packs_of_epochs(first, first + 2500) for first in range(0, 50_000, 2500)]
     assert sum(parts) == num_packs
+
+
+@pytest.mark.parametrize("reshuffle", [True, False])
+def test_epochs_from_two_to_the_32_on_have_the_packs_of_long_ones(reshuffle: bool) -> None:
+    """Their numbers are two words of a random stream's key."""
+    settings: dict[str, Any] = {
+        "lengths": np.random.default_rng(0).integers(1, 60, 40),
+        "samples_per_shard": [10, 0, 25, 5],
+        "order": OrderConfig(seed=3, num_canonical_nodes=2, shuffle_block_size=9, reshuffle=reshuffle),
+        "packing": PackingConfig(packing_length=64),
+    }
+    short, long = PackPlan(**settings), long_plan(**settings)
+    for epoch in ((1 << 32) - 1, 1 << 32, (1 << 40) + 7):
+        num_packs = long.num_packs(epoch)
+        assert content(short.packs(epoch, 0, num_packs)) == content(long.packs(epoch, 0, num_packs))
+
+
+def test_a_cursor_with_an_epoch_that_is_no_int64_is_damaged() -> None:
+    saved = Cursor(sources={"x": SourceCursor("plan", epoch=1 << 63)}).to_dict()
+    with pytest.raises(CursorError, match=r"damaged .*9223372036854775808 is out of range.*use another checkpoint"):
+        Cursor.from_dict(saved)

@@ -18,6 +18,7 @@ from .first_fit import first_fit, next_fit
 from .streams import STATE_WORDS, begin_stream, seeded_words, shuffle
 
 BEST_FIT, FIRST_FIT, NEXT_FIT = 0, 1, 2
+_WORD = (1 << 32) - 1
 _PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and fixed_packs)
 
 _Numbers = NDArray[np.int64]
@@ -91,16 +92,18 @@ def _permutation(size: int, is_shuffled: bool, entropy: _Words, state: _Words) -
 
 @njit(cache=True, nogil=True)
 def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Words:
-    """The key of a block's stream; the words from `stream` on are left out by those that have none."""
-    words = np.empty(5, np.uint64)
-    words[0], words[1], words[2], words[3], words[4] = seed, epoch, node + 1, block, stream
-    return words
+    """Return the key of a block's stream: its words as SeedSequence splits them, an epoch from 2**32 on into two."""
+    words = np.empty(6, np.uint64)
+    words[0], words[1], words[2] = seed, epoch & _WORD, epoch >> 32
+    at = 3 if words[2] else 2
+    words[at], words[at + 1], words[at + 2] = node + 1, block, stream
+    return words[: at + 3]
 
 
 @njit(cache=True, nogil=True)
 def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> None:
     """Write the samples of an epoch's shards, end to end."""
-    turns = _permutation(len(facts.sizes), facts.shuffles, _entropy(facts.seed, epoch, 0, 0, 0)[:2], state)
+    turns = _permutation(len(facts.sizes), facts.shuffles, _entropy(facts.seed, epoch, 0, 0, 0)[:-3], state)
     at = 0
     for shard in turns:
         for index in range(facts.sizes[shard]):
@@ -195,7 +198,7 @@ def _pack_node(
         mine = ids[start : min(end, start + facts.block_size)]
         entropy = _entropy(facts.seed, packed_epoch, node, block, _PACKED)
         if facts.shuffles:
-            begin_stream(entropy[:4], state)
+            begin_stream(entropy[:-1], state)  # without `stream`
             shuffle(state, mine)
         num_cut = _cut(facts, rules.limit, mine, cut)
         order, offsets = _pack(cut.lengths[:num_cut], rules, bins, seeded_words(entropy, 1)[0])
