@@ -5,9 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from lmms_stream.plan.kernels.turns import NEVER, take_turns
+from lmms_stream.plan.kernels import turns
+from lmms_stream.plan.kernels.turns import NEVER, take_epochs, take_turns
 from lmms_stream.plan.weights import UNIT, to_quotas
 
 from ..strategies import examples
@@ -72,3 +74,56 @@ def test_turns_by_heaps_are_those_of_a_look_at_every_source(
     assert taken.tolist() == np.bincount(expected, minlength=len(left)).tolist()
     assert counts.tolist() == [a - b for a, b in zip(left, taken.tolist(), strict=True)]
     assert lacks.tolist() == after
+
+
+@examples(100)
+@given(case=cases(), count=st.integers(1, 300), num_rows=st.sampled_from([0, 12, 500]))
+def test_ends_of_epochs_change_no_turns(
+    case: tuple[list[int], list[int], list[list[int]], list[int]], count: int, num_rows: int
+) -> None:
+    """Sources whose epochs have `left` packs each take the turns of sources that have no ends."""
+    left, credits, quotas, _ = case
+    num_sources, num_epochs, least = len(left), 301, UNIT // max(2, 2 * len(left) - 2)
+    counts, firsts = np.repeat(left, num_epochs), np.arange(num_sources + 1) * num_epochs
+    lacks, rows = np.array(credits), np.zeros((num_rows, 4), np.int64)
+    at, packs, until = np.zeros(num_sources, np.int64), np.zeros(num_sources, np.int64), np.array([-1, 0, 0])
+    ends = np.array([NEVER])
+    done, written, over = take_epochs(
+        count, at, packs, counts, firsts, lacks, np.array(quotas[:1]), ends, UNIT, least, until, rows
+    )
+    assert over == -1
+    assert done == count or num_rows == 12
+    expected = turns_one_by_one(done, [count + 1] * num_sources, after := [*credits], quotas[:1], [int(NEVER)], least)
+    taken = np.bincount(expected, minlength=num_sources)
+    assert (at * left + packs).tolist() == taken.tolist()
+    assert lacks.tolist() == after
+    if num_rows:
+        of_rows = rows[:written]
+        assert np.bincount(of_rows[:, 0], of_rows[:, 3] - of_rows[:, 2], num_sources).tolist() == taken.tolist()
+
+
+def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines are computed for each source once, and once a turn; the loops run without compilation here."""
+    for name, function in list(vars(turns).items()):
+        if hasattr(function, "py_func"):
+            monkeypatch.setattr(turns, name, function.py_func)
+    num_deadlines = 0
+    deadline = turns._deadline
+
+    def counted(*args: object) -> object:
+        nonlocal num_deadlines
+        num_deadlines += 1
+        return deadline(*args)
+
+    monkeypatch.setattr(turns, "_deadline", counted)
+    num_sources, count = 50, 200
+    quotas = to_quotas([Fraction(1)] * num_sources)[None]
+    at, packs, credits = (np.zeros(num_sources, np.int64) for _ in range(3))
+    counts, firsts = np.ones(num_sources * 9, np.int64), np.arange(num_sources + 1) * 9
+    done, _, _ = turns.take_epochs(
+        count, at, packs, counts, firsts, credits, quotas, np.array([NEVER]), UNIT, UNIT // 98, np.array([-1, 0, 0]),
+        np.zeros((count + num_sources, 4), np.int64),
+    )  # fmt: skip
+    assert done == count
+    assert at.tolist() == [4] * num_sources
+    assert num_deadlines <= num_sources + count

@@ -7,6 +7,8 @@ deadline. What a source lacks is brought up to date when it is looked at.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -74,8 +76,39 @@ def _pop(heap: _Numbers, size: int) -> None:
     heap[here, 0], heap[here, 1] = key, source
 
 
+class _Turns(NamedTuple):
+    """The state of sources that take turns; see take_turns.
+
+    known: int64[k], the turn before which a source lacks what credits says. deadlines: int64[k]. waiting, ready: heaps,
+    int64[k, 2]. sizes: int64[3], sources in waiting, sources in ready, and the phase. givers: int64[k], sources in the
+    order of their first turn since `taken` was 0.
+    """
+
+    known: _Numbers
+    deadlines: _Numbers
+    waiting: _Numbers
+    ready: _Numbers
+    sizes: _Numbers
+    givers: _Numbers
+
+
 @njit(cache=True, nogil=True)
-def take_turns(
+def _begin(credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int) -> _Turns:
+    """Return the state before the first turn: all sources wait."""
+    num_sources = len(credits)
+    waiting, ready = np.empty((num_sources, 2), np.int64), np.empty((num_sources, 2), np.int64)
+    deadlines = np.empty(num_sources, np.int64)
+    for source in range(num_sources):
+        deadlines[source] = _deadline(source, credits[source], 0, unit - least, quotas, ends, 0)
+        _push(waiting, source, _eligible(credits[source], quotas[0, source], 0, least), source)
+    known, givers = np.zeros(num_sources, np.int64), np.empty(num_sources, np.int64)
+    return _Turns(known, deadlines, waiting, ready, np.array([num_sources, 0, 0]), givers)
+
+
+@njit(cache=True, nogil=True)
+def _take(
+    turns: _Turns,
+    turn: int,
     count: int,
     left: _Numbers,
     credits: _Numbers,
@@ -84,30 +117,15 @@ def take_turns(
     unit: int,
     least: int,
     taken: _Numbers,
-) -> int:
-    """Let k sources give `count` packs in turn, or fewer: it stops when one has none left. Returns how many they gave.
-
-    left: int64[k], packs that each has, 1 or more; credits: int64[k], what each lacks of its share, in `unit`ths of a
-    pack, in all 0; taken: int64[k]. All three are changed. quotas: int64[phases, k], the shares in each phase, which
-    add up to `unit`. ends: int64[phases], the turn with which each phase ends, NEVER for the last. Each turn goes to
-    the source with the earliest deadline, of those that lack `least` or more (see mixture.py). least: at most unit / k,
-    so that one does.
-    """
-    num_sources = len(left)
-    most = unit - least
-    phase = turn = num_ready = 0
-    known = np.zeros(num_sources, np.int64)  # the turn before which a source lacks what credits says
-    waiting = np.empty((num_sources, 2), np.int64)
-    ready = np.empty((num_sources, 2), np.int64)
-    deadlines = np.empty(num_sources, np.int64)
-    for source in range(num_sources):
-        deadlines[source] = _deadline(source, credits[source], 0, most, quotas, ends, 0)
-        _push(waiting, source, _eligible(credits[source], quotas[0, source], 0, least), source)
-    num_waiting = num_sources
+) -> tuple[int, int]:
+    """Take the turns from `turn` to `count`, or until a source has none left. Return the next turn, and the givers."""
+    known, deadlines, waiting, ready = turns.known, turns.deadlines, turns.waiting, turns.ready
+    num_waiting, num_ready, phase = turns.sizes[0], turns.sizes[1], turns.sizes[2]
+    num_givers = 0
     is_done = False
     while turn < count and not is_done:
         if turn >= ends[phase]:
-            for source in range(num_sources):
+            for source in range(len(left)):
                 credits[source] += quotas[phase, source] * (ends[phase] - known[source])
                 known[source] = ends[phase]
             phase += 1
@@ -127,15 +145,57 @@ def take_turns(
         turn += 1
         credits[source] += quotas[phase, source] * (turn - known[source]) - unit
         known[source] = turn
+        if taken[source] == 0:
+            turns.givers[num_givers] = source
+            num_givers += 1
         taken[source] += 1
         left[source] -= 1
         is_done = left[source] == 0
-        deadlines[source] = _deadline(source, credits[source], turn, most, quotas, ends, phase)
+        deadlines[source] = _deadline(source, credits[source], turn, unit - least, quotas, ends, phase)
         _push(waiting, num_waiting, _eligible(credits[source], quotas[phase, source], turn, least), source)
         num_waiting += 1
-    for source in range(num_sources):
-        credits[source] += quotas[phase, source] * (turn - known[source])
+    turns.sizes[0], turns.sizes[1], turns.sizes[2] = num_waiting, num_ready, phase
+    return turn, num_givers
+
+
+@njit(cache=True, nogil=True)
+def _end(turns: _Turns, turn: int, credits: _Numbers, quotas: _Numbers) -> None:
+    """Bring what all sources lack up to date."""
+    for source in range(len(credits)):
+        credits[source] += quotas[turns.sizes[2], source] * (turn - turns.known[source])
+
+
+@njit(cache=True, nogil=True)
+def take_turns(
+    count: int,
+    left: _Numbers,
+    credits: _Numbers,
+    quotas: _Numbers,
+    ends: _Numbers,
+    unit: int,
+    least: int,
+    taken: _Numbers,
+) -> int:
+    """Let k sources give `count` packs in turn, or fewer: it stops when one has none left. Returns how many they gave.
+
+    left: int64[k], packs that each has, 1 or more; credits: int64[k], what each lacks of its share, in `unit`ths of a
+    pack, in all 0; taken: int64[k]. All three are changed. quotas: int64[phases, k], the shares in each phase, which
+    add up to `unit`. ends: int64[phases], the turn with which each phase ends, NEVER for the last. Each turn goes to
+    the source with the earliest deadline, of those that lack `least` or more (see mixture.py). least: at most unit / k,
+    so that one does.
+    """
+    turns = _begin(credits, quotas, ends, unit, least)
+    turn, _ = _take(turns, 0, count, left, credits, quotas, ends, unit, least, taken)
+    _end(turns, turn, credits, quotas)
     return turn
+
+
+@njit(cache=True, nogil=True)
+def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_counts: _Numbers, until: _Numbers) -> int:
+    """Return the packs that a source has left in its epoch, or up to the pack that is taken last."""
+    if until[0] == source and at[source] == until[1]:
+        return until[2] + 1 - packs[source]
+    return counts[first_counts[source] + at[source]] - packs[source]
 
 
 @njit(cache=True, nogil=True)
@@ -163,34 +223,37 @@ def take_epochs(
     or -1: there it stops, and where there is no room for rows of another epoch.
     """
     num_sources = len(at)
-    left, taken = np.empty(num_sources, np.int64), np.empty(num_sources, np.int64)
+    left, taken = np.empty(num_sources, np.int64), np.zeros(num_sources, np.int64)
+    for source in range(num_sources):
+        left[source] = _left(source, at, packs, counts, first_counts, until)
+    turns = _begin(credits, quotas, ends, unit, least)  # an end of an epoch changes only what its source has left
     done = num_rows = 0
-    while done < count and (not len(rows) or num_rows + num_sources <= len(rows)):
-        for source in range(num_sources):
-            left[source] = counts[first_counts[source] + at[source]] - packs[source]
-        if until[0] >= 0 and at[until[0]] == until[1]:
-            left[until[0]] = until[2] + 1 - packs[until[0]]
-        taken[:] = 0
+    over = -1
+    is_found = False
+    while done < count and over < 0 and not is_found and (not len(rows) or num_rows + num_sources <= len(rows)):
         if num_sources == 1:
             taken[0], credits[0] = min(count - done, left[0]), 0
+            turns.givers[0], num_givers = 0, 1
             done += taken[0]
         else:
-            done += take_turns(count - done, left, credits, quotas, ends - done, unit, least, taken)
+            done, num_givers = _take(turns, done, count, left, credits, quotas, ends, unit, least, taken)
         ended = -1
-        for source in range(num_sources):
-            if taken[source] and len(rows):
+        for source in np.sort(turns.givers[:num_givers]):
+            if len(rows):
                 rows[num_rows, 0], rows[num_rows, 1] = source, at[source]
                 rows[num_rows, 2], rows[num_rows, 3] = packs[source], packs[source] + taken[source]
                 num_rows += 1
             packs[source] += taken[source]
+            taken[source] = 0
             if ended < 0 and packs[source] == counts[first_counts[source] + at[source]]:
                 ended = source
         is_found = until[0] >= 0 and at[until[0]] == until[1] and packs[until[0]] > until[2]
-        if ended >= 0:
-            if first_counts[ended] + at[ended] + 1 == first_counts[ended + 1]:
-                return done, num_rows, ended
+        if ended >= 0 and first_counts[ended] + at[ended] + 1 == first_counts[ended + 1]:
+            over = ended
+        elif ended >= 0:
             at[ended] += 1
             packs[ended] = 0
-        if is_found:
-            break
-    return done, num_rows, -1
+            left[ended] = _left(ended, at, packs, counts, first_counts, until)
+    if num_sources > 1:
+        _end(turns, done, credits, quotas)
+    return done, num_rows, over
