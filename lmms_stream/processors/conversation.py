@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError
 from .base import Tokens, or_error
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate
-from .not_shown import NotShown
+from .not_shown import ENDS, KINDS, NotShown
 from .spans import learnt_of, spans_of
 from .stops import Stops
 from .stored_chat import read_chat
@@ -114,8 +114,14 @@ class Conversations:
             )
 
     def not_shown(self, chat: Chat) -> int:
-        """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS."""
-        return self._not_shown.of(chat.messages, chat.tools)
+        """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS.
+
+        Ends of answers that are not trained on are among them.
+        """
+        is_ended = self.learn_stop or self._stops[self._name_of_template(chat)].are_trained_on
+        has_answer = any(index not in chat.left_out for index in chat.spoken)
+        ends = 0 if is_ended or not has_answer else 1 << KINDS.index(ENDS)
+        return self._not_shown.of(chat.messages, chat.tools) | ends
 
     def rendered(self, chat: Chat) -> Rendered:
         """DataError besides where what the assistant says cannot be told from the rest."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .base import Processor
 
-KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content")  # of content, in the order of bits
+ENDS = "ends"  # of answers, none of which is trained on
+KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content", ENDS)  # in the order of bits
 OnDropped = Literal["error", "warn"]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALLING = ("tools", "tool_calls")
@@ -51,13 +52,17 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Tell people how many samples have content that the chat template does not show."""
-    said = ", ".join(
-        f"{kind.replace('_', ' ')} of {counts[kind]:,} sample{'s' * (counts[kind] != 1)}"
-        for kind in KINDS
-        if kind in counts
+    """Tell people how many samples have content that the chat template does not show, or ends that are not trained on.
+
+    >>> counts_text({"system": 1, "ends": 2})
+    'the chat template does not show: system of 1 sample; no end of an answer is trained on in 2 samples'
+    """
+    samples = {kind: f"{count:,} sample{'s' * (count != 1)}" for kind, count in counts.items()}
+    shown = ", ".join(
+        f"{kind.replace('_', ' ')} of {samples[kind]}" for kind in KINDS if kind in samples and kind != ENDS
     )
-    return f"the chat template does not show: {said}"
+    said = [f"the chat template does not show: {shown}"] if shown else []
+    return "; ".join([*said, *([f"no end of an answer is trained on in {samples[ENDS]}"] if ENDS in samples else [])])
 
 
 def keys_named(processor: Processor | None) -> set[str]:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lmms_stream.converters.convert import convert
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.not_shown import counts_text, kinds_of
 from tokenizers import Tokenizer, decoders, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
@@ -87,6 +89,24 @@ def test_a_call_of_a_tool_ends_with_the_token_of_its_result() -> None:
     assert trained_on(processor, messages) == "one[f]<|observation|>"
     messages += chat(("tool", "r"), ("assistant", "two"))
     assert trained_on(processor, messages) == "one[f]<|observation|>two<|user|>"
+
+
+def test_samples_whose_answers_have_no_end_that_is_trained_on_are_counted(tmp_path: Path) -> None:
+    template = BY_NEXT_SPEAKER.replace("BREAK", "")
+    asked = ChatProcessor(tokenizer(template), learn_stop=True)
+    with pytest.warns(UserWarning, match="does not mark the end"):
+        without = ChatProcessor(tokenizer(template))
+    unlearnt = chat(*CHAT)
+    for message in unlearnt:
+        message["learn"] = False
+    samples = [{"messages": json.dumps(each)} for each in (chat(*CHAT), unlearnt, chat(*CHAT[:2]))]
+    bits = [each if isinstance(each, int) else -1 for each in without.not_shown(samples)]
+    assert [kinds_of(each) for each in bits] == [["ends"], [], ["ends"]]
+    assert asked.not_shown(samples) == ChatProcessor(tokenizer(CLOSED)).not_shown(samples) == [0, 0, 0]
+
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples[::2]))
+    report = convert([str(tmp_path / "rows.jsonl")], tmp_path / "out", processor=without)
+    assert counts_text(report.not_shown) == "no end of an answer is trained on in 2 samples"
 
 
 def test_an_answer_that_a_system_turn_follows_ends_with_the_token_of_that_turn() -> None:
