@@ -8,8 +8,9 @@ each process of a conversion 600 MiB.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -23,6 +24,8 @@ from .base import or_error
 from .byte_tokens import Span
 
 TODAY = date(2024, 7, 26)  # what templates are told today is: a text must not depend on the day it is made
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], tuple[str, list[Span]]]
 
 
 class ChatTemplate:
@@ -43,26 +46,36 @@ class ChatTemplate:
         self._variables = {**self._template.globals, **variables}
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, *, prompt: bool = False
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        *,
+        prompt: bool = False,
+        by: Callable[[Render, Messages], tuple[str, list[Span]]] = lambda render, messages: render(messages),
     ) -> tuple[str, list[Span]]:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
-        A null content is no text: "", or null where the template tests for it. Raises DataError for a conversation
-        that the template refuses, whatever it raises.
+        A null content is no text: "", or null where the template tests for it. by: calls the function that it is given
+        with the messages, or with others that say the same. Raises DataError for a conversation that the template
+        refuses, whatever it raises.
         """
+        render = partial(by, partial(self._render, tools=tools, prompt=prompt))
         filled = without_nulls(messages)
         if filled is messages or not self.tests_null:
-            return self._render(filled, tools, prompt=prompt)
-        choices = [without_nulls(messages, but_of="assistant"), filled]
-        texts = [or_error(self._render, choice, tools, prompt=prompt) for choice in choices]
-        usable = [text for text in texts if not isinstance(text, DataError)]
-        if not usable:
-            return self._render(filled, tools, prompt=prompt)  # raises
-        return min(usable, key=lambda made: made[0].count("None"))  # the first of equal ones
+            return render(filled)
+        with_nulls = without_nulls(messages, but_of="assistant")
+        by_nulls, by_texts = or_error(render, with_nulls), or_error(render, filled)
+        if isinstance(by_texts, DataError):
+            if isinstance(by_nulls, DataError):
+                raise by_texts
+            return by_nulls
+        if isinstance(by_nulls, DataError) or (
+            _num_nones(by_nulls) > _num_nones(by_texts) and _writes_nulls(render, with_nulls, filled)
+        ):
+            return by_texts
+        return by_nulls
 
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, prompt: bool
-    ) -> tuple[str, list[Span]]:
+    def _render(self, messages: Messages, tools: Sequence[Any] | None, *, prompt: bool) -> tuple[str, list[Span]]:
         marks: _Marks = self._environment.lmms_marks  # type: ignore[attr-defined]
         pieces = marks.begin()
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
@@ -86,7 +99,7 @@ class ChatTemplate:
         return text, spans
 
 
-def without_nulls(messages: Sequence[Mapping[str, Any]], *, but_of: str | None = None) -> Sequence[Mapping[str, Any]]:
+def without_nulls(messages: Messages, *, but_of: str | None = None) -> Messages:
     """Return messages in which a null content is an empty text, but for the messages of one role.
 
     >>> without_nulls([{"role": "assistant", "content": None}])
@@ -102,6 +115,31 @@ def without_nulls(messages: Sequence[Mapping[str, Any]], *, but_of: str | None =
 
 def _is_null(message: Any) -> bool:
     return isinstance(message, Mapping) and "content" in message and message["content"] is None
+
+
+def _writes_nulls(render: Render, with_nulls: Messages, filled: Messages) -> bool:
+    """Return whether a template writes null contents as "None".
+
+    A template may show arguments of tool calls that have this word only where the content is null, so the messages are
+    rendered once more without the word.
+    """
+    by_nulls, by_texts = (or_error(render, _without_word(messages)) for messages in (with_nulls, filled))
+    if isinstance(by_nulls, DataError) or isinstance(by_texts, DataError):
+        return True
+    return _num_nones(by_nulls) > _num_nones(by_texts)
+
+
+def _num_nones(rendered: tuple[str, Any]) -> int:
+    return rendered[0].count("None")
+
+
+def _without_word(value: Any) -> Any:
+    """Return a copy of messages, or of a value in them, in which no text has the word None."""
+    if isinstance(value, str):
+        return value.replace("None", "zqnonekx")
+    if isinstance(value, Mapping):
+        return {_without_word(key): _without_word(each) for key, each in value.items()}
+    return [*map(_without_word, value)] if isinstance(value, list | tuple) else value
 
 
 def tests_null_content(template: nodes.Template) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from ..errors import ConfigError, DataError
 from .base import Tokens, or_error
 from .byte_tokens import Span
-from .chat_template import TODAY, ChatTemplate
+from .chat_template import TODAY, ChatTemplate, Messages, Render
 from .not_shown import ENDS, KINDS, NotShown
 from .spans import learnt_of, spans_of
 from .stops import Stops
@@ -81,8 +81,9 @@ class Conversations:
             raise ConfigError(
                 f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
             )
-        if not self._stops["default"].are_trained_on and learn_stop:
-            self._stops["default"].check()
+        for stops in (self._stops[name] for name in ("default", "tool_use") if name in self._stops):
+            if learn_stop and not stops.are_trained_on:
+                stops.check()
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -105,11 +106,11 @@ class Conversations:
 
     def warn_of_ends(self) -> None:
         """Warn of a template that leaves the end of answers out of what is trained on."""
-        if not self.learn_stop and not self._stops["default"].are_trained_on:
+        stops = self._stops["default"]
+        if not self.learn_stop and not stops.are_trained_on:
             warnings.warn(
                 f"the chat template of tokenizer {self.tokenizer.name} does not mark the end of an answer, so no end "
-                "is trained on and the model does not learn to stop: set learn_stop: true in the settings of the "
-                "processor, or pass --learn-stop, to train on the next token that the template writes",
+                f"is trained on and the model does not learn to stop: {stops.remedy}",
                 stacklevel=3,
             )
 
@@ -162,7 +163,7 @@ class Conversations:
     @cached_property
     def _stops(self) -> dict[str, Stops]:
         return {
-            name: Stops(template.render, self.tokenizer, has_marks=template.has_marks)
+            name: Stops(partial(template.render, by=_by_objects_or_texts), self.tokenizer, has_marks=template.has_marks)
             for name, template in self._templates.items()
         }
 
@@ -210,21 +211,9 @@ class Conversations:
         return thoughts.after(before, text, messages[-1]), spans
 
     def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> tuple[str, list[Span]]:
-        """Return what the template writes of the first `stop` messages, and the spans that it marks.
-
-        The template is given the arguments of tool calls as objects. It is given their JSON texts where it refuses
-        objects, and where it would write an object in Python's form.
-        """
-        messages = chat.messages[:stop]
-        render = partial(self._template_of(chat).render, tools=chat.tools, prompt=prompt)
-        called = [call["arguments"] for call in _called_functions(messages) if call.get("arguments")]
-        made = or_error(render, messages)
-        if called and (isinstance(made, DataError) or _writes_objects(render, messages, made[0])):
-            by_texts = or_error(render, _with_texts(messages))
-            made = made if isinstance(by_texts, DataError) else by_texts
-        if isinstance(made, DataError):
-            raise made
-        return made
+        """Return what the template writes of the first `stop` messages, and the spans that it marks."""
+        render = self._template_of(chat).render
+        return render(chat.messages[:stop], chat.tools, prompt=prompt, by=_by_objects_or_texts)
 
     def _added_spans(self, chat: Chat, text: str) -> dict[int, Span]:
         """Index of each message of the assistant -> what it adds to the text of those before it.
@@ -336,7 +325,23 @@ def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [function for call in calls if isinstance(function := call.get("function", call), dict)]
 
 
-def _writes_objects(render: Callable[..., tuple[str, Any]], messages: Sequence[Mapping[str, Any]], text: str) -> bool:
+def _by_objects_or_texts(render: Render, messages: Messages) -> tuple[str, list[Span]]:
+    """Return what a template writes of messages, and the spans that it marks.
+
+    The template is given the arguments of tool calls as objects. It is given their JSON texts where it refuses
+    objects, and where it would write an object in Python's form.
+    """
+    has_arguments = any(call.get("arguments") is not None for call in _called_functions(messages))
+    made = or_error(render, messages)
+    if has_arguments and (isinstance(made, DataError) or _writes_objects(render, messages, made[0])):
+        by_texts = or_error(render, _with_texts(messages))
+        made = made if isinstance(by_texts, DataError) else by_texts
+    if isinstance(made, DataError):
+        raise made
+    return made
+
+
+def _writes_objects(render: Render, messages: Messages, text: str) -> bool:
     """Return whether a template writes objects of arguments in Python's form. text: what it writes of the messages.
 
     A message may say the same as the arguments, so they are written once more, with a key that no message has.

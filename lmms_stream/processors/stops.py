@@ -6,6 +6,7 @@ the end is among what is marked, and a model that is trained on the answers does
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,12 +22,14 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "tool": {
         "role": "assistant",
         "content": _ANSWER,
-        "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+        "tool_calls": [
+            {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": 1}}}
+        ],
     },
 }  # by who speaks next
 _NEXT: dict[str, dict[str, Any]] = {
     "user": _QUESTION,
-    "tool": {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "zqresultkx"},
+    "tool": {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
     "system": {"role": "system", "content": "zqsystemkx"},
 }
 Render = Callable[[Sequence[Mapping[str, Any]]], tuple[str, list[Span]]]
@@ -59,12 +62,22 @@ class Stops:
         found = {role: self._text_before(role) for role in _NEXT}
         return {role: text for role, text in found.items() if text}
 
+    @property
+    def remedy(self) -> str:
+        """Tell people how to train on the ends of answers."""
+        if "user" in self._texts:
+            return (
+                "set learn_stop: true in the settings of the processor, or pass --learn-stop, to train on the next "
+                "token that the template writes"
+            )
+        return "use a template that ends them"
+
     def check(self) -> None:
         """ConfigError for a template whose answers nothing would follow."""
         if "user" not in self._texts:
             raise ConfigError(
-                f"learn_stop: the chat template of tokenizer {self._tokenizer.name} writes nothing between an answer "
-                "and the next question, so no token ends an answer: use a template that ends them"
+                f"learn_stop: the chat template of tokenizer {self._tokenizer.name} writes nothing but white space "
+                f"between an answer and the next question, so no token ends an answer: {self.remedy}"
             )
 
     def extended(self, text: str, span: Span) -> Span:
@@ -86,7 +99,10 @@ class Stops:
         return text[:stop] + (end if end.startswith(behind) else behind + end.lstrip())
 
     def _text_before(self, role: str) -> str:
-        """What follows an answer if this role speaks next, up to the end of the first token; "" for nothing."""
+        """Return what the template writes behind an answer if this role speaks next, up to the end of the first token.
+
+        Return "" if it writes only white space before the next message's own texts, or nothing.
+        """
         answered = [_QUESTION, _ANSWERS.get(role, _ANSWERS["user"])]
         upto, full = self._rendered(answered), self._rendered([*answered, _NEXT[role]])
         if upto is None or full is None:
@@ -95,10 +111,14 @@ class Stops:
         if not full[0].startswith(upto[0][:stop]):
             return ""
         behind = full[0][stop:]
-        start = len(behind) - len(behind.lstrip())
+        texts_of_next = [text for key, text in _NEXT[role].items() if key != "role"]
+        own = re.split("|".join(texts_of_next), behind, maxsplit=1)[0]
+        if not own.strip():
+            return ""
+        start = len(own) - len(own.lstrip())
         encoding = self._tokenizer.encode(behind[start:], add_special_tokens=False)
         token = encoding.token_to_chars(0) if len(encoding) else None
-        return behind[: start + max(1, token[1])] if token else ""
+        return own[: start + max(1, token[1])] if token else ""
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]] | None:
         """None for a template that refuses these messages, or whose marks cannot be found."""

@@ -33,13 +33,13 @@ CLOSED = MARKED.replace("{% endgeneration %}", "<|end|>{% endgeneration %}").rep
 CHAT = [("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two")]
 
 
-def tokenizer(template: str) -> PreTrainedTokenizerFast:
+def tokenizer(template: str | dict[str, str], words: str = "one two") -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         special_tokens=SPEAKERS, initial_alphabet=ByteLevel.alphabet(), vocab_size=300, show_progress=False
     )
-    backend.train_from_iterator(["one two"], trainer)
+    backend.train_from_iterator([words], trainer)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
     made.chat_template = template
     return made
@@ -132,8 +132,46 @@ def test_a_template_in_which_nothing_follows_an_answer_has_no_end_to_train_on() 
     template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}<|assistant|>{% else %}"
     template += "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% if loop.last %}{% endif %}{% endfor %}"
     nothing = template.replace("{{ m.content }}<|assistant|>", "")
-    with pytest.raises(ConfigError, match="writes nothing between an answer and the next question"):
+    with pytest.raises(ConfigError, match="writes nothing but white space between an answer and the next question"):
         ChatProcessor(tokenizer(nothing), learn_stop=True)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
+        "{% for m in messages %}{{ m.content }}"
+        "{% if m.role == 'user' %}\n### Response:\n{% else %}{{ '\n\n' }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_letter_of_the_next_question_ends_no_answer(template: str) -> None:
+    with pytest.warns(UserWarning, match="does not learn to stop: use a template that ends them$"):
+        ChatProcessor(tokenizer(template))
+    for templates in (template, {"default": CLOSED, "tool_use": template}):
+        with pytest.raises(ConfigError, match=r"writes nothing but white space .*: use a template that ends them$"):
+            ChatProcessor(tokenizer(templates), learn_stop=True)
+
+
+def test_the_end_of_an_answer_has_no_letter_of_the_next_message() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}Q{% elif m.role == 'tool' %}{{ '\\n' + m.name }}: {% endif %}"
+        "{{ m.content }}{% if m.role == 'user' %}<|assistant|>{% endif %}{% endfor %}"
+    )
+    processor = ChatProcessor(tokenizer(template, words="one two Qz Qz Qz"), learn_stop=True)
+    assert len(processor.tokenizer.encode("Qz", add_special_tokens=False)) == 1
+    assert trained_on(processor, chat(*CHAT)) == "oneQtwoQ"
+    result = {"role": "tool", "name": "zqnamekx", "content": "r"}
+    assert trained_on(processor, [*chat(*CHAT[:2]), result]) == "one"
+    assert trained_on(processor, [*chat(*CHAT[:2]), {**result, "name": "f"}]) == "one"
+
+
+def test_a_call_whose_arguments_a_template_joins_ends_with_the_token_of_its_result() -> None:
+    joins = "[{{ call.function.name + call.function.arguments }}]"
+    template = BY_NEXT_SPEAKER.replace("BREAK", "").replace("[{{ call.function.name }}]", joins)
+    processor = ChatProcessor(tokenizer(template), learn_stop=True)
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*chat(("user", "q")), {"role": "assistant", "content": "one", "tool_calls": [call]}]
+    assert trained_on(processor, messages) == "one[f{}]<|observation|>"
 
 
 def test_the_setting_is_of_chats_and_of_their_fingerprint(tmp_path: Path) -> None:

@@ -87,6 +87,70 @@ def test_arguments_are_objects_where_a_template_writes_json(tokenizer: Path, giv
     assert learnt(ChatProcessor(with_template(tokenizer, showing(shows))), stored(flat)) == WRITTEN
 
 
+def joining(begin: str) -> str:
+    """Write the calls `m.tool_calls`, each with its arguments joined to a text. begin: what comes before them."""
+    call = "{{ '<|call|>' + c['function']['name'] + '\\n```json\\n' + c['function']['arguments'] + '\\n```<|/call|>' }}"
+    return begin + "{% for c in m['tool_calls'] %}" + call + "{% endfor %}<|end|>"
+
+
+ASKS = "{% for m in messages %}{% if m['role'] != 'assistant' %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endif %}"
+PROMPT = "{% endfor %}{% if add_generation_prompt %}<|Assistant|>{% endif %}"
+SHOWS_CALLS_OF_NULLS = (  # as DeepSeek-V3's
+    ASKS
+    + "{% if m['role'] == 'assistant' and m['content'] is none %}"
+    + joining("<|Assistant|>")
+    + "{% endif %}{% if m['role'] == 'assistant' and m['content'] is not none %}"
+    + "{{ '<|Assistant|>' + m['content'] + '<|end|>' }}{% endif %}"
+    + PROMPT
+)
+SHOWS_CALLS = (  # as DeepSeek-V3-0324's and R1-0528's
+    ASKS
+    + "{% if m['role'] == 'assistant' and m['tool_calls'] is defined %}"
+    + joining("<|Assistant|>{% if m['content'] is not none %}{{ m['content'] }}{% endif %}")
+    + "{% elif m['role'] == 'assistant' %}{{ '<|Assistant|>' + m['content'] + '<|end|>' }}{% endif %}"
+    + PROMPT
+)
+WRITTEN_BY_NAME = {"no arguments": "{}", "one": '{"city":  "Oslo"}', "the word None": '{"code": "return None"}'}
+
+
+@pytest.mark.parametrize("template", [SHOWS_CALLS_OF_NULLS, SHOWS_CALLS])
+@pytest.mark.parametrize("names", [[name] for name in WRITTEN_BY_NAME] + [[*WRITTEN_BY_NAME]])
+def test_calls_whose_arguments_a_template_joins_are_those_of_transformers(
+    tokenizer: Path, template: str, names: list[str]
+) -> None:
+    theirs = with_template(tokenizer, template)
+    processor = ChatProcessor(theirs)
+    (question, call) = called(None)
+    call["tool_calls"] = [
+        {"type": "function", "function": {"name": "w", "arguments": WRITTEN_BY_NAME[name]}} for name in names
+    ]
+    chat = [question, call, {"role": "tool", "content": "None"}, {"role": "assistant", "content": "x"}]
+    for messages in (chat, chat[:2]):
+        ids = processor.process(stored(messages))["input_ids"]
+        assert processor.tokenizer.decode(ids) == theirs.apply_chat_template(messages, tokenize=False)
+        assert ids.tolist() == theirs.apply_chat_template(messages, return_dict=False)
+        assert processor.not_shown([stored(messages)]) == [0]
+    calls = "".join(f"<|call|>w\n```json\n{WRITTEN_BY_NAME[name]}\n```<|/call|>" for name in names)
+    assert learnt(processor, stored(chat)) == f"{calls}<|end|>x<|end|>"
+
+
+def test_objects_of_calls_are_texts_where_only_a_null_content_shows_them(tokenizer: Path) -> None:
+    processor = ChatProcessor(with_template(tokenizer, SHOWS_CALLS_OF_NULLS))
+    assert '{"city": "Oslo"}' in learnt(processor, stored(called({"city": "Oslo"})))
+
+
+def test_calls_that_say_none_are_shown_where_only_a_null_content_shows_them(tokenizer: Path) -> None:
+    shows = "{% if m.content is none %}" + CALLS + "{% else %}{{ m.content }}{% endif %}"
+    processor = ChatProcessor(with_template(tokenizer, showing(shows)))
+    chat = called({"code": "return None"})
+    assert learnt(processor, stored(chat)) == '{"name": "w", "arguments": {"code": "return None"}}<|end|>'
+    chat[1:1] = [{"role": "assistant", "content": "None"}, {"role": "user", "content": "None"}]
+    null_is_written = "{{ m.content }}{% if m.content is none %}{% endif %}" + CALLS
+    processor = ChatProcessor(with_template(tokenizer, showing(null_is_written)))
+    written = '{"name": "w", "arguments": {"code": "return None"}}<|end|>'
+    assert learnt(processor, stored(chat)) == "None<|end|>" + written
+
+
 SAYS_PYTHON = "call w({'city': 'Oslo'})"
 
 
