@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from ..checks import check_fields
@@ -97,12 +98,13 @@ class ConvertOptions:
         if self.dedup not in (None, "exact"):
             raise ConfigError(f"dedup must be 'exact' or None, got {self.dedup!r}")
         if self.splits is not None and (
-            not all(isinstance(share, int | float) for share in self.splits.values())
+            not all(isinstance(share, Real) for share in self.splits.values())
             or min(self.splits.values(), default=0) <= 0
             or abs(sum(self.splits.values()) - 1) > 1e-6
         ):
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
-
+        if self.splits is not None:  # numbers of NumPy become Python's
+            object.__setattr__(self, "splits", {name: float(share) for name, share in self.splits.items()})
         if self.drop_sources and self.drop is None:
             raise ConfigError("--drop-source says what a drop list names: pass --drop FILE, or leave it out")
         self._check_sizes()

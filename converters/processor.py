@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..config import build_config
@@ -28,7 +29,7 @@ class ProcessorChoice:
     Raises ConfigError for a type with a tokenizer that it does not read, or without the one that it needs.
     """
 
-    tokenizer: str | None = None
+    tokenizer: str | Path | None = None
     type: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,7 +51,7 @@ class ProcessorChoice:
             raise ConfigError(f"the rows are {schema!r}: {_WITHOUT_TOKENIZER.get(str(schema), otherwise)}")
         values = {"type": kind, **self.settings}
         if self.tokenizer is not None:
-            values["path" if kind in MEDIA_TYPES else "tokenizer"] = self.tokenizer
+            values["path" if kind in MEDIA_TYPES else "tokenizer"] = str(self.tokenizer)
         return build_config(ProcessorConfig, values, source="--setting" if self.settings else "--processor").build()
 
 

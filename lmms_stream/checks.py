@@ -70,7 +70,8 @@ def plain_path(name: str, path: PathOrText) -> PathOrText:
     rest = text.removeprefix("file:").removeprefix("//")  # a Path of a file URL has one slash
     if not rest.startswith("/"):
         raise ConfigError(f"{name} {path} has a host or no whole path: write file:///…, or a path")
-    return type(path)(unquote(rest))
+    plain: Any = type(path)(unquote(rest)) if isinstance(path, Path) else unquote(rest)  # an enum of texts is a text
+    return plain  # type: ignore[no-any-return]
 
 
 def local_path(name: str, path: str | Path) -> Path:
@@ -94,21 +95,26 @@ def _checked(name: str, value: Any, kinds: list[str]) -> Any:
     if ("str" in kinds and not is_truth and not isinstance(value, Real)) or ("None" in kinds and value is None):
         return value
     if is_truth and "bool" in kinds:
-        return value
+        return bool(value)
     if not is_truth and "int" in kinds and hasattr(value, "__index__"):
         with suppress(TypeError):  # an array or a tensor of fractions
             return value if type(value) is int else index(value)
     if not is_truth and "float" in kinds and isinstance(value, Real):
-        return value
+        return plain_number(value)
     called = " or ".join(_CALLED[kind] for kind in kinds if kind in _CALLED)
     raise ConfigError(f"{name} must be {called}, got {value!r}{_remedy(value, kinds)}")
+
+
+def plain_number(number: Any) -> int | float:
+    """Return a number of Python for one of any library."""
+    return number if isinstance(number, int | float) else float(number)
 
 
 def _remedy(value: Any, kinds: list[str]) -> str:
     """What to write instead of a number in another form."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return ""
     if type(value).__name__ in ("bool", "bool_") or not math.isfinite(number):
         return ""

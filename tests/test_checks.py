@@ -89,6 +89,13 @@ def test_numbers_of_numpy_are_numbers() -> None:
     config = PackingConfig(packing_length=whole)
     assert (config, type(config.packing_length)) == (PackingConfig(packing_length=64), int)
     assert FetchConfig(timeout_s=fraction).timeout_s == 3
+    assert type(FetchConfig(timeout_s=fraction).timeout_s) is float
+    truth: Any = np.bool_(True)
+    assert OrderConfig(shuffle=truth).shuffle is True
+    assert parse_schedule({"a": fraction, "b": 1}, ["a", "b"]) == [(0, {"a": 3, "b": 1})]
+    assert ConvertOptions(splits={"train": fraction / 4, "test": 0.25}).splits == {"train": 0.75, "test": 0.25}
+    with pytest.raises(ConfigError, match="shuffle must be True or False"):
+        OrderConfig(shuffle=10**400)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", [2.5, True, -1])

@@ -89,11 +89,11 @@ def _some_samples(dataset: PackedDataset, processor: Processor, *, num_sources: 
     most = _MAX_SAMPLES if index.patches is None else _MAX_WITH_MEDIA
     by_tokens = _MAX_TOKENS * dataset.num_samples // max(1, int(np.sum(index.lengths, dtype=np.int64)))
     num_samples = max(_MIN_SAMPLES, min(most, by_tokens) // num_sources)
-    numbers = _evenly(len(stored.shards), min(_MAX_SHARDS, num_samples))
-    for number in numbers:
-        info = stored.shards[number]
+    shards = [stored.shards[number] for number in _evenly(len(stored.shards), min(_MAX_SHARDS, num_samples))]
+    found = [info for info in shards if (stored.folder_of_files / info.name).exists()]
+    for info in found:
         shard = open_shard(stored.folder_of_files / info.name, info, columns=processor.columns)
-        for within in _evenly(info.num_samples, -(-num_samples // len(numbers))):
+        for within in _evenly(info.num_samples, -(-num_samples // len(found))):
             yield shard[within]
 
 

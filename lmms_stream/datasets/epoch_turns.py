@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from multiprocessing import context, current_process, get_context, parent_process
@@ -12,7 +13,9 @@ from ..errors import ConfigError
 _NEXT, _FLOOR, _IS_LOADED, _LOADS, _ROW = range(5)  # numbers in the shared memory; _ROW: of the next iteration
 _ROWS = _ROW + 1  # where the rows begin
 _NUM_ROWS = 32  # iterations that are remembered
-_ROW_SIZE = 5  # what the workers of an iteration have in common, and its epoch
+_KEY_SIZE = 4  # numbers that the workers of an iteration have in common
+_FIRST, _PROCESS, _WORKERS, _EPOCH = range(_KEY_SIZE, _KEY_SIZE + 4)  # the other numbers of a row
+_ROW_SIZE = _EPOCH + 1
 _PROCESS_NUMBER = re.compile(r"-(?:\d+:)*(\d+)$")  # multiprocessing numbers the processes that a process starts
 
 
@@ -20,9 +23,10 @@ class EpochTurns:
     """Counts the iterations of one dataset, in memory that DataLoader workers share with the process that starts them.
 
     Each iteration is the next epoch. The first worker of an iteration begins it, and the others find it by the process
-    that started them, by the seed and the process number of the first worker of their DataLoader iterator, and by how
-    many iterations they have begun, if they persist. A copy that is made by pickle, for no process of multiprocessing,
-    has a count of its own.
+    that started them, their seed and number, and how many iterations they have begun, if they persist. Iterators of one
+    seed are told apart by the process numbers of their workers, which follow each other; if another thread started
+    processes meanwhile, by the workers that have not taken part yet. A copy that is made by pickle, for no process of
+    multiprocessing, has a count of its own.
     """
 
     def __init__(self, values: list[int] | None = None):
@@ -38,21 +42,25 @@ class EpochTurns:
         with self._shared.get_lock():
             return self._new(self._shared.get_obj())
 
-    def begin_in_worker(self, *, seed: int, worker: int) -> int:
+    def begin_in_worker(self, *, seed: int, worker: int, num_workers: int) -> int:
         """Epoch of an iteration that begins in worker number `worker` of a DataLoader. seed: the one of worker 0."""
         parent, number = parent_process(), _PROCESS_NUMBER.search(current_process().name)
-        first_number = int(number[1]) - worker if number else 0
-        key = [parent.pid or 0 if parent else 0, seed, first_number, self._num_begun]
+        key = [parent.pid or 0 if parent else 0, seed, num_workers, self._num_begun]
+        first, bit = int(number[1]) - worker if number else 0, 1 << worker % 62
         self._num_begun += 1
         with self._shared.get_lock():
             values = self._shared.get_obj()
-            for row in range(_ROWS, len(values), _ROW_SIZE):
-                if values[row : row + _ROW_SIZE - 1] == key:
-                    return int(values[row + _ROW_SIZE - 1])
+            rows = [at for at in range(_ROWS, len(values), _ROW_SIZE) if values[at : at + _KEY_SIZE] == key]
+            same = [at for at in rows if values[at + _FIRST] == first]
+            same = same or [at for at in rows if not values[at + _WORKERS] & bit and _is_running(values[at + _PROCESS])]
+            if same:
+                row = max(same, key=lambda at: values[at + _EPOCH])
+                values[row + _WORKERS] |= bit
+                return int(values[row + _EPOCH])
             epoch = self._new(values)
             row = _ROWS + _ROW_SIZE * (values[_ROW] % _NUM_ROWS)
             values[_ROW] += 1
-            values[row : row + _ROW_SIZE] = [*key, epoch]
+            values[row : row + _ROW_SIZE] = [*key, first, os.getpid(), bit, epoch]
             return epoch
 
     def _new(self, values: Any) -> int:
@@ -105,6 +113,16 @@ class EpochTurns:
             return _shared_turns, (self._shared,)
         with self._shared.get_lock():
             return EpochTurns, (list(self._shared.get_obj()),)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def _shared_turns(shared: Any) -> EpochTurns:

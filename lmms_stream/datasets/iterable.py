@@ -105,7 +105,9 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         if worker is None:
             return self._iteration(self._turns.begin(), 0, 1)
         tokenize_in_one_thread()
-        epoch = self._turns.begin_in_worker(seed=worker.seed - worker.id, worker=worker.id)
+        epoch = self._turns.begin_in_worker(
+            seed=worker.seed - worker.id, worker=worker.id, num_workers=worker.num_workers
+        )
         return self._iteration(epoch, worker.id, worker.num_workers)
 
     def _iteration(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole_number
+from ..checks import plain_number, whole_number
 from ..errors import ConfigError
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
@@ -33,11 +34,11 @@ def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str
         for name, share in shares.items():
             if name not in names:
                 raise ConfigError(f"weights name {name!r}, the sources are {', '.join(names)}")
-            if isinstance(share, bool) or not (isinstance(share, int | float) and math.isfinite(share) and share >= 0):
+            if isinstance(share, bool) or not (isinstance(share, Real) and math.isfinite(share) and float(share) >= 0):
                 raise ConfigError(f"the weight of {name!r} must be a number that is 0 or more, got {share!r}")
         if not any(shares.values()):
             raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
-        checked.append((int(step), dict(shares)))
+        checked.append((int(step), {name: plain_number(share) for name, share in shares.items()}))
     return checked
 
 

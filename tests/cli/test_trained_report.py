@@ -64,6 +64,17 @@ def test_samples_that_are_looked_at_are_spread_over_a_source_and_fewer_than_all(
     assert report_trained(dataset, dataset.processor, source="many", num_sources=50).num_looked_at < 100
 
 
+def test_shards_that_are_missing_are_not_looked_at(tmp_path: Path) -> None:
+    folder = Path(tokens_of(tmp_path / "part", [[[5, 10]]] * 4000))
+    dataset = PackedDataset([StreamConfig(remote=folder)], processor=TokensProcessor(), packing=PACKING)
+    assert (folder / "shard.00001.mds").exists()
+    _ = dataset.plan
+    (folder / "shard.00001.mds").unlink()
+    found = report_trained(dataset, dataset.processor, source="part")
+    assert found.unknown is None
+    assert found.trained_share == 0.5
+
+
 def test_chats_need_the_tokenizer_and_a_runs_file_has_it(
     tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

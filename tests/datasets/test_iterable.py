@@ -8,6 +8,7 @@ import json
 import os
 from collections import Counter
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,27 @@ def test_loaders_that_begin_with_the_same_seed_or_at_once_have_epochs_of_their_o
     iterators = [iter(_loader(dataset, num_workers=2)) for _ in range(2)]
     made = [sorted(str(numbers_of(batch, tokenizer)) for batch in each) for each in iterators]
     assert sorted(made) == sorted(expected[2:])
+
+
+class _NumbersWithGaps(type(get_context("fork"))):  # type: ignore[misc]
+    """Processes as they are numbered when another thread starts processes, too."""
+
+    def Process(self, *args: Any, **options: Any) -> Any:  # noqa: N802 - the name of multiprocessing
+        get_context("fork").Process()
+        return get_context("fork").Process(*args, **options)
+
+
+def test_workers_whose_processes_are_not_numbered_in_turn_read_one_epoch(epochs: Epochs, tokenizer: Path) -> None:
+    config, expected = epochs
+    dataset = MultiModalIterableDataset(config)
+    context = _NumbersWithGaps()
+    for epoch in range(2):
+        torch.manual_seed(0)
+        loader = _loader(dataset, num_workers=2, multiprocessing_context=context)
+        assert _epoch(loader, dataset, tokenizer) == expected[epoch]
+    loader = _loader(dataset, num_workers=2, multiprocessing_context=context, persistent_workers=True)
+    for epoch in range(2, 4):
+        assert _epoch(loader, dataset, tokenizer) == expected[epoch]
 
 
 def test_persistent_workers_that_do_not_hear_of_a_state_are_an_error(epochs: Epochs, tokenizer: Path) -> None:
