@@ -50,10 +50,15 @@ class FilledFolder:
         self._timeout_s = timeout_s
         self._source = str(storage.folder.resolve()) if isinstance(storage, FolderStorage) else storage.url
 
+    @property
+    def is_of_another(self) -> bool:
+        """Whether the folder is filled with another dataset."""
+        return self._notes().source not in ("", self._source)
+
     def check_source(self) -> None:
         """Raise StorageError if the folder is filled with another dataset."""
         source = self._notes().source
-        if source not in ("", self._source):
+        if self.is_of_another:
             raise StorageError(
                 f"{self._folder} holds copies of the dataset at {source}, which those of {self._source} would replace: "
                 f"name another folder as local; or, if that is the same dataset, remove {self._folder / _NOTES} and "

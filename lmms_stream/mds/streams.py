@@ -115,6 +115,8 @@ class StoredDataset:
             is_gone = isinstance(error.__cause__, ObjectMissingError)
             if self._filled is None or not (folder / INDEX_NAME).exists() or not (cannot_be_asked or is_gone):
                 raise
+            if is_gone and self._filled.is_of_another:
+                raise
             self._filled.check_source()
             local = LocalStorage(folder)
             index = read(local)

@@ -118,10 +118,11 @@ def test_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket_workers
     program = """
 import logging
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
-try:
-    print(len(list(loader(Reporting()))), "batches")
-except Exception as error:
-    print(f"{type(error).__name__}: {error}")
+if __name__ == "__main__":
+    try:
+        print(len(list(loader(Reporting()))), "batches")
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
 """
     told = run(program, tmp_path / "data", method, tmp_path / "report")
     reason = f"the path of a socket, {folder}/pymp-"
