@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, StorageError
 from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
@@ -141,7 +141,9 @@ class BatchMaker:
                 batch = replace(batch, left_out=left_out)
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
-    def _made(self, work: Work, segments: range, memory: Memory | None) -> dict[int, Processed | DataError]:
+    def _made(
+        self, work: Work, segments: range, memory: Memory | None
+    ) -> dict[int, Processed | DataError | StorageError]:
         """See process_pack; empty where each sample is timed, and where media have memory of their own."""
         if self.clock is not None or memory is not None:
             return {}
@@ -154,7 +156,7 @@ class BatchMaker:
         work: Work,
         segment: int,
         memory: Memory | None,
-        made: Mapping[int, Processed | DataError],
+        made: Mapping[int, Processed | DataError | StorageError],
         pack: int,
         checks_keys: bool,
     ) -> Processed:
@@ -165,6 +167,8 @@ class BatchMaker:
         dataset = self.datasets[work.source]
         is_made = segment in made
         sample = made[segment] if is_made else read_segment(dataset, work, segment)
+        if isinstance(sample, StorageError):
+            raise sample
         clock = self.clock
         try:
             timed = nullcontext() if clock is None else clock.at(work.source, sample_id, worker=self._worker)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
+from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError, StorageError
 from ..mds.core import PackedDataset
 from ..plan.planner import Work
 from ..processors.base import Memory, Processor, SegmentError, process_sample, works_together
@@ -21,19 +21,31 @@ def processor_that_packs(dataset: PackedDataset) -> Processor:
     return dataset.processor
 
 
-def process_pack(dataset: PackedDataset, work: Work, segments: Sequence[int]) -> dict[int, Processed | DataError]:
+def process_pack(
+    dataset: PackedDataset, work: Work, segments: Sequence[int]
+) -> dict[int, Processed | DataError | StorageError]:
     """Return what the processor makes of the samples of some segments, or their DataErrors, many samples at once.
 
-    A segment is missing where samples are processed one by one, where one cannot be read, and where another error is
-    raised for a sample that is tokenized with it: process_segment raises the error again, for its sample.
+    The first segment whose shard cannot be had has its StorageError, so that nobody waits for the shard again. A
+    segment is missing behind it, where samples are processed one by one, and where another error is raised for a sample
+    that is tokenized with it: process_segment raises the error again, for its sample.
     """
     processor = processor_that_packs(dataset)
     if not tokenizes_all(processor) or works_together(type(processor), "process", "process_drawn"):
         return {}
-    made: dict[int, Processed | DataError] = {}
-    read = ((segment, read_segment(dataset, work, segment)) for segment in segments)
+    made: dict[int, Processed | DataError | StorageError] = {}
+
+    def read() -> Iterator[tuple[int, Sample]]:
+        for segment in segments:
+            try:
+                sample = read_segment(dataset, work, segment)
+            except StorageError as error:
+                made[segment] = error
+                return
+            yield segment, sample
+
     try:
-        for group in groups(read, num_bytes=lambda each: sample_bytes(each[1])):
+        for group in groups(read(), num_bytes=lambda each: sample_bytes(each[1])):
             found = process_all(processor, [sample for _, sample in group])
             if found is not None:
                 made |= zip([segment for segment, _ in group], found, strict=True)

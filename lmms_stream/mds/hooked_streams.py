@@ -50,7 +50,12 @@ class HookedStream:
         return self._index
 
     def download(self, key: str, path: Path) -> None:
-        """Let the stream fetch a file, and put a copy at `path`."""
+        """Let the stream fetch a file, and put it at `path`.
+
+        A file that the stream puts under its own name beside `path` is moved: the cache gives it the name again, and
+        counts it as its own. One that was there before is copied.
+        """
+        was_there = (self._folder / key).exists()
         try:
             if self._hooks - {"get_shards", "_download_file"} and key in self._readers:
                 self._stream.prepare_shard(self._readers[key])
@@ -58,7 +63,9 @@ class HookedStream:
             else:
                 found = Path(self._stream._download_file(key, path.name))
                 found = found if found.is_absolute() else self._folder / found
-            if found != path:
+            if found == self._folder / key and not was_there and found.parent.samefile(path.parent):
+                found.replace(path)
+            elif found != path:
                 shutil.copyfile(found, path)
                 if found.name == path.name:
                     found.unlink()

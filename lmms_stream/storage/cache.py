@@ -175,11 +175,17 @@ class LocalCache:
         return path
 
     def _original(self, key: str, wanted: Wanted) -> Path | None:
-        """A local dataset's own object, decoded, if it is there."""
+        """A local dataset's own object, decoded, if it is there; not what we decoded of an earlier compressed file."""
         if not isinstance(self.storage, LocalStorage):
             return None
         original = self.storage.folder / (key if wanted.decode is None else wanted.name)
-        return original if original.exists() else None
+        if not original.exists():
+            return None
+        if wanted.decode is not None and wanted.by_size and (self.storage.folder / key).exists():
+            record = Record.read(lock_of(original))
+            if record.has_copy(original) and record.identity != self._identity(key, wanted):
+                return None
+        return original
 
     def _record_of_original(self, wanted: Wanted) -> Path | None:
         """Where it is noted that a local dataset's own object was found valid; None where that cannot be kept."""
@@ -269,7 +275,7 @@ class LocalCache:
                 return record.owns(path)
             if record.owns(path):
                 path.unlink()  # what replaces it is downloaded under a new record, which does not vouch for this file
-            elif record.was_ours(path):
+            elif record.was_ours(path) or record.has_copy(path):
                 _set_aside(path)
             elif not self._is_original(key, path):
                 raise StorageError(
@@ -378,7 +384,9 @@ class LocalCache:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a copy of ours that was changed: it may be a user's file, and another copy takes its place."""
+    """Rename a copy of ours that was changed, or moved: it may be a user's file, and another copy takes its place."""
     other = next(each for number in count(1) if not (each := path.with_name(f"{path.name}.changed-{number}")).exists())
     path.rename(other)
-    logger.warning("%s was changed after its download: it is kept as %s and downloaded again", path, other.name)
+    logger.warning(
+        "%s was changed or moved after its download: it is kept as %s and downloaded again", path, other.name
+    )

@@ -93,6 +93,10 @@ class Record:
         """Whether the file is one that we downloaded, and nobody has written into it since."""
         return self.ours and self.fits(path)
 
+    def has_copy(self, path: Path) -> bool:
+        """Return whether the file is one that we downloaded, or a copy of it by `cp -a`."""
+        return self.ours and self.fits_copy(path)
+
     def was_ours(self, path: Path) -> bool:
         """Whether somebody, or a fault of the disk, has changed a file that we downloaded."""
         try:

@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lmms_stream.errors import DataError
+from lmms_stream import PackingConfig
+from lmms_stream.errors import DataError, ObjectMissingError
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import Overlong
 from lmms_stream.processors.base import Tokens
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.parallelism import is_parallel
+from lmms_stream.storage.local import CopiedFolder
 from lmms_stream.types import Processed, Sample
 
 from .test_left_out import BAD, RAISES, SLEEPS, open_dataset, shown
@@ -49,6 +53,20 @@ class _AtOnce(_OneByOne):
             DataError("this sample does not fit") if RAISES in str(sample) else each
             for sample, each in zip(samples, made, strict=True)
         ]
+
+
+class _WithoutShards(CopiedFolder):
+    """A store that lost its shards, and counts how often they are asked for."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.asked: list[str] = []
+
+    def download(self, key: str, path: Path) -> None:
+        if key.endswith(".mds"):
+            self.asked.append(key)
+            raise ObjectMissingError(f"{key} does not exist")
+        super().download(key, path)
 
 
 def _checked(sample: Sample, chats: ChatProcessor) -> Processed:
@@ -100,6 +118,17 @@ def test_samples_of_a_pack_are_tokenized_at_once_and_each_has_its_own_error(
     reasons = {each.reason.split(": ")[-1] for each in found[0][1]}
     assert reasons == {"this sample does not fit", "this sample is damaged"}
     assert max(at_once.at_once) > 1
+
+
+def test_a_shard_that_cannot_be_had_is_waited_for_once(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    store = _WithoutShards(dataset_folder)
+    stream, packing = StreamConfig(source=store, local=tmp_path), PackingConfig(packing_length=8192)
+    dataset = PackedDataset([stream], processor=chat_processor, packing=packing)
+    with pytest.raises(ObjectMissingError, match=r"mds does not exist"):
+        list(PackedLoader(dataset, global_batch=8, bad=BAD))
+    assert len(store.asked) == len({*store.asked}) > 0
 
 
 def test_keys_of_a_sample_are_checked_once(dataset_folder: Path, chat_processor: ChatProcessor) -> None:

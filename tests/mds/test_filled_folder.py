@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,14 @@ def test_nothing_is_filled_where_the_notes_cannot_be_written(tmp_path: Path, mon
     assert values_of(PackedStreamingDataset(source, local)) == VALUES
     assert not (local / "index.json").exists()
     assert not list((local / "_lmms").iterdir())
+
+
+def test_a_copy_of_a_filled_folder_follows_its_source_that_has_grown(tmp_path: Path) -> None:
+    source, local, moved_to = tmp_path / "source", tmp_path / "local", tmp_path / "moved"
+    write_tokens(source, num_samples=50)
+    options: dict[str, Any] = {"processor": TokensProcessor(), "packing": PackingConfig(packing_length=128)}
+    assert len(PackedStreamingDataset(source, local, **options)[:]) == 50
+    subprocess.run(["cp", "-a", local, moved_to], check=True)
+    shutil.rmtree(source)
+    write_tokens(source, num_samples=80)
+    assert len(PackedStreamingDataset(source, moved_to, **options)[:]) == 80

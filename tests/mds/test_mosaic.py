@@ -345,6 +345,34 @@ def test_streams_that_fetch_in_their_own_way_do_so(folder: Path, tmp_path: Path)
     assert Preparing.prepared == prepared.num_shards
 
 
+@pytest.mark.parametrize("kind", [Copying, Preparing])
+def test_copies_of_streams_that_fetch_in_their_own_way_keep_to_the_limit(
+    kind: type[streaming.Stream], folder: Path, tmp_path: Path
+) -> None:
+    size = max(path.stat().st_size for path in folder.glob("*.mds"))
+    stream = kind(remote=str(folder), local=str(tmp_path))
+    dataset = StreamingDataset(streams=[stream], batch_size=4, cache_limit=4 * size)
+    assert numbers(dataset[:]) == list(range(NUM_SAMPLES))
+    assert len(list(tmp_path.glob("*.mds"))) <= 4 < dataset.num_shards
+
+
+class DamagedOnce(Preparing):
+    def prepare_shard(self, shard: Any) -> int:
+        size = super().prepare_shard(shard)
+        if self.damages:
+            self.damages.clear()
+            Path(self.local, shard.raw_data.basename).write_bytes(b"damaged")
+        return size
+
+    damages = ["once"]  # noqa: RUF012
+
+
+def test_a_damaged_file_of_a_stream_that_fetches_in_its_own_way_is_fetched_again(folder: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(streams=[DamagedOnce(remote=str(folder), local=str(tmp_path))], batch_size=4)
+    assert numbers(dataset[:]) == list(range(NUM_SAMPLES))
+    assert not DamagedOnce.damages
+
+
 WRITERS: dict[str, Any] = {"jsonl": JSONWriter, "csv": CSVWriter, "tsv": TSVWriter, "xsv": XSVWriter}
 
 

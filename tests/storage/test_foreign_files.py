@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from shutil import copyfile
 
@@ -94,6 +95,26 @@ def test_a_dataset_that_was_written_again_at_the_same_size_gives_its_new_samples
             assert list(again.read(range(40))) == [{"x": x} for x in found[-1]]
             assert again.core.one.cache.tally.total.misses == 0
     assert found == [list(range(40)), list(range(100, 140))]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_compressed_dataset_that_was_written_again_in_its_folder_gives_its_new_samples(
+    is_moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without checksums, and of the same sizes; what was decoded before has a record that says so."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, other = (written(tmp_path / str(x), list(range(x, x + 40)), compression="zstd") for x in (100, 200))
+    assert PackedStreamingDataset(local=folder)[0]["x"] == 100
+    if is_moved:
+        subprocess.run(["cp", "-a", folder, tmp_path / "moved"], check=True)
+        folder = tmp_path / "moved"
+        again = PackedStreamingDataset(local=folder)
+        assert again[0]["x"] == 100
+        assert again.core.one.cache.tally.total.misses == 0
+    for path in other.iterdir():
+        copyfile(path, folder / path.name)
+    for dataset in (PackedStreamingDataset(folder), PackedStreamingDataset(local=folder)):
+        assert dataset[0]["x"] == 200
 
 
 def test_copies_of_earlier_releases_without_a_tag_are_kept_where_the_content_shows_that_they_are_current(
