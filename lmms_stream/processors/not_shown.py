@@ -1,14 +1,16 @@
 """A conversation and a chat template -> the kinds of its content that the template does not show.
 
 The template renders the conversation with a mark in place of each text. A mark that is missing in the result stands for
-content that is not shown. Conversations of one shape (roles, and what each message has) are rendered once.
+content that is not shown. Conversations of one shape are rendered once: a shape has the roles, the keys of each message
+and all else that templates test, such as tags around a text and values that are short words.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +25,11 @@ OnDropped = Literal["error", "warn"]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALLING = ("tools", "tool_calls")
 _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", "function": "tool_results"}
-_END_OF_THOUGHT = "</think>"
+_VARYING_KEYS = {"name", "id", "tool_call_id", *REASONING_KEYS}  # their values are not part of a shape
+_SHORT_WORD = re.compile(r"[A-Za-z_-]{1,16}")
+_THOUGHT_TAG = re.compile("(</?think>)")
+_TAG = r"</?[\w|]{1,32}>"
+_LEADING_TAG, _CLOSING_TAG = re.compile(rf"\s*(?:{_TAG})?"), re.compile(rf"{_TAG}\s*")
 _MOST_SHAPES = 4096
 Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
 
@@ -96,7 +102,7 @@ class NotShown:
 
     def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
         """Return the kinds as bits; 0 where the template refuses the conversation with marks and without."""
-        shape = (tuple(map(_shape, messages)), tuple("function" in tool for tool in tools or ()))
+        shape = (tuple(map(_shape, messages)), tuple(map(_value_shape, tools or ())))
         bits = self._known.get(shape)
         if bits is None:
             if len(self._known) == _MOST_SHAPES:
@@ -121,10 +127,10 @@ class NotShown:
             marking.message(each)
         marking.tools(tools)
         try:
-            text = self._render([dict(each) for each in messages], None if tools is None else list(tools))
+            text = self._render([dict(each) for each in messages], None if tools is None else list(tools)).casefold()
         except DataError:  # measuring it gives this error
             return 0
-        return _bits(each.kind for each in marking.marks if each.text.strip() not in text)
+        return _bits(each.kind for each in marking.marks if not any(form in text for form in _forms(each.text)))
 
 
 class _Mark(NamedTuple):
@@ -146,16 +152,17 @@ class _Marking:
         kind = _OF_ROLES.get(message["role"], "content")
         content = message.get("content")
         if isinstance(content, str):
-            marked["content"] = self._content(content, kind, thinks=_thinks(message))
+            marked["content"] = self._content(content, kind, message["role"])
         elif isinstance(content, list):
             marked["content"] = [
-                {**part, "text": self._content(part["text"], kind)} if part.get("type") == "text" else part
+                {**part, "text": self._content(part["text"], kind, message["role"])} if part["type"] == "text" else part
                 for part in content
             ]
-        keys = [key for key in REASONING_KEYS if isinstance(message.get(key), str) and message[key].strip()]
-        if keys:
-            mark = self._mark("reasoning", message[keys[0]])
-            marked |= dict.fromkeys(keys, mark)
+        marks: dict[str, str] = {}
+        for key, text in _reasoning(message):
+            if text not in marks:
+                marks[text] = self._mark("reasoning", text)
+            marked[key] = marks[text]
         if isinstance(message.get("tool_calls"), list):
             marked["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
         if isinstance(message.get("function_call"), dict):
@@ -167,15 +174,8 @@ class _Marking:
             return None
         return [self._called(tool, lambda function: self._named(function, "tools")) for tool in tools]
 
-    def _content(self, text: str, kind: str, *, thinks: bool = False) -> str:
-        if not text.strip():
-            return text
-        if not thinks:
-            return self._mark(kind, text)
-        thought, _, rest = text.rpartition(_END_OF_THOUGHT)
-        begin, thought = ("<think>\n", thought.replace("<think>", "")) if "<think>" in thought else ("", thought)
-        marked = begin + self._content(thought, "reasoning") + f"\n{_END_OF_THOUGHT}\n\n"
-        return marked + self._content(rest, kind)
+    def _content(self, text: str, kind: str, role: str) -> str:
+        return "".join(self._mark(of, piece) if of else piece for of, piece in _pieces(text, kind, role))
 
     def _call(self, call: Any) -> Any:
         return self._called(call, self._function)
@@ -189,11 +189,13 @@ class _Marking:
 
     def _function(self, function: dict[str, Any]) -> dict[str, Any]:
         marked = self._named(function, "tool_calls")
-        arguments = function.get("arguments")
+        key, arguments = _arguments_of(function)
         if isinstance(arguments, dict) and arguments:
-            marked["arguments"] = {"value": self._mark("tool_calls", "")}
+            marked[key] = {"value": self._mark("tool_calls", "")}
         elif isinstance(arguments, str) and arguments.strip():
-            marked["arguments"] = self._mark("tool_calls", "")
+            marked[key] = self._mark("tool_calls", "")
+        elif isinstance(arguments, list) and _with_leaves(arguments, "") != _with_leaves(arguments, "x"):
+            marked[key] = _with_leaves(arguments, self._mark("tool_calls", ""))
         return marked
 
     def _named(self, function: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -210,22 +212,86 @@ def _bits(kinds: Iterable[str]) -> int:
     return sum(1 << KINDS.index(kind) for kind in set(kinds))
 
 
-def _thinks(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "assistant" and _END_OF_THOUGHT in message["content"]
+def _forms(text: str) -> list[str]:
+    """Return the forms in which templates write a text, without case: as it is, and in JSON."""
+    text = text.strip()
+    in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
+    return [form.casefold() for form in (text, *in_json)]
+
+
+def _pieces(text: str, kind: str, role: str) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space next to <think>.
+
+    >>> list(_pieces("<think>\\n</think>yes", "content", "assistant"))
+    [('', '<think>'), ('', '\\n'), ('', '</think>'), ('content', 'yes')]
+    >>> list(_pieces("<tool_response>3</tool_response>", "content", "user"))
+    [('', '<tool_response>'), ('content', '3'), ('', '</tool_response>')]
+    """
+    parts = _THOUGHT_TAG.split(text) if role == "assistant" else [text]
+    keeps_space = len(parts) > 1
+    for number, part in enumerate(parts):
+        if number % 2 or not part.strip():
+            pieces = [("", part)]
+        else:
+            is_thought = parts[number - 1 : number] == ["<think>"] or parts[number + 1 : number + 2] == ["</think>"]
+            start, stop = _between_tags(part, keeps_space=keeps_space)
+            pieces = [("", part[:start]), ("reasoning" if is_thought else kind, part[start:stop]), ("", part[stop:])]
+        yield from (piece for piece in pieces if piece != ("", ""))
+
+
+def _between_tags(text: str, *, keeps_space: bool) -> tuple[int, int]:
+    """Return where the tag that a text begins with ends, and where the tag that it ends with begins."""
+    first = _LEADING_TAG.match(text)
+    start = first.end() if first and (keeps_space or not first.group().isspace()) else 0
+    stop = text.rfind("<", start)
+    if stop < 0 or not _CLOSING_TAG.fullmatch(text, stop):
+        stop = max(start, len(text.rstrip())) if keeps_space else len(text)
+    return start, stop
+
+
+def _reasoning(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the keys of a message that have reasoning, and their texts."""
+    found = [(key, message[key].strip()) for key in REASONING_KEYS if isinstance(message.get(key), str)]
+    return [(key, text) for key, text in found if text]
+
+
+def _arguments_of(function: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the key and the value of a call's arguments."""
+    key = "parameters" if "parameters" in function and "arguments" not in function else "arguments"
+    return key, function.get(key)
+
+
+def _with_leaves(value: Any, leaf: str) -> Any:
+    """Return JSON with one text in place of all its texts and numbers."""
+    if isinstance(value, list):
+        return [_with_leaves(each, leaf) for each in value]
+    if isinstance(value, dict):
+        return {key: _with_leaves(each, leaf) for key, each in value.items()}
+    return leaf
 
 
 def _shape(message: Mapping[str, Any]) -> Hashable:
-    """All of a message that may decide what a template shows of it, but its texts."""
-    content = message.get("content")
-    shape: Hashable = None
+    """Return all of a message that may decide what a template shows of it, but its texts."""
+    role, content = message["role"], message.get("content")
+    shape: Hashable = "null" if "content" in message else "missing"
     if isinstance(content, str):
-        shape = (bool(content.strip()), "<think>" in content) if _thinks(message) else bool(content.strip())
+        shape = _text_shape(content, role)
     elif isinstance(content, list):
-        shape = tuple((part.get("type"), bool(part.get("text", "").strip())) for part in content)
-    if len(message) == 2:
-        return message["role"], shape
-    others = ((key, _value_shape(message[key])) for key in sorted(message.keys() - {"role", "content"}))
-    return message["role"], shape, tuple(others)
+        shape = tuple((part["type"], part["type"] == "text" and _text_shape(part["text"], role)) for part in content)
+    if len(message) == 2 and "content" in message:
+        return role, shape
+    others = tuple(
+        (key, _is_filled(message[key]) if key in _VARYING_KEYS else _value_shape(message[key]))
+        for key in sorted(message.keys() - {"role", "content"})
+    )
+    thoughts = [text for _, text in _reasoning(message)]
+    return role, shape, others, tuple(map(thoughts.index, thoughts))
+
+
+def _text_shape(text: str, role: str) -> Hashable:
+    if "<" not in text:
+        return bool(text.strip())
+    return tuple(kind or piece for kind, piece in _pieces(text, "content", role))
 
 
 def _value_shape(value: Any) -> Hashable:
@@ -233,6 +299,13 @@ def _value_shape(value: Any) -> Hashable:
         return tuple(map(_value_shape, value))
     if isinstance(value, dict):
         function = value.get("function", value)
-        arguments = function.get("arguments") if isinstance(function, dict) else None
-        return "function" in value, type(arguments).__name__, bool(arguments)
-    return bool(value.strip()) if isinstance(value, str) else bool(value)
+        function = function if isinstance(function, dict) else {}
+        key, arguments = _arguments_of(function)
+        listed = str(_with_leaves(arguments, "")) if isinstance(arguments, list) else _is_filled(arguments)
+        kinds = "function" in value, _value_shape(value.get("type")), bool(function.get("name"))
+        return *kinds, key, type(arguments).__name__, listed
+    return value if isinstance(value, str) and _SHORT_WORD.fullmatch(value) else _is_filled(value)
+
+
+def _is_filled(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value)

@@ -103,6 +103,121 @@ def test_thoughts_of_earlier_answers_that_a_template_leaves_out(tokenizer: Path)
     assert found(processor, [{"role": "user", "content": "what is </think>?"}, answers[1]]) == []
 
 
+LOST_THOUGHT = "<think>\nlong\n</think>\n\na"
+
+
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_empty_thoughts_are_not_counted_whichever_row_comes_first(as_parts: bool, tokenizer: Path) -> None:
+    rows = []
+    for answer in ("<think>\n\n</think>\n\na", LOST_THOUGHT):
+        contents = ["q", answer, "q", "a"]
+        rows.append(
+            [
+                {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
+                for role, text in zip(["user", "assistant"] * 2, contents, strict=True)
+            ]
+        )
+    for order in ([0, 1], [1, 0]):
+        processor = chatting(tokenizer, LAST_THOUGHT)
+        assert [found(processor, rows[number]) for number in order] == [["reasoning"] * number for number in order]
+
+
+def test_text_around_and_between_thoughts_that_a_template_cuts_out(tokenizer: Path) -> None:
+    processor = chatting(tokenizer, LAST_THOUGHT)
+    asked: dict[str, Any] = {"role": "user", "content": "q"}
+    for answer, expected in (
+        ("<think>t</think> end", []),
+        ("t</think> end", []),
+        ("Sure. <think>t</think> end", ["content"]),
+        ("<think>t</think> first <think>u</think> end", ["reasoning", "content"]),
+        ("<think>t</think><think>u</think> end", ["reasoning"]),
+        ("<think>t", []),
+    ):
+        assert found(processor, [asked, {"role": "assistant", "content": answer}]) == expected
+
+
+def test_tags_around_a_text_stay_for_templates_that_test_them(tokenizer: Path) -> None:
+    """Qwen3's template shows the thoughts of all answers after the last question, and results are no question."""
+    asks = "m.role == 'user' and not (m.content.startswith('<result>') and m.content.endswith('</result>'))"
+    last = "{% set ns = namespace(last=0) %}{% for m in messages %}{% if " + asks + " %}{% set ns.last = loop.index %}"
+    after = LAST_THOUGHT.replace("loop.last", "loop.index > ns.last")
+    thought = {"role": "assistant", "content": LOST_THOUGHT}
+    results = [("<result>\n3\n</result>", []), ("<result> 3", ["reasoning"]), ("3 </result>", ["reasoning"])]
+    for order in (results, results[::-1]):
+        processor = chatting(tokenizer, last + "{% endif %}{% endfor %}" + after)
+        for result, expected in order:
+            chat = [{"role": "user", "content": "q"}, thought, {"role": "user", "content": result}, thought]
+            assert found(processor, chat) == expected
+
+
+def test_two_texts_of_reasoning_of_which_a_template_shows_one(tokenizer: Path) -> None:
+    for order in (("t", "other"), ("other", "t")):
+        processor = chatting(tokenizer, WHOLE)
+        for reasoning in order:
+            answer = {"role": "assistant", "content": "a", "reasoning_content": " t", "reasoning": reasoning}
+            assert found(processor, [{"role": "user", "content": "q"}, answer]) == ["reasoning"] * (reasoning != "t")
+
+
+@pytest.mark.parametrize(
+    ("called", "is_lost"),
+    [
+        ({"arguments": [1, 2]}, True),
+        ({"arguments": [{"name": "city", "value": "Oslo"}]}, True),
+        ({"arguments": "Oslo"}, True),
+        ({"parameters": {"city": "Oslo"}}, True),
+        ({"arguments": {"city": "Oslo"}}, True),
+        ({"arguments": [[], {}]}, False),
+        ({"arguments": " "}, False),
+        ({"arguments": {}}, False),
+        ({}, False),
+    ],
+)
+def test_arguments_of_any_form_that_are_not_shown(called: dict[str, Any], is_lost: bool, tokenizer: Path) -> None:
+    asked: dict[str, Any] = {"role": "user", "content": "q"}
+    chat = [asked, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "w", **called}}]}]
+    assert found(chatting(tokenizer, WHOLE), chat) == []
+    names_only = chatting(tokenizer, WHOLE.replace("c.function |", "c.function.name |"))
+    assert found(names_only, chat) == ["tool_calls"] * is_lost
+    values = "{% for a in c.function.arguments %}{{ a.value }}{% endfor %}{{ c.function.name }}"
+    if called.get("arguments") == [{"name": "city", "value": "Oslo"}]:
+        assert found(chatting(tokenizer, WHOLE.replace("{{ c.function | tojson }}", values)), chat) == []
+
+
+def test_short_values_that_a_template_tests_decide_for_their_rows_only(tokenizer: Path) -> None:
+    typed = "{% for t in tools or [] if t.type == 'function' %}{{ t.function | tojson }}{% endfor %}"
+    channels = showing("{% if m.channel != 'hidden' %}{{ m.content }}{% endif %}")
+    asked: dict[str, Any] = {"role": "user", "content": "q"}
+    untyped = [{"function": TOOLS[0]["function"]}]
+    for step in (1, -1):
+        processor = chatting(tokenizer, typed + channels)
+        for tools, expected in [(TOOLS, []), (untyped, ["tools"])][::step]:
+            assert found(processor, [asked, {"role": "assistant", "content": "a"}], tools) == expected
+        for channel, expected in [("final", []), ("hidden", ["content"])][::step]:
+            assert found(processor, [asked, {"role": "assistant", "content": "a", "channel": channel}]) == expected
+
+
+def test_a_call_without_a_content_is_not_of_the_shape_of_a_null_answer(tokenizer: Path) -> None:
+    processor = chatting(tokenizer, PLAIN)
+    asked: dict[str, Any] = {"role": "user", "content": "q"}
+    assert found(processor, [asked, {"role": "assistant", "content": None}]) == []
+    assert found(processor, [asked, {"role": "assistant", "tool_calls": [CALL]}]) == ["tool_calls"]
+
+
+def test_texts_that_a_template_writes_as_json_are_shown_also_where_it_refuses_marks(tokenizer: Path) -> None:
+    strict = "{% if m.role == 'tool' and not m.content.startswith('{') %}{{ raise_exception('no') }}{% endif %}"
+    content = "{{ m.content | tojson(ensure_ascii=true) }}"
+    processor = chatting(tokenizer, showing(strict + content + CALLS))
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": 'say "hi"\nin Århus'},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": '{"t": "3"}'},
+        {"role": "assistant", "content": "Ø"},
+    ]
+    assert found(processor, chat) == []
+    hidden = strict + "{% if m.role != 'user' %}" + content + "{% endif %}" + CALLS
+    assert found(chatting(tokenizer, showing(hidden)), chat) == ["content"]
+
+
 def test_a_template_that_refuses_marks_is_asked_by_the_texts_themselves(tokenizer: Path) -> None:
     strict = "{% if m.content not in ['q', 'a', ''] %}{{ raise_exception('no') }}{% endif %}"
     processor = chatting(tokenizer, showing(strict + "{% if m.role != 'user' %}{{ m.content }}{% endif %}"))
