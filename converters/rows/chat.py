@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ from ...processors.not_shown import REASONING_KEYS
 from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
-from .content import MEDIA_ROLES, Turn, store_content
-from .fields import Columns, Fields, named_alike, unpacked
+from .content import MEDIA_ROLES, Turn, store_content, text_of
+from .fields import Columns, Fields, is_filled, named_alike, unpacked
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
 from .speakers import ROLES as ROLES
 from .speakers import USUAL_ROLES as USUAL_ROLES
@@ -126,8 +126,8 @@ def exchange(asked: str, answered: str) -> list[Turn]:
 
 
 def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
-    """Note the keys of messages that nothing here reads, and that few chat templates do."""
-    fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS)
+    """Note the keys of messages that hold something, and that nothing here reads, and few chat templates do."""
+    fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS and is_filled(turn[key]))
 
 
 def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
@@ -164,14 +164,26 @@ def _is_learnt(key: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_speakers(messages: Sequence[Any]) -> None:
+    """DataError, with the tags that name them, if messages have their speakers in a key of another name."""
+    if any(not isinstance(each, dict) or each.get("role") is not None for each in messages):
+        return
+    readings = readings_of(messages)
+    if readings:
+        raise DataError(
+            f"messages have no role (but {', '.join(map(str, messages[0]))}): pass {readings_said(readings)} for what "
+            "has another name"
+        )
+
+
 def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
     """Return turns that begin with the system prompt of the row's own column, or the default one, unless they have one.
 
-    DataError for a prompt in the column that is not among those in the turns.
+    DataError for a prompt in the column that is not among those in the turns; white space around them does not count.
     """
     own = fields.text("system") if fields.get("system") else None
-    said = [turn["content"] for turn in turns if turn["role"] in SYSTEM_ROLES]
-    if said and own is not None and own not in said:
+    said = [text_of(turn["content"]).strip() for turn in turns if turn["role"] in SYSTEM_ROLES]
+    if said and own is not None and own.strip() not in said:
         column = fields.column("system")
         raise DataError(
             f"column {column!r} holds a system prompt, and a message another one: leave one of them, or pass "

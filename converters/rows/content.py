@@ -9,6 +9,7 @@ from __future__ import annotations
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from ...errors import DataError
@@ -27,6 +28,8 @@ _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking")
 
+_STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
 _NO_FACTS = {"type", "mime", "span", "video_start", "video_end"}  # keys of a stored part
 
 Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order; kinds without a column are absent
@@ -41,14 +44,18 @@ def file_kind(name: Any) -> str | None:
 def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *, in_front: bool) -> list[Turn]:
     """The turns with stored content; their media go into `media` in the order of the conversation.
 
-    Media in keys of a message (`image`, `images`, …) fill the slots of that message, or come before its text. in_front:
-    media of the row that nothing points to come before the first text of the user. DataError unless there are as many
-    media as slots for them, and for content that is neither text nor parts.
+    Media in keys of a message (`image`, `images`, …) fill the slots of that message, or come before its text. Media of
+    the row that its messages hold too, all of them in this order, are stored once. in_front: other media of the row
+    that nothing points to come before the first text of the user. DataError unless there are as many media as slots for
+    them, and for content that is neither text nor parts.
     """
     turns = [_with_own_media(_with_thoughts(turn)) for turn in turns]
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
-        num_slots = sum(_is_slot(part, kind) for turn in split for part in _listed(turn["content"]))
+        num_slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
+        if references and not num_slots and _are_same(references, held, kind):
+            waiting = {**waiting, kind: []}
+            continue
         first = next((turn for turn in split if turn["role"] == "user"), None)
         if in_front and first and references and not num_slots:
             slots = [{"type": kind}] * len(references)
@@ -56,8 +63,8 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
         elif num_slots != len(references):
             raise DataError(
                 f"{num_slots} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
-                f"{len(references)} {MEDIA_ROLES[kind]}: correct the row, or pass --columns {MEDIA_ROLES[kind]}= to "
-                "leave them out"
+                f"{len(references)} {MEDIA_ROLES[kind]}{f' (messages hold {len(held)} others)' if held else ''}: "
+                f"correct the row, or pass --columns {MEDIA_ROLES[kind]}= to leave them out"
             )
     nexts = {kind: iter(references) for kind, references in waiting.items()}
     for turn in split:
@@ -91,26 +98,62 @@ def _with_thoughts(turn: Turn) -> Turn:
 
 
 def _with_own_media(turn: Turn) -> Turn:
-    """Return the turn with the media of its keys as parts of its content; DataError unless they fit its slots."""
-    names = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if is_filled(turn.get(name))}
+    """Return the turn with the media of its keys as parts of its content; DataError unless they fit its slots.
+
+    Keys that hold nothing are left out, and so are those whose media the parts hold already. Keys that hold something
+    else than media (`"audio": {"id": …}`) stay.
+    """
+    named = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if name in turn}
+    held = {name: references_of(turn[name]) if is_filled(turn[name]) else [] for name in named}
+    names = {name: kind for name, kind in named.items() if not held[name] or any(map(_may_lead_to_media, held[name]))}
     if not names:
         return turn
-    own = {kind: references_of(turn[name]) for name, kind in names.items()}
+    own = {kind: held[name] for name, kind in names.items() if held[name]}
+    left = {key: value for key, value in turn.items() if key not in names}
+    if not own:
+        return left
     parts = _listed(_split(turn["content"], own))
     for kind, references in reversed(own.items()):
+        said = [name for name, each in names.items() if each == kind and held[name]]
+        num_slots, others = _slots_and_held(parts, kind)
+        if others and not num_slots and len(said) == 1 and _are_same(references, others, kind):
+            continue
+        if others and not num_slots:
+            raise DataError(
+                f"a message has {len(references)} media in {' and '.join(said)} and {len(others)} others in parts of "
+                f"type {kind}: leave one of the two, or give all of them parts"
+            )
         slots = [part for part in parts if _is_slot(part, kind)]
         if not slots:
             slots = [{"type": kind} for _ in references]
             parts = slots + [part for part in parts if part != _text("")]
-        if len(slots) != len(references) or list(names.values()).count(kind) > 1:
-            said = " and ".join(name for name, each in names.items() if each == kind)
+        if len(slots) != len(references) or len(said) > 1:
             raise DataError(
-                f"a message has {len(references)} media in {said} and {len(slots)} slots for them (<{kind}>): leave "
-                "one key, and as many slots in the text as it has media, or none"
+                f"a message has {len(references)} media in {' and '.join(said)} and {len(slots)} slots for them "
+                f"(<{kind}>): leave one key, and as many slots in the text as it has media, or none"
             )
         for slot, reference in zip(slots, references, strict=True):
             slot[kind] = reference
-    return {**{key: value for key, value in turn.items() if key not in names}, "content": parts}
+    return {**left, "content": parts}
+
+
+def _may_lead_to_media(value: Any) -> bool:
+    """Whether a value may be a reference to media; a list may be the frames of a video."""
+    if isinstance(value, Mapping):
+        return any(value.get(name) is not None for name in ("bytes", "path", "url", "data"))
+    return isinstance(value, (str, bytes, bytearray, memoryview, list, tuple))
+
+
+def _slots_and_held(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[int, list[Any]]:
+    """How many parts of a kind of media wait for one, and the references that the others hold."""
+    sources = [_source(part, kind)[1] for part in parts if PART_KINDS.get(part["type"]) == kind]
+    return sources.count(None), [source for source in sources if source is not None]
+
+
+def _are_same(references: Sequence[Any], held: Sequence[Any], kind: str) -> bool:
+    """Whether references, as a key or a column has them, lead to the media that parts hold, in the same order."""
+    ours = [_source({"type": kind, kind: reference}, kind)[1] for reference in references]
+    return len(ours) == len(held) and all(map(_leads_to_same, ours, held))
 
 
 def _split(content: Any, waiting: Waiting) -> Any:
@@ -129,16 +172,29 @@ def _split(content: Any, waiting: Waiting) -> Any:
 
 def _split_part(part: Any, waiting: Waiting) -> list[dict[str, Any]]:
     kind = part.get("type") if isinstance(part, dict) else part
-    if isinstance(part, dict) and kind in _TEXT_PARTS:
-        text = part.get("value") if part.get("text") is None else part["text"]
-        if isinstance(text, str):
-            return _split_text(text, waiting)
+    text = _text_of_part(part)
+    if text is not None:
+        return _split_text(text, waiting)
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in PART_KINDS:
         raise DataError(
             f"content parts of type {kind!r} are not supported: expected {{'type': 'text', 'text': …}} or one of "
             f"{', '.join(PART_KINDS)}"
         )
     return [{key: value for key, value in part.items() if value is not None}]
+
+
+def text_of(content: Any) -> str:
+    """The text of content: of parts, their texts joined."""
+    parts = content if isinstance(content, list) else []
+    return content if isinstance(content, str) else "".join(_text_of_part(part) or "" for part in parts)
+
+
+def _text_of_part(part: Any) -> str | None:
+    """The text of a part; None for a part of another type, or without text."""
+    if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
+        return None
+    text = part.get("value") if part.get("text") is None else part["text"]
+    return text if isinstance(text, str) else None
 
 
 def _split_text(text: str, waiting: Waiting) -> list[dict[str, Any]]:
@@ -195,20 +251,46 @@ def _references(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]
 def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
     """DataError for a part with two references to media.
 
-    An address on the web, and a path with the bytes of the media, say where these come from.
+    A URL, and a path with the bytes of the media, say where these come from.
     """
     (first, source), *others = [*_references(part, kind)] or [("", None)]
     for key, value in others:
-        is_origin = _is_on_web(value) or ("path" in (first, key) and is_data(source) != is_data(value))
-        if value and isinstance(value, (str, bytes, Mapping)) and value != source and not is_origin:
+        inner = _inner(value)
+        is_origin = _is_origin(inner, source) or ("path" in (first, key) and is_data(source) != is_data(inner))
+        is_reference = inner and isinstance(inner, (str, bytes, Mapping))
+        if is_reference and not is_origin and not _leads_to_same(inner, source):
             raise DataError(
                 f"a part of type {part['type']!r} has two references, {first}: {shown(source)} and {key}: "
                 f"{shown(value)}, and one would be lost: keep one, or make each a part"
             )
 
 
-def _is_on_web(value: Any) -> bool:
-    return isinstance(value, str) and value.lower().startswith(("http://", "https://"))
+def _inner(reference: Any) -> Any:
+    """The bytes or the path of an object that has one of them."""
+    if isinstance(reference, Mapping) and {"bytes", "path"} & set(reference):
+        return reference.get("path") if reference.get("bytes") is None else reference["bytes"]
+    return reference
+
+
+def _leads_to_same(one: Any, other: Any) -> bool:
+    """Whether two references are the same, or paths of which one is the end of the other.
+
+    >>> _leads_to_same("x/a.png", {"bytes": None, "path": "/data/x/a.png"}), _leads_to_same("x/a.png", "y/a.png")
+    (True, False)
+    """
+    one, other = _inner(one), _inner(other)
+    if one == other or not isinstance(one, str) or not isinstance(other, str) or is_data(one) or is_data(other):
+        return bool(one == other)
+    short, long = sorted((PurePosixPath(one).parts, PurePosixPath(other).parts), key=len)
+    return bool(short) and long[-len(short) :] == short
+
+
+def _is_origin(value: Any, source: Any) -> bool:
+    """Whether a value is an address on the web, or in a store where the source is not an address."""
+    if not isinstance(value, str):
+        return False
+    is_on_web = value.lower().startswith(("http://", "https://"))
+    return is_on_web or (_STORE.match(value) is not None and not _STORE.match(str(_inner(source))[:80]))
 
 
 def _is_slot(part: Mapping[str, Any], kind: str) -> bool:

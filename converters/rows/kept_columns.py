@@ -33,8 +33,8 @@ def column_encoding(name: str, values: Sequence[Any]) -> str:
     alien = sorted(found - {"str", "int", "float64", "json"})
     if alien:
         raise DataError(
-            f"column {name!r} holds {' and '.join(sorted(found))}, and a column has values of one type: drop it from "
-            "--keep"
+            f"column {name!r} holds {' and '.join(sorted(found))}, and a column has values of one type: "
+            f"{_as_bytes(name) if found == {'bytes', 'json'} else ''}drop it from --keep"
         )
     return "json"
 
@@ -91,8 +91,14 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
 def _other_encoding(name: str, encoding: str, found: str) -> str:
     """A part of a remedy: the encoding that may hold the column, if one may."""
     if found == "bytes":
-        return f"keep it as {name}:bytes if all its rows that hold something hold bytes, " if encoding == "json" else ""
+        return _as_bytes(name) if encoding == "json" else ""
+    if encoding == "bytes" and found == "null":
+        return _as_bytes(name)
     return "" if encoding == "bytes" or found.startswith("ndarray") else f"keep it as {name}:json, "
+
+
+def _as_bytes(name: str) -> str:
+    return f"keep it as {name}:bytes if all its rows that hold something hold bytes, "
 
 
 def _written(name: str, encoding: str, value: Any) -> Any:

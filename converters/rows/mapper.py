@@ -26,7 +26,7 @@ from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 from .tags import untagged
 
-ROWS_VERSION = 8  # raised when rows are stored differently
+ROWS_VERSION = 9  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +68,15 @@ class Mapper:
         sample = dict(self.kind.read(fields, self.options, media))
         for name, encoding in self.kept.items():
             value = values.get(name)
-            if value is None and encoding == "bytes" and name not in self.names:  # a column that later rows have
+            if value is None and encoding == "bytes" and self._may_lack(name):
                 value = b""
             sample[name] = fit_value(name, encoding, value, read_media=media.read)
         return sample
+
+    def _may_lack(self, name: str) -> bool:
+        """Whether rows may lack the bytes of a column: later rows have it, or the user named it COLUMN:bytes."""
+        keep = () if isinstance(self.options.keep, bool) else self.options.keep
+        return name not in self.names or f"{name}:bytes" in keep
 
     def samples(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> list[Sample]:
         """The samples that a row gives: one, or one for each answer of a chat where the options say so."""

@@ -10,7 +10,7 @@ import orjson
 
 from ...errors import DataError
 from ...types import Sample
-from .chat import CHAT_EXTRAS, ROLES, USUAL_ROLES, Roles, chat_kind, turn_of
+from .chat import CHAT_EXTRAS, ROLES, USUAL_ROLES, Roles, chat_kind, check_speakers, turn_of
 from .content import Turn
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json
@@ -23,7 +23,9 @@ _PLAIN_ROLES = ("system", "user", "assistant")
 
 def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
     """OpenAI messages: `role` and `content`. Roles that are not known stay: a chat template may know them."""
-    return [turn_of(message, roles) for message in fields.items("messages", "messages")]
+    messages = fields.items("messages", "messages")
+    check_speakers(messages)
+    return [turn_of(message, roles) for message in messages]
 
 
 def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:

@@ -16,6 +16,7 @@ from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.part import convert_part
+from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.unread import Unread
@@ -138,6 +139,17 @@ def test_a_late_column_of_bytes_is_kept_as_bytes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--keep blob: no such column .*--keep blob:json for .* \(blob:bytes if"):
         kept("blob", other)
     assert kept("blob:bytes", other).num_rows == LOOK_ROWS
+
+
+def test_a_column_of_bytes_that_some_rows_lack_is_kept_as_bytes() -> None:
+    rows: list[dict[str, Any]] = [{"text": "x", "blob": b"y"}, {"text": "y", "blob": None}]
+    with pytest.raises(DataError, match=r"'blob' holds bytes and json, .*: keep it as blob:bytes if all its rows that"):
+        find_mapper(rows, SchemaOptions(keep=("blob",)))
+    late = find_mapper(rows[:1], SchemaOptions(keep=("blob",)))
+    with pytest.raises(DataError, match=r"'blob' holds null here and bytes in the first rows: .* as blob:bytes if all"):
+        late(rows[1], None)
+    mapper = find_mapper(rows, SchemaOptions(keep=("blob:bytes",)))
+    assert [mapper(row, None)["blob"] for row in rows] == [b"y", b""]
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,27 @@ def test_tags_name_known_speakers_whoever_speaks_first_and_both_readings_of_othe
         find_mapper(_turns(*names), SchemaOptions())
 
 
+@pytest.mark.parametrize("column", ["conversation", "conversations", "messages"])
+@pytest.mark.parametrize(
+    ("keys", "names", "tags"),
+    [
+        (("speaker", "text"), ("Alice", "Bob"), "role_tag=speaker content_tag=text user_tag=Alice assistant_tag=Bob ("),
+        (("author", "content"), ("human", "gpt"), "--tags role_tag=author user_tag=human assistant_tag=gpt for what"),
+    ],
+)
+def test_columns_with_a_usual_name_print_the_tags_of_their_messages(
+    column: str, keys: tuple[str, str], names: Sequence[str], tags: str
+) -> None:
+    row = {column: said(1, *names, keys=keys)}
+    with pytest.raises(DataError, match=f"messages have no role .*{re.escape(tags)}") as raised:
+        find_mapper([row], _AS_USUAL)(row, None)
+    _, words = _PAIRS.findall(str(raised.value))[0]
+    mapper = find_mapper([row], SchemaOptions(tags=dict(each.split("=") for each in shlex.split(words))))
+    messages = json.loads(mapper(row, None)["messages"])
+    texts = [each[keys[1]] for each in row[column]]
+    assert [(each["role"], each["content"]) for each in messages] == [("user", texts[0]), ("assistant", texts[1])]
+
+
 def test_a_key_of_repeated_texts_is_not_taken_for_the_speaker() -> None:
     few = [{"talk": [{"text": "q", "name": "Alice"}, {"text": "a", "name": "Bob"}]}] * 2
     with pytest.raises(DataError, match=r"--tags role_tag=name content_tag=text user_tag=Alice assistant_tag=Bob \(if"):

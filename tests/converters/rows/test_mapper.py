@@ -76,6 +76,13 @@ CHATS: list[tuple[str, Row, Row, Any]] = [
         {"columns": {"system": ""}},
         [says("system", "s"), *CHAT],
     ),
+    ("messages", {"messages": [says("system", "s\n"), *CHAT], "system": "s"}, {}, [says("system", "s\n"), *CHAT]),
+    (
+        "messages",
+        {"messages": [says("system", [{"type": "text", "text": "s"}]), *CHAT], "system": "s"},
+        {},
+        [says("system", [{"type": "text", "text": "s"}]), *CHAT],
+    ),
     ("messages", {"messages": CHAT, "system": "", "system_prompt": "s"}, {}, [says("system", "s"), *CHAT]),
     ("prompt-response", {"query": "hi", "response": "hello", "history": []}, {}, CHAT),
     (
@@ -296,9 +303,24 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ),
         ({"messages": [says("user", "a", image=b"x", images=[b"x"]), CHAT[1]]}, {}, "1 media in images and image and"),
         (
+            {"messages": [says("user", [{"type": "image", "image": "a.png"}], images=["b.png"]), CHAT[1]]},
+            {},
+            "a message has 1 media in images and 1 others in parts of type image: leave one of the two, or give",
+        ),
+        (
+            {"messages": [says("user", "a", images=[b"x"]), CHAT[1]], "images": [b"y"]},
+            {},
+            r"0 slots for media of kind image .* and 1 images \(messages hold 1 others\): correct the row",
+        ),
+        (
             {"messages": [says("system", "s"), *CHAT], "system": "t"},
             {},
             "column 'system' holds a system prompt, and a message another one: .* --columns system= to leave",
+        ),
+        (
+            {"messages": [says("system", [{"type": "text", "text": "s"}]), *CHAT], "system": "t"},
+            {},
+            "column 'system' holds a system prompt, and a message another one",
         ),
         ({"query": "a", "response": "b", "history": ["x"]}, {}, "history must .*, or pass --columns history= to leave"),
         (
@@ -593,7 +615,7 @@ def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> 
         {
             "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
             "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
-            "system": None, "version": 8,
+            "system": None, "version": 9,
         }
     )  # fmt: skip
 
@@ -852,17 +874,19 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
         {"type": "audio", "path": "a.mp4"},
         {"type": "image", "image": "a.png", "url": "https://x.org/a.png", "image_url": {"url": "a.png"}},
         {"type": "image", "base64": encoded, "path": "a.png"},
+        {"type": "image", "image": {"bytes": None, "path": "a.png"}, "path": "/elsewhere/a.png"},
+        {"type": "image", "image": "a.png", "url": "s3://bucket/b.png"},
     ]
     row = {"messages": [says("user", parts), CHAT[1]]}
     sample = round_trip([row], tmp_path / "out", options=SchemaOptions(), media_folder=str(tmp_path))[0]
     content = json.loads(sample["messages"])[0]["content"]
     assert content[0] == parts[0]
     media = [sample["media"][part["span"][0] : sum(part["span"])] for part in content[1:]]
-    assert media == [image] * 6 + [sound] * 2 + [CLIP] * 3 + [image] * 2
+    assert media == [image] * 6 + [sound] * 2 + [CLIP] * 3 + [image] * 4
     assert b"".join(media) == sample["media"]
     assert [part["mime"] for part in content[1:]] == ["image/png"] * 6 + ["audio/wav"] * 2 + ["video/mp4"] * 2 + [
         "audio/mp4"
-    ] + ["image/png"] * 2
+    ] + ["image/png"] * 4
     assert set(content[1]) == {"type", "mime", "span", "width", "height"}
     assert (content[4]["max_pixels"], content[10]["said_fps"]) == (99, 2.0)  # fps is a fact about the video
     assert content[9].items() >= CLIP_FACTS.items() <= content[10].items()
@@ -884,6 +908,9 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
         ),
         ([{"type": "image", "image_url": {"url": "a.png"}, "path": "b.png"}], "has two references, image_url: "),
         ([{"type": "image", "image": SMALL["image"][0], "value": "b.png"}], "two references, image: of .* and value: "),
+        ([{"type": "image", "image": "x/a.png", "path": "y/a.png"}], "two references, image: 'x/a.png' and path: 'y/"),
+        ([{"type": "image", "image": "s3://b/a.png", "url": "s3://b/b.png"}], "two references, image: 's3://b/a.png'"),
+        ([{"type": "image", "image": "a.png", "path": {"bytes": None, "path": "b.png"}}], "two references, image: 'a."),
         ([{"type": ["text"]}], r"content parts of type \['text'\] are not supported"),
         (["hi"], "content parts of type 'hi' are not supported: expected"),
     ],
@@ -891,6 +918,53 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
 def test_parts_that_lead_nowhere_are_refused(parts: list[Any], reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         mapped({"messages": [says("user", parts), CHAT[1]]})
+
+
+def test_media_that_two_places_of_a_row_hold_are_stored_once(tmp_path: Path) -> None:
+    first, second = SMALL["image"][:2]
+    (tmp_path / "a.png").write_bytes(first)
+    (tmp_path / "b.png").write_bytes(second)
+    part, text = {"type": "image", "image": "a.png"}, {"type": "text", "text": "q"}
+    path = {"bytes": None, "path": "/elsewhere/a.png"}
+    asked = says("user", "<image>q", images=["a.png"])
+    rows: list[tuple[Row, bytes]] = [
+        ({"messages": [says("user", [part, text], images=["a.png"]), CHAT[1]]}, first),
+        ({"messages": [says("user", [part, text], image={"url": "a.png"}), CHAT[1]]}, first),
+        ({"messages": [says("user", [part, text], images=[path]), CHAT[1]]}, first),
+        ({"messages": [asked, CHAT[1]], "images": ["a.png"]}, first),
+        (
+            {"messages": [asked, CHAT[1], says("user", "q", image="b.png")], "images": ["a.png", "b.png"]},
+            first + second,
+        ),
+        ({"messages": [asked, CHAT[1], says("user", "<image>")], "images": ["a.png"]}, first * 2),
+        ({"conversation": [{"user": "q", "assistant": "a", "image": "a.png"}], "images": ["a.png"]}, first),
+        ({"conversation": [{"user": "q", "assistant": "a", "image": "a.png"}], "images": ["b.png"]}, second + first),
+    ]
+    for row, media in rows:
+        unread: set[str] = set()
+        assert find_mapper([row], SchemaOptions())(row, str(tmp_path), unread)["media"] == media
+        assert not unread
+
+
+@pytest.mark.parametrize(
+    ("others", "left", "unread"),
+    [
+        ({"image": False}, {"image": False}, {"image"}),
+        ({"audio": {"id": "audio_abc"}}, {"audio": {"id": "audio_abc"}}, {"audio"}),
+        ({"images": [1, 2]}, {"images": [1, 2]}, {"images"}),
+        ({"images": [], "image": "", "video": {}, "audios": "[]"}, {}, set()),
+        ({"note": [], "mood": ""}, {"note": [], "mood": ""}, set()),
+        ({"note": [], "mood": "good"}, {"note": [], "mood": "good"}, {"mood"}),
+    ],
+)
+def test_keys_of_messages_that_hold_no_media_are_counted_if_they_hold_something(
+    others: Row, left: Row, unread: set[str]
+) -> None:
+    row = {"messages": [CHAT[0], says("assistant", "hello", **others)]}
+    noted: set[str] = set()
+    sample = find_mapper([row], SchemaOptions())(row, None, noted)
+    assert json.loads(sample["messages"]) == [CHAT[0], {**CHAT[1], **left}]
+    assert (noted, sample["media"]) == (unread, b"")
 
 
 def test_bare_parts_take_the_media_of_the_row_in_order() -> None:
