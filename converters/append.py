@@ -219,13 +219,20 @@ def _unknown(
 ) -> tuple[list[Source], list[str]]:
     """The sources with rows that are not of the known ones, which are as a dataset describes them; and the names of the
     others, with the names of the known ones that have their rows where these are not the same.
+
+    A known source before which a limit ended has no rows in the dataset: it may change. It is passed over only if the
+    limit is the same and ends in a source before it again.
     """
     at: dict[str, list[Described]] = {}
     of_size: dict[Any, list[Described]] = {}
+    untouched: dict[str, list[Described]] = {}
     for each in map(Described, known):
+        if each.is_untouched:
+            untouched.setdefault(each.place, []).append(each)
+            continue
         at.setdefault(each.place, []).append(each)
         of_size.setdefault(each.said.get("size"), []).append(each)
-    new, there = [], []
+    new, there, has_ended = [], [], False
     for source, said in zip(opened, map(Described, described(opened)), strict=True):
         same = at.get(said.place, [])
         if any(each.content_said != said.content_said for each in same):
@@ -240,6 +247,11 @@ def _unknown(
             same = [each for each in same if each.at == said.at or has_rows_of(source, each, options.schema)]
             same = same or _copied(source, said, of_size.get(said.said.get("size"), []), options.schema, url=url)
             is_there = bool(same) and _is_held(source, said, same, options.limit, url=url)
+        if is_there:
+            has_ended = has_ended or any(each.said.get("limit", -1) == options.limit for each in same)
+        elif has_ended:
+            same = [each for each in untouched.get(said.place, []) if _is_untouched_again(each, said, options.limit)]
+            is_there = bool(same)
         if is_there:
             there.append(source.name if same[0].at == said.at else f"{source.name} (as {same[0].name})")
         else:
@@ -272,6 +284,12 @@ def _is_as_asked(known: Described, said: Described, limit: int | None) -> bool:
     if "limit" in known.said:
         return bool(known.said["limit"] == limit and known.rows.start == (said.rows.start or 0))
     return bool(known.said.get("rows") == said.said.get("rows"))
+
+
+def _is_untouched_again(known: Described, said: Described, limit: int | None) -> bool:
+    """Whether a source with the content, settings and slice of a known one is asked for with the limit of then."""
+    is_same = known.at == said.at and known.content_said == said.content_said and said.is_read_as(known)
+    return is_same and _is_as_asked(known, said, limit)
 
 
 def _is_held(source: Source, said: Described, known: Sequence[Described], limit: int | None, *, url: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 from ..errors import ConfigError, DataError
 from ..storage.disk_errors import disk_errors
 from .asked import content_of, described
+from .media.references import is_data
 from .options import ConvertOptions
 from .rows.chat import MEDIA_COLUMNS
 from .rows.content import PART_KINDS
@@ -38,6 +39,7 @@ _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the
 _MEDIA_PATH = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|wav|mp3|flac|m4a|ogg|mp4|webm|mkv|avi|mov)(?![a-z0-9])", re.IGNORECASE
 )
+_WEB_ADDRESS = re.compile(r"https?://\S+", re.IGNORECASE)
 Interval = tuple[int, int | None]  # rows of a file, first and one past the last; None for its end
 
 
@@ -129,6 +131,11 @@ class Described:
     @property
     def rows(self) -> slice:
         return slice(*self.said.get("rows", (None, None)))
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether a limit ended before the source, which is named with no rows then."""
+        return "limit" in self.said and self.rows.start == self.rows.stop
 
     def __str__(self) -> str:
         start, stop = ("" if bound is None else bound for bound in (self.rows.start, self.rows.stop))
@@ -303,11 +310,17 @@ def _media_names(schema: SchemaOptions) -> frozenset[str]:
 
 
 def _names_media(value: Any, named: frozenset[str], *, is_media: bool = False) -> bool:
-    """Whether a value of a row, or a value in it, holds a path of media. is_media: a text in it is one."""
+    """Whether a value of a row, or a value in it, holds a path of media. is_media: a text in it is one, unless it is
+    the media in base64; of an object with bytes the path is not read.
+    """
     if isinstance(value, str):
-        is_path = is_media and bool(value) and not value.startswith("data:")
+        if _WEB_ADDRESS.fullmatch(value):  # the same from every folder
+            return False
+        is_path = is_media and bool(value) and not is_data(value)
         return is_path or _MEDIA_PATH.search(value) is not None
     if isinstance(value, Mapping):
+        if is_media and value.get("bytes") is not None:
+            return _names_media(value["bytes"], named, is_media=True)
         is_part = value.get("type") in PART_KINDS if isinstance(value.get("type"), str) else is_media
         inner = ((each, is_part or name in named) for name, each in value.items() if name != "type")
     else:

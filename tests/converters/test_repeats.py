@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,6 +189,29 @@ def test_copies_and_links_in_another_folder_are_other_rows_if_any_row_names_medi
     assert added_to("grown", *sources, schema=schema) == (0, 3)
 
 
+BASE64 = base64.b64encode(image_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        {"images": [BASE64]},
+        {"images": [{"bytes": image_bytes(), "path": "0001"}, {"bytes": image_bytes(), "path": "a.png"}]},
+        {"images": [f"data:image/png;base64,{BASE64}"], "homepage": "https://example.org/a.png"},
+    ],
+)
+def test_copies_in_another_folder_are_the_same_rows_if_they_hold_their_media(media: dict[str, Any], here: Path) -> None:
+    text = "<image>" * len(media["images"])
+    row = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}], **media}
+    for folder in ("m0", "m1"):
+        Path(folder).mkdir()
+        pq.write_table(pa.Table.from_pylist([row]), f"{folder}/rows.parquet")
+    with pytest.raises(ConfigError, match=r"hold the same rows \(they are copies\)"):
+        convert(["m0/rows.parquet", "m1/rows.parquet"], "out", **OPTIONS)
+    convert(["m0/rows.parquet"], "grown", **OPTIONS)
+    assert added_to("grown", "m1/rows.parquet") == (0, 1)
+
+
 def test_duplicates_that_are_left_out_may_be_named(here: Path) -> None:
     report = convert(["a.jsonl", "a.jsonl@[:2]"], "out", dedup="exact", **OPTIONS)
     assert (report.num_rows, report.num_duplicates) == (4, 2)
@@ -277,6 +302,23 @@ def test_what_a_limit_left_may_be_added_and_the_same_command_adds_nothing(
     assert sorted(numbers(here / "out")) == [*range(8), *range(10, 16), *range(20, 26)]
     convert(["b.jsonl@[1:]"], "slice", limit=2, **OPTIONS)
     assert added_to("slice", "b.jsonl@[:1]", "b.jsonl@[3:]") == (2, 0)
+
+
+def test_a_source_before_which_a_limit_ended_is_new_and_may_have_changed(here: Path) -> None:
+    for target in ("out", "limited"):
+        convert(["a.jsonl", "b.jsonl"], target, limit=4, **OPTIONS)
+        assert added_to(target, "a.jsonl", "b.jsonl", limit=4) == (0, 2)
+    assert added_to("limited", "b.jsonl", limit=4) == (1, 0)
+    assert added_to("limited", "a.jsonl", "b.jsonl", limit=4) == (0, 2)
+    assert added_to("limited", "b.jsonl") == (0, 1)
+    assert numbers(here / "limited") == list(range(8))
+    Path("b.jsonl").write_bytes(lines(4, 9))
+    assert added_to("out", "a.jsonl", "b.jsonl") == (1, 1)
+    assert added_to("out", "a.jsonl", "b.jsonl") == (0, 2)
+    assert numbers(here / "out") == list(range(9))
+    Path("b.jsonl").write_bytes(lines(4, 10))
+    with pytest.raises(ConfigError, match=r"^b\.jsonl was changed since it was converted to out"):
+        added_to("out", "b.jsonl")
 
 
 def test_a_file_without_rows_is_new_once_it_has_some(here: Path) -> None:
