@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "converters": {
         *BASE, "version", "config", "yaml_text", "lazy", "storage", "processors", "processes", "mds",
-        "converters/media", "converters/rows", "converters/sources", "converters/engines", "converters/stored", "converters/stored/inspect",
-        "converters/writing",
+        "converters/media", "converters/rows", "converters/sources", "converters/engines", "converters/stored",
+        "converters/stored/inspect", "converters/writing",
     },
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {
