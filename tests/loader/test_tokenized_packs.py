@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from lmms_stream import PackingConfig
 from lmms_stream.errors import DataError, ObjectMissingError
+from lmms_stream.loader.batch_maker import BatchMaker, LoaderSettings
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.packing import Overlong
+from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.processors.base import Tokens
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.parallelism import is_parallel
 from lmms_stream.storage.local import CopiedFolder
-from lmms_stream.types import Processed, Sample
+from lmms_stream.types import Processed, Sample, World
 
 from .test_left_out import BAD, RAISES, SLEEPS, open_dataset, shown
 
@@ -126,9 +129,11 @@ def test_a_shard_that_cannot_be_had_is_waited_for_once(
     store = _WithoutShards(dataset_folder)
     stream, packing = StreamConfig(source=store, local=tmp_path), PackingConfig(packing_length=8192)
     dataset = PackedDataset([stream], processor=chat_processor, packing=packing)
+    mixture, settings = Mixture({"": dataset.plan}), LoaderSettings(steps=StepConfig(global_batch=1, world=World()))
+    planned = next(StepPlanner(mixture, settings.steps).plan(mixture.start()))
     with pytest.raises(ObjectMissingError, match=r"mds does not exist"):
-        list(PackedLoader(dataset, global_batch=8, bad=BAD))
-    assert len(store.asked) == len({*store.asked}) > 0
+        list(BatchMaker({"": dataset}, settings).make(planned.work))  # nothing is fetched ahead
+    assert len(store.asked) == 1
 
 
 def test_keys_of_a_sample_are_checked_once(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
