@@ -13,8 +13,8 @@ Group = argparse._ArgumentGroup  # argparse gives it no public name
 
 def kinds_and_roles() -> str:
     """What --kind, --columns and --roles may name."""
-    from ..converters.rows.chat import ROLES
     from ..converters.rows.kinds import COLUMN_ROLES, KINDS
+    from ..converters.rows.speakers import ROLES
 
     width, columns = help_width(), max(map(len, KINDS)) + 4
     kinds = (
@@ -138,7 +138,7 @@ def _add_rows(group: Group) -> None:
         action="append",
         metavar="COLUMN",
         help="keep COLUMN as it is (repeat it for others), or without COLUMN all; COLUMN:json where values may be null "
-        "or of several types",
+        "or of several types, COLUMN:bytes for bytes that some rows lack",
     )
     group.add_argument("--system", metavar="TEXT", help="give TEXT to conversations without a system prompt")
     group.add_argument(

@@ -62,8 +62,8 @@ def add_on_dropped(parser: Options) -> None:
         "--on-dropped",
         choices=("error", "warn"),
         default="error",
-        help="take tools and tool calls that the chat template does not show for an error of the row, or count them as "
-        "other content that it does not show; default: %(default)s",
+        help="take rows whose tools or tool calls the chat template does not show for errors, or only count them; "
+        "default: %(default)s",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which packs of which source make a step. plans + weights + cursor -> [mixture] -> pack ranges; arithmetic only.
+"""Packs of each step, from several sources. plans + weights + cursor -> [mixture] -> pack ranges; arithmetic only.
 
 A pack holds samples of one source, and packs are nearly full, so shares of packs are shares of tokens. The sources
 take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), whose shares
@@ -7,8 +7,9 @@ may change from turn to turn: each turn goes to the source with the earliest dea
 1 - 1 / (2k - 2) packs, by the weights that the schedule gives the turns to come. After any number of packs each of the
 k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. What each lacks is kept in the cursor.
 
-Where a source has no packs left, the others share its turns, and what it lacked. A phase of the schedule whose sources
-all have ended takes the weights of the next phase with packs left or, where none follows, of the last one before it.
+If a source has no packs left, the others share its turns and the share that it lacked. A phase of the schedule whose
+sources all have ended takes the weights of the next phase with packs left or, where none follows, of the last one
+before it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Mixture:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-        self._short = {name for name, plan in self.plans.items() if plan.short is not None}
+        self._short = {name for name, plan in self.plans.items() if plan.is_short}
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
     def start(self) -> Cursor:
@@ -250,7 +251,7 @@ class Mixture:
         return done
 
     def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
-        """_take where only one source has packs left, and it ends with its epoch."""
+        """Take packs of the only source with packs left, up to the end of its epoch."""
         at = sources[name]
         stop = at.packs + min(count, self._left_in_epoch(name, at))
         sources[name] = SourceCursor(at.plan, at.epoch, stop)

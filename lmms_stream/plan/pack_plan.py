@@ -133,7 +133,7 @@ class PackPlan:
         return sum(self.num_packs(epoch) for epoch in range(first, stop))
 
     def known_counts(self, epoch: int) -> NDArray[np.int64]:
-        """Packs of an epoch, and of those after it that are known with it: int64[1 or more]."""
+        """Numbers of packs of an epoch and of the next epochs that are counted with it: int64[1 or more]."""
         if self.short is not None:
             return self.short.counts(epoch)
         if epoch not in self._counted:

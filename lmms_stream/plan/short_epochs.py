@@ -78,7 +78,7 @@ class ShortEpochs:
         return len(self._runs)
 
     def counts(self, epoch: int) -> _Numbers:
-        """Packs of an epoch, and of those after it that are known with it: int64[1 or more]."""
+        """Numbers of packs of an epoch and of the next epochs that are counted with it: int64[1 or more]."""
         if self._equal is not None:
             return self._equal
         number, at = divmod(epoch, self._run_epochs)
@@ -127,7 +127,7 @@ class ShortEpochs:
         return np.concatenate([run.nodes[at].astype(np.int64) for run, at in self._found(epochs, numbers)])
 
     def blocks(self, epochs: _Numbers, numbers: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Of each block that packs come from its first pack, as an index, its canonical node and its turn there."""
+        """Return the index of the first pack of each block, the canonical node of the block, and its turn there."""
         pairs = [(run.nodes[at], run.turns[at]) for run, at in self._found(epochs, numbers)]
         nodes, turns = (np.concatenate(each).astype(np.int64) for each in zip(*pairs, strict=True))
         begins = np.flatnonzero(np.diff(epochs, prepend=-1))

@@ -24,9 +24,9 @@ MAX_COUNTS = 1 << 20  # of epochs of all sources that are looked at together
 class SourceTurns:
     """The sources that have packs left: `names`, and `epochs`, the epoch that each is in.
 
-    sources: all cursors, which `write` moves. known_counts: packs of an epoch of a source, and of those after it that
-    are known without counting (see PackPlan). num_epochs: of a source; None: it ends with the epoch that it is in, and
-    stays there. most: packs that are taken at most.
+    sources: all cursors, which `write` moves. known_counts: numbers of packs of an epoch of a source and of the next
+    epochs that are counted with it (see PackPlan). num_epochs: of a source; None: it ends with its present epoch, and
+    stays there. most: maximum number of packs.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ _LOST_STATUS = 1  # of a process whose parent is gone
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the process that started it by multiprocessing ends, however that ends."""
+    """End this process as soon as the process that started it by multiprocessing ends, for any reason."""
     threading.Thread(target=_wait_for_parent, name="lmms-parent", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation -> its text, and which characters of it the template marks as learnt.
+"""Chat templates: a conversation -> its text, and the spans that the template marks to be trained on.
 
 Templates are Jinja, run in a sandbox, with what transformers gives them: its filters and globals, and the statement
 {% generation %} … {% endgeneration %}. That is written here once more because transformers imports torch, which costs
@@ -160,7 +160,7 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 class _Marks(Extension):
-    """The statement {% generation %}; what was rendered so far, and the spans of it that are learnt."""
+    """The statement {% generation %}: the text that is rendered so far, and its spans to be trained on."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 

@@ -142,8 +142,9 @@ class Conversations:
         return Rendered((text, _not_empty(spans)), _not_empty(left_out))
 
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """The tokens of texts, and which of them are trained on: those that have bytes of what is marked, and none of
-        what is left out.
+        """Return the tokens of texts and the spans that are trained on.
+
+        A token is trained on if it has bytes of a marked span, and none of a span that is left out.
         """
         marked = [(each.marked[0], [*each.marked[1], *each.left_out]) for each in rendered]
         made = []

@@ -35,7 +35,7 @@ def measured(processor: Processor, samples: Sequence[Sample]) -> Iterator[int | 
         measure_all: MeasureAll = processor.measure_all  # type: ignore[attr-defined]
         try:
             lengths = measure_all(samples)
-        except Exception:  # noqa: BLE001 - one by one, the sample that it comes from raises it again below
+        except Exception:  # noqa: BLE001 - one by one, the failing sample raises it again below
             pass
         else:
             yield from _one_each(lengths, samples, name="measure_all")
@@ -73,7 +73,7 @@ def measured_with_media(
     found: Sequence[Measured | DataError] | None = None
     try:
         found = measure_media(samples)
-    except Exception:  # noqa: BLE001 - one by one, the sample that it comes from raises it again below
+    except Exception:  # noqa: BLE001 - one by one, the failing sample raises it again below
         pass
     else:
         _one_each(found, samples, name="measure_media")

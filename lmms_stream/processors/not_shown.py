@@ -240,7 +240,7 @@ def _pieces(text: str, kind: str, role: str) -> Iterator[tuple[str, str]]:
 
 
 def _between_tags(text: str, *, keeps_space: bool) -> tuple[int, int]:
-    """Return where the tag that a text begins with ends, and where the tag that it ends with begins."""
+    """Return the end of a leading tag of a text, and the start of a closing tag: the text between them is marked."""
     first = _LEADING_TAG.match(text)
     start = first.end() if first and (keeps_space or not first.group().isspace()) else 0
     stop = text.rfind("<", start)

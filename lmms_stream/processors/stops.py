@@ -7,12 +7,13 @@ the end is among what is marked, and a model that is trained on the answers does
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ..errors import ConfigError, DataError
 from .byte_tokens import Span
+from .chat_template import Messages, Render
 from .tokenizers import FastTokenizer
 
 _ANSWER = "zqanswerkx"  # letters, which no template escapes, cuts or trims
@@ -32,7 +33,6 @@ _NEXT: dict[str, dict[str, Any]] = {
     "tool": {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
     "system": {"role": "system", "content": "zqsystemkx"},
 }
-Render = Callable[[Sequence[Mapping[str, Any]]], tuple[str, list[Span]]]
 
 
 class Stops:
@@ -120,7 +120,7 @@ class Stops:
         token = encoding.token_to_chars(0) if len(encoding) else None
         return own[: start + max(1, token[1])] if token else ""
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]] | None:
+    def _rendered(self, messages: Messages) -> tuple[str, list[Span]] | None:
         """None for a template that refuses these messages, or whose marks cannot be found."""
         try:
             return self._render(messages)

@@ -13,10 +13,10 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from .base import or_error
+from .not_shown import REASONING_KEYS
 
 _OPENING = re.compile(r"<([\w:]+)>\s*\Z")  # at the end of a generation prompt
 _PLAIN: tuple[dict[str, Any], ...] = ({"role": "user", "content": "zqq"}, {"role": "assistant", "content": "zqa"})
-_KEYS = ("reasoning_content", "reasoning", "thinking")  # of messages whose thoughts are not in their content
 Render = Callable[..., tuple[str, Any]]
 
 
@@ -42,7 +42,8 @@ class Thoughts:
         """Whether the template cuts a thought in this tag from answers, or writes it behind the generation prompt."""
         in_content = {"role": "assistant", "content": f"zqt{_closing(tag)}zqa"}
         made = [
-            or_error(self._render, [_PLAIN[0], each]) for each in (in_content, _PLAIN[1] | dict.fromkeys(_KEYS, "zqt"))
+            or_error(self._render, [_PLAIN[0], each])
+            for each in (in_content, _PLAIN[1] | dict.fromkeys(REASONING_KEYS, "zqt"))
         ]
         texts = [None if isinstance(each, DataError) else each[0] for each in made]
         if texts[0] is not None and "zqt" not in texts[0] and "zqa" in texts[0]:
@@ -90,12 +91,12 @@ def _content_of(answer: Mapping[str, Any]) -> str:
 def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tuple[str, str]:
     """The thought of an answer without its tags, "" for none, and the text after it, with the space between them."""
     begun, closing, said = content.rpartition(_closing(tag))
-    found = [begun, *(answer[key] for key in _KEYS if isinstance(answer.get(key), str))]
+    found = [begun, *(answer[key] for key in REASONING_KEYS if isinstance(answer.get(key), str))]
     found = [each.strip().removeprefix(tag).strip() for each in found]
     thoughts = [each for each in dict.fromkeys(found) if each]
     if len(thoughts) > 1:
         raise DataError(
             f"an answer has two different thoughts, {thoughts[0][:40]!r} and {thoughts[1][:40]!r}, and the chat "
-            f"template takes one: keep one of them, in the content or in {', '.join(_KEYS)}"
+            f"template takes one: keep one of them, in the content or in {', '.join(REASONING_KEYS)}"
         )
     return "".join(thoughts), said if closing else "\n\n" + content.lstrip()

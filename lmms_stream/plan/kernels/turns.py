@@ -219,8 +219,8 @@ def take_epochs(
     the known epochs of one source after another; first_counts: int64[k + 1], where those of each source begin, to which
     `at` counts. until: a source, epoch and number of the pack that is taken last; -1 for none. rows: int64[n, 4],
     ranges that were given, as source, epoch, first and stop, up to the end of an epoch of any source; n 0: none are
-    written. Returns the packs that were given, the rows that were written, and the source whose known epochs are over,
-    or -1: there it stops, and where there is no room for rows of another epoch.
+    written. Returns the number of packs, the number of rows, and the source whose known epochs are over, or -1. The
+    loop ends at that source, and when the rows of one more epoch may not fit.
     """
     num_sources = len(at)
     left, taken = np.empty(num_sources, np.int64), np.zeros(num_sources, np.int64)
