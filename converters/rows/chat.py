@@ -22,9 +22,7 @@ from . import schemas
 from .content import MEDIA_ROLES, Turn, store_content, text_of
 from .fields import Columns, Fields, is_filled, named_alike, unpacked
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
-from .speakers import ROLES as ROLES
-from .speakers import USUAL_ROLES as USUAL_ROLES
-from .speakers import readings_of, readings_said
+from .speakers import USUAL_ROLES, readings_of, readings_said
 
 Roles = Mapping[str, str]  # what a dataset calls a speaker -> system, user, assistant or tool
 

@@ -32,20 +32,16 @@ def _read_exchanges(fields: Fields, roles: Roles) -> list[Turn]:
                 f"an exchange must be an object with one of {', '.join(_ASKED)} and one of {', '.join(_ANSWERED)}, "
                 f"found {str(value)[:80]!r}: correct the row"
             )
-        system = [name for name in ("system",) if is_filled(value.get(name))]
-        given = "input" if keys[0] == "instruction" and is_filled(value.get("input")) else None
-        texts = [*keys, *system, *([given] if given else [])]
+        more = ["system", "input"] if keys[0] == "instruction" else ["system"]
+        texts = [*keys, *(name for name in more if is_filled(value.get(name)))]
         _check(value, texts)
-        turns += [{"role": "system", "content": value[name]} for name in system]
-        asked = with_input(value[keys[0]], value[given] if given else "")
+        if "system" in texts:
+            turns.append({"role": "system", "content": value["system"]})
+        asked = with_input(value[keys[0]], value["input"] if "input" in texts[2:] else "")
         shown = {key: value[key] for key in _MEDIA if is_filled(value.get(key))}
-        unread = {
-            *texts,
-            *_MEDIA,
-            "system",
-            *(name for name in (*_ASKED, *_ANSWERED) if not is_filled(value.get(name))),
-        }
-        others = {key: each for key, each in value.items() if key not in unread}
+        empty = {name for name in (*_ASKED, *_ANSWERED) if not is_filled(value.get(name))}
+        said = {*texts, *_MEDIA, "system", *empty}
+        others = {key: each for key, each in value.items() if key not in said}
         answer = turn_of({**others, "role": "assistant", "content": value[keys[1]]}, {})
         turns += [{**shown, "role": "user", "content": asked}, answer]
     return turns

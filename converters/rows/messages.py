@@ -10,11 +10,12 @@ import orjson
 
 from ...errors import DataError
 from ...types import Sample
-from .chat import CHAT_EXTRAS, ROLES, USUAL_ROLES, Roles, chat_kind, check_speakers, turn_of
+from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
 from .content import Turn
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json
 from .row_kind import ReadOptions
+from .speakers import ROLES, USUAL_ROLES
 
 _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
 _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}

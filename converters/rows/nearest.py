@@ -75,15 +75,10 @@ def _remedies(
     for each in (by_names, _pair(names, media, kinds), _lone_text(rows, names, media, kinds)):
         if each is not None and "COLUMN" not in each.columns.values() and can_read(each.kind, rows, each.columns):
             yield each
-    if by_names is not None:
-        columns = by_names.columns
-        is_open = "COLUMN" in columns.values()
-        yield replace(
-            by_names,
-            columns=columns
-            if is_open
-            else {role: "COLUMN" if role in by_names.kind.needs else name for role, name in columns.items()},
-        )
+    if by_names is not None and "COLUMN" not in by_names.columns.values():
+        needs, columns = by_names.kind.needs, by_names.columns
+        by_names = replace(by_names, columns={role: "COLUMN" if role in needs else columns[role] for role in columns})
+    yield by_names
 
 
 def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:

@@ -11,12 +11,13 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
 from .alpaca import exchanges
-from .chat import CHAT_EXTRAS, USUAL_ROLES, Roles, add_system, json_of, note_unread, read_tools
+from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .content import MEDIA_ROLES, Turn, store_content
 from .fields import Columns, Fields, named_alike, unpacked
 from .messages import message_turn
 from .preferences import PAIR, VERDICT_COLUMNS, is_verdict
 from .row_kind import ReadOptions, RowKind
+from .speakers import USUAL_ROLES
 from .whole_texts import stored_texts
 
 _ASKED: Columns = {

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -220,7 +221,7 @@ class JsonTable:
             yield from scanner.elements()
             scanner.end()
             return
-        if self._key is None and any(map(_is_message, self._arrays().values())):
+        if self._key is None and any(map(_is_message, self._arrays.values())):
             members = [orjson.dumps(key) + b":" + scanner.value(b"}") for key in scanner.members()]
             scanner.end()
             yield b"{" + b",".join(members) + b"}"
@@ -235,19 +236,19 @@ class JsonTable:
 
     def only_array(self) -> str:
         """The member that is read where none is chosen; DataError where there are several, and where there is none."""
-        arrays = list(self._arrays())
+        arrays = list(self._arrays)
         if len(arrays) != 1:
             found = f"{len(arrays)} members" if arrays else "no member"
             raise DataError(f"{self._location.name}: {found} of its object with an array of objects: {self._choices()}")
         return arrays[0]
 
     def _choices(self) -> str:
-        arrays = self._arrays()
-        if not arrays:
+        if not self._arrays:
             return "give an array of objects, or pass --format jsonl for one object a line"
         file = self._location.name.removesuffix(f"#{self._location.key}")
-        return f"choose one by its name, {' or '.join(f'{file}#{key}' for key in arrays)}"
+        return f"choose one by its name, {' or '.join(f'{file}#{key}' for key in self._arrays)}"
 
+    @cached_property
     def _arrays(self) -> dict[str, bytes]:
         """Members that are arrays of objects, each with its first object; the whole file is read for them."""
         with self._open() as stream:

@@ -32,7 +32,7 @@ from .listing import (
 from .lists import LISTS, is_list, yaml_specs
 from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
-from .specs import Spec, glob_base, glob_pattern, has_wildcard, is_there, literal_prefix, parent_and_key
+from .specs import Spec, glob_base, glob_pattern, is_there, literal_prefix, parent_and_key
 from .splits import files_of_split
 from .table import Delimited, Location, Table
 from .table_source import TableSource, limited
@@ -73,7 +73,7 @@ class Opener:
             self._open_remote(spec)
         elif Path(spec.path).exists():
             self._open_local(spec)
-        elif has_wildcard(spec.path):
+        elif spec.is_glob:
             self._open_glob(spec)
         elif Path(spec.path).is_symlink():
             raise missing(Path(spec.path))
@@ -104,7 +104,7 @@ class Opener:
         self._add(spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=num_bytes)
 
     def _open_remote(self, spec: Spec) -> None:
-        if has_wildcard(spec.path) and not spec.is_literal:
+        if spec.is_glob:
             self._open_glob(spec)
             return
         parent, key = parent_and_key(spec.path)

@@ -55,6 +55,10 @@ class Spec:
         return "://" in self.path and not self.is_hub
 
     @property
+    def is_glob(self) -> bool:
+        return not self.is_literal and has_wildcard(self.path)
+
+    @property
     def is_sliced(self) -> bool:
         return self.rows != slice(None)
 

@@ -16,13 +16,9 @@ from ...mds.listing import read_if_there
 from ...processors.not_shown import loses_calls
 from ...storage.storage import Storage
 from .replacing import read_claim, read_described
+from .work import MAY_CHANGE
 
-_CHANGES_NOTHING = (
-    "unit_bytes",
-    "units",
-    "on_error",
-    "on_dropped",
-)  # in what is written, as long as no row is rejected
+_CHANGES_NOTHING = ("unit_bytes", "units", *MAY_CHANGE)  # in what is written, as long as no row is rejected
 _OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
     "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
     "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",

@@ -23,12 +23,9 @@ from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from .shares import Part
 from .unit_files import about_path, samples_path
+from .work import MAY_CHANGE
 
 _FOLDER = "_lmms/encoded"
-_MAY_CHANGE = (
-    "on_error",
-    "on_dropped",
-)  # between the runs of a part, because units that ended at a bad row are not kept
 _RECORD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.json")
 _MOST_UNITS = 10**8  # of a source
 _SHOWN = 8  # parts that an error names
@@ -54,7 +51,7 @@ class EncodedParts:
     @staticmethod
     def at(base: Storage, asked: Mapping[str, Any]) -> EncodedParts:
         """base: the target. asked: JSON values from which the output follows."""
-        values = json.loads(json.dumps({name: asked[name] for name in asked if name not in _MAY_CHANGE}))
+        values = json.loads(json.dumps({name: asked[name] for name in asked if name not in MAY_CHANGE}))
         key = xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
         return EncodedParts(open_storage(f"{base.url}/{_FOLDER}/{key}"), values, base)
 

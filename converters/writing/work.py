@@ -36,10 +36,7 @@ _HALF_WRITTEN = re.compile(
     r"\.\d+\.tmp"
 )
 _ABOUT_NAME = "conversion.json"
-_MAY_CHANGE = (
-    "on_error",
-    "on_dropped",
-)  # between the runs of a conversion, because units that ended at a bad row are not kept
+MAY_CHANGE = ("on_error", "on_dropped")  # between the runs, because units that ended at a bad row are not kept
 _FIRST_ANNOUNCED = 16  # shards that the claim lists at first; each time that they are made, it lists twice as many
 
 
@@ -268,7 +265,7 @@ def _check_claims(
                 f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
             )
     then, now = before["asked"], json.loads(json.dumps(asked))
-    changed = sorted(name for name in {*then, *now} - {*_MAY_CHANGE} if then.get(name) != now.get(name))
+    changed = sorted(name for name in {*then, *now} - {*MAY_CHANGE} if then.get(name) != now.get(name))
     if "units" in changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun by another release, which cut sources into other "

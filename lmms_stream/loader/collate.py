@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,34 +35,17 @@ def collate(
     step: int = 0,
     micro_batch: int = 0,
     memory: PackMemory | None = None,
+    keys_are_checked: bool = False,
 ) -> Batch:
     """One sequence of all samples of a pack; see Batch for the shapes.
 
     pad_to: at least this many tokens; what is added is a segment of its own, without labels. No samples at all
-    give a pad pack: only such a segment. memory: that the samples' media may lie in. ConfigError for samples with a key
-    that is none of KEYS, and for media, positions or sequences of shapes that do not go together.
+    give a pad pack: only such a segment. memory: that the samples' media may lie in. keys_are_checked: by check_keys,
+    before. ConfigError for samples with another key than KEYS, and for media, positions or sequences of shapes that do
+    not go together.
     """
-    for sample in samples:
+    for sample in () if keys_are_checked else samples:
         check_keys(sample)
-    options: dict[str, Any] = {"pad_to": pad_to, "source": source, "step": step, "micro_batch": micro_batch}
-    return _collate_checked(samples, sample_ids, memory=memory, **options)
-
-
-def for_checked(collator: Callable[..., Batch]) -> Callable[..., Batch]:
-    """Return a collator for samples whose keys were checked: `collate` checks no keys then."""
-    return _collate_checked if collator is collate else collator
-
-
-def _collate_checked(
-    samples: Sequence[Processed],
-    sample_ids: Sequence[int],
-    *,
-    pad_to: int | None = None,
-    source: str = "",
-    step: int = 0,
-    micro_batch: int = 0,
-    memory: PackMemory | None = None,
-) -> Batch:
     lengths = [len(sample["input_ids"]) for sample in samples]
     num_tokens = sum(lengths)
     total = padded_length(num_tokens, pad_to)
@@ -92,6 +76,11 @@ def _collate_checked(
         micro_batch=micro_batch,
     )
     return batch if sequences is None else replace(batch, sequences=torch.from_numpy(sequences))
+
+
+def for_checked(collator: Callable[..., Batch]) -> Callable[..., Batch]:
+    """Return a collator for samples whose keys were checked: `collate` checks no keys then."""
+    return partial(collate, keys_are_checked=True) if collator is collate else collator
 
 
 def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:

@@ -51,14 +51,14 @@ class FilledFolder:
         self._source = str(storage.folder.resolve()) if isinstance(storage, FolderStorage) else storage.url
 
     @property
-    def is_of_another(self) -> bool:
-        """Whether the folder is filled with another dataset."""
-        return self._notes().source not in ("", self._source)
+    def other_source(self) -> str:
+        """URL of another dataset that the folder is filled with; empty if it is filled with this one, or not yet."""
+        source = self._notes().source
+        return "" if source == self._source else source
 
     def check_source(self) -> None:
         """Raise StorageError if the folder is filled with another dataset."""
-        source = self._notes().source
-        if self.is_of_another:
+        if source := self.other_source:
             raise StorageError(
                 f"{self._folder} holds copies of the dataset at {source}, which those of {self._source} would replace: "
                 f"name another folder as local; or, if that is the same dataset, remove {self._folder / _NOTES} and "

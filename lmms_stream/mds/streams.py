@@ -115,7 +115,7 @@ class StoredDataset:
             is_gone = isinstance(error.__cause__, ObjectMissingError)
             if self._filled is None or not (folder / INDEX_NAME).exists() or not (cannot_be_asked or is_gone):
                 raise
-            if is_gone and self._filled.is_of_another:
+            if is_gone and self._filled.other_source:
                 raise
             self._filled.check_source()
             local = LocalStorage(folder)

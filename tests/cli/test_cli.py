@@ -13,8 +13,8 @@ import pytest
 from lmms_stream.__main__ import main
 from lmms_stream.cli.convert import one_value_an_option
 from lmms_stream.cli.main import build_parser
-from lmms_stream.converters.rows.chat import ROLES
 from lmms_stream.converters.rows.kinds import COLUMN_ROLES, KINDS
+from lmms_stream.converters.rows.speakers import ROLES
 from lmms_stream.demo.command import add_commands
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.train.__main__ import main as train
