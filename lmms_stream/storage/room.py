@@ -56,8 +56,7 @@ class CacheRoom:
         deadline = time.monotonic() + timeout_s
         while True:
             with self._locked() as first:
-                if self._make_room(first, record_path, num_bytes):
-                    self._note_reserved(first, record_path, num_bytes)
+                if self._make_room(first, record_path, num_bytes) and self._took(first, record_path, num_bytes):
                     return
             if time.monotonic() > deadline:
                 raise StorageError(
@@ -122,8 +121,7 @@ class CacheRoom:
     def _evict(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
         """Delete what is needed last until `num_bytes` more fit; False when that is not enough."""
         left_alone: list[tuple[Ledger, Entry]] = []  # what is being downloaded, or looked at
-        most = self.limit_bytes - num_bytes + self._ledger_of(wanted).bytes_of(wanted.name)
-        total = sum(ledger.num_bytes for ledger in self._ledgers)
+        total, most = self._total(), self._most_beside(wanted, num_bytes)
         queue = self._first_of_each() if total > most else []
         while total > most and queue:
             *_, number = heapq.heappop(queue)
@@ -171,14 +169,25 @@ class CacheRoom:
             return [(ledger, entry)]
         return []
 
-    def _note_reserved(self, first: IO[bytes], record_path: Path, num_bytes: int) -> None:
+    def _total(self) -> int:
+        return sum(ledger.num_bytes for ledger in self._ledgers)
+
+    def _most_beside(self, wanted: Path, num_bytes: int) -> int:
+        """Bytes that may be counted before a file of `num_bytes` is."""
+        return self.limit_bytes - num_bytes + self._ledger_of(wanted).bytes_of(wanted.name)
+
+    def _took(self, first: IO[bytes], record_path: Path, num_bytes: int) -> bool:
+        """Reserve room; False if a room with another first folder has filled the folder since it was made."""
         ledger = self._ledger_of(record_path)
         with self._opened(ledger, first, wanted=record_path) as file:
+            if self._total() > self._most_beside(record_path, num_bytes):
+                return False
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             ledger.note(file, Entry(now, record_path.name, num_bytes, is_reserved=True))
             with record_path.open("r+b") as record_file:
                 Record.reserved(num_bytes).write(record_file)
             touch(record_path)
+        return True
 
 
 def _name_in(ledger: Ledger, record_path: Path) -> str:

@@ -16,16 +16,17 @@ from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.record import Record
-from lmms_stream.storage.room import least_room
+from lmms_stream.storage.room import CacheRoom, least_room
 from lmms_stream.storage.sizes import parse_bytes
 from lmms_stream.storage.storage import open_storage
 
 from ..conftest import write_tokens
 from ..proxy import fault_proxy
 from ..rounds import rounds
-from .counting import OBJECT_BYTES, held, limited_cache, object_wanted
+from .counting import OBJECT_BYTES, Remote, held, limited_cache, object_wanted
 
 
 def upload_tokens(url: str, folder: Path, *, num_samples: int, compression: str | None = None) -> None:
@@ -168,6 +169,31 @@ def test_what_is_foretold_to_be_needed_last_gives_way_first(tmp_path: Path) -> N
     cache.room.outlook = None
     cache.fetch("f", object_wanted("f"))
     assert held(tmp_path) == ["c", "e", "f"]
+
+
+def test_a_folder_that_another_room_fills_meanwhile_is_counted(tmp_path: Path) -> None:
+    def cache_of(folder: str, name: str) -> LocalCache:
+        return LocalCache(Remote(), tmp_path / folder, room=CacheRoom([tmp_path / name, shared], 10 * OBJECT_BYTES))
+
+    class FilledMeanwhile(Foretold):
+        """Another room takes of the shared folder while this one looks for what gives way."""
+
+        def next_uses(self, folder: Path, names: list[str]) -> list[float]:
+            if "meanwhile" not in held(shared):
+                theirs.fetch("meanwhile", object_wanted("meanwhile"))
+            return super().next_uses(folder, names)
+
+    shared = tmp_path / "shared"
+    ours, theirs = cache_of("shared", "one"), cache_of("shared", "another")
+    beside = LocalCache(Remote(), tmp_path / "one", room=ours.room)
+    for cache in (beside, ours):
+        for number in range(5):
+            cache.fetch(f"a{number}", object_wanted(f"a{number}"))
+    assert ours.room is not None
+    ours.room.outlook = FilledMeanwhile(a0=0.1, a1=0.1)
+    ours.fetch("b", object_wanted("b"))
+    assert "meanwhile" in held(shared)
+    assert len(held(tmp_path / "one")) + len(held(shared)) == 10
 
 
 def test_what_is_in_use_stays_whatever_is_foretold(tmp_path: Path) -> None:
