@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through
-from ...processors.spans import tokenizes_all
+from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through, tokenizes_all
 from ...types import Sample
 from .tokens import NOTHING_LEARNT, learnt_spans
 

@@ -19,6 +19,7 @@ from .row_kind import ReadOptions, RowKind
 NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
 _LAST_ID = (1 << 31) - 1
 _LARGE_VOCABULARY = 1 << 19
+_TYPES_OF_BYTES = ("float64", ">i8", "float32", "int32", ">i4", "uint16", ">u2")  # as NumPy names them
 
 
 def _read_tokens(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
@@ -123,28 +124,36 @@ def _from_bytes(column: str, data: bytes) -> NDArray[np.int64]:
 
     DataError for bytes in which one of these is no token id or label, since they are of another type.
     """
-    numbers = np.frombuffer(data, "<i8") if len(data) % 8 == 0 else np.array([-2])
-    wrong = numbers[((numbers < 0) & (numbers != IGNORED_LABEL)) | (numbers > _LAST_ID)]
-    if len(wrong):
-        found = f"holds {wrong[0]}" if len(data) % 8 == 0 else f"has {len(data)} bytes, not 8 for each"
-        raise DataError(
-            f"column {column!r} holds bytes, which are read as int64 (llm-foundry's token_encoding_type), and {found}, "
-            f"no token id: decode another type with --map, by row | {{{column!r}: numpy.frombuffer(row[{column!r}], "
-            f"{_likely_type(data)})}}"
-        )
-    return numbers
+    numbers = np.frombuffer(data, "<i8") if len(data) % 8 == 0 else np.array([-1])
+    if _may_be_ids(numbers, _LAST_ID):
+        return numbers
+    raise DataError(
+        f"column {column!r} holds bytes, which are read as int64 (llm-foundry's token_encoding_type), and are "
+        f"{_first_numbers(numbers) if len(data) % 8 == 0 else f'{len(data)} bytes, not 8 for each'}: no token ids. "
+        f"{_readings(data)} decode them by the type that they were written with, with --map, by row | "
+        f"{{{column!r}: numpy.frombuffer(row[{column!r}], TYPE).astype(int)}}"
+    )
 
 
-def _likely_type(data: bytes) -> str:
-    """Return the type of ids in bytes, in quotes; TYPE if they fit none.
+def _may_be_ids(numbers: NDArray[Any], last_id: int) -> bool:
+    """Return whether numbers are whole, and each is a token id of at most `last_id` or IGNORED_LABEL."""
+    is_id = (numbers >= 0) & (numbers <= last_id) & (numbers == np.floor(numbers))
+    return bool(np.all(is_id | (numbers == IGNORED_LABEL)))
 
-    Two ids of 16 bits read as one of 32 are larger than vocabularies are.
-    """
-    for name in ("int32", "uint16"):
-        numbers = np.frombuffer(data, f"<{np.dtype(name).str[1:]}") if len(data) % np.dtype(name).itemsize == 0 else ()
-        if len(numbers) and all(0 <= number < _LARGE_VOCABULARY or number == IGNORED_LABEL for number in numbers):
-            return repr(name)
-    return "TYPE"
+
+def _readings(data: bytes) -> str:
+    """Return a sentence with the ids that bytes would be in each type that they fit: bytes do not tell their type."""
+    fitting = []
+    for name in _TYPES_OF_BYTES:
+        numbers = np.frombuffer(data, name) if len(data) % np.dtype(name).itemsize == 0 else np.array([-1])
+        if _may_be_ids(numbers, _LARGE_VOCABULARY):
+            fitting.append(f"as {name!r} {_first_numbers(numbers)}")
+    return f"They may be ids {', '.join(fitting)}:" if fitting else "They are no ids in any usual type either:"
+
+
+def _first_numbers(numbers: NDArray[Any]) -> str:
+    shown = ", ".join(f"{number:.6g}" if numbers.dtype.kind == "f" else str(number) for number in numbers[:3].tolist())
+    return f"[{shown}{', …' if len(numbers) > 3 else ''}]"
 
 
 TOKENS = RowKind(

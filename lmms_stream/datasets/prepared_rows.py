@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from ..converters.rows.mapper import Mapper
 from ..converters.sources.units import Row
 from ..errors import DataError
-from ..processors.base import Processor, or_error
+from ..processors.base import Processor, or_error, process_all, tokenizes_all
 from ..processors.measured import groups, sample_bytes
-from ..processors.spans import process_all, tokenizes_all
 from ..types import Processed, Sample
 
 

@@ -8,9 +8,16 @@ from typing import Any
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError, StorageError
 from ..mds.core import PackedDataset
 from ..plan.planner import Work
-from ..processors.base import Memory, Processor, SegmentError, process_sample, works_together
+from ..processors.base import (
+    Memory,
+    Processor,
+    SegmentError,
+    process_all,
+    process_sample,
+    tokenizes_all,
+    works_together,
+)
 from ..processors.measured import groups, sample_bytes
-from ..processors.spans import process_all, tokenizes_all
 from ..types import Processed, Sample
 
 

@@ -70,8 +70,8 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.", paths=("tokenizer", "path"))
-        MediaSettings.__post_init__(self)
-        ImageSettings.__post_init__(self)
+        self._check_media()
+        self._check_sizes()
         self._check_images()
         if self.bagel is not None and self.type != "bagel":
             raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")

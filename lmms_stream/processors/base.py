@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..types import Columns, Processed, Rows, Sample, Segments
 from .media.memory import Memory as Memory
+from .spans import IGNORED_LABEL as IGNORED_LABEL
+from .spans import labels_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
-
-IGNORED_LABEL = -100  # transformers' and torch's ignore_index
-
 
 Tokens = tuple[NDArray[np.int32], list[tuple[int, int]]]
 
@@ -187,6 +186,29 @@ def process_sample(processor: Processor, sample: Sample, memory: Memory | None, 
         return processor.process(sample)
     process_into: ProcessInto = processor.process_into  # type: ignore[attr-defined]
     return process_into(sample, memory)
+
+
+def tokenizes_all(processor: Processor) -> bool:
+    """Tell whether a processor tokenizes many samples at once; see TokenizeAll."""
+    return works_together(type(processor), "process", "tokenize_all")
+
+
+def process_all(processor: Processor, samples: Sequence[Sample]) -> list[Processed | DataError] | None:
+    """Return what `process` gives for each sample, or the DataError that it raises; see tokenizes_all.
+
+    None where another error is raised: `process` of one sample after another raises it for its sample.
+    """
+    tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
+    try:
+        found = tokenize_all(samples)
+    except Exception:  # noqa: BLE001 - one by one, the sample that causes it raises it again
+        return None
+    return [each if isinstance(each, DataError) else _processed(*each) for each in found]
+
+
+def _processed(ids: NDArray[np.int32], spans: Iterable[Sequence[int]]) -> Processed:
+    input_ids = ids.astype(np.int64)
+    return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
 
 
 @runtime_checkable

@@ -26,6 +26,9 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
         if self.image_size is not None and self.image_size < 1:
             raise ConfigError(f"processor.image_size must be at least 1 pixel, got {self.image_size}")
         if self.augment_seed is not None and self.augment_seed < 0:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
+from lmms_stream.converters.media.references import SampleMedia
+from lmms_stream.converters.rows.fields import Fields, named_alike
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.rows.tokens import TOKENS
 from lmms_stream.errors import DataError
 from streaming import MDSWriter, StreamingDataset
 
@@ -38,15 +41,25 @@ def test_tokens_of_llm_foundry_come_back(dtype: str, encoding: str, tmp_path: Pa
     check_ids(tmp_path / "out")
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint16"])
-def test_bytes_of_another_type_are_refused_with_the_function_that_decodes_them(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["int32", "uint16", "float32", "float64", ">i4", ">i8", ">u2"])
+def test_bytes_of_another_type_are_refused_with_what_each_type_makes_of_them(dtype: str, tmp_path: Path) -> None:
     source = written(tmp_path / "in", dtype)
     with pytest.raises(DataError, match=r"holds bytes, which are read as int64 .*token_encoding_type") as raised:
         convert([source], str(tmp_path / "out"), num_workers=1, schema=SchemaOptions(**SCHEMA))
+    assert f"as '{dtype}' [0, 1, 2, …]" in str(raised.value)
     made = re.search(r"by (row \| .*\}) \(or pass", str(raised.value))
     assert made is not None
-    assert f"'{dtype}'" in made[1]
-    (tmp_path / "decode.py").write_text(f"import numpy\n\ndef decode(row):\n    return {made[1]}\n")
+    decode = made[1].replace("TYPE", repr(dtype))
+    (tmp_path / "decode.py").write_text(f"import numpy\n\ndef decode(row):\n    return {decode}\n")
     schema = SchemaOptions(**SCHEMA, map=f"{tmp_path / 'decode.py'}:decode")
     convert([source], str(tmp_path / "mapped"), num_workers=1, schema=schema)
     check_ids(tmp_path / "mapped", dtype)
+
+
+def test_bytes_of_a_few_ids_may_be_of_several_types() -> None:
+    fields = Fields({"input_ids": np.array([7, 3], np.uint16).tobytes()}, named_alike("input_ids"))
+    with pytest.raises(DataError, match=r"as 'int32' \[196615\], .*as 'uint16' \[7, 3\]"):
+        TOKENS.read(fields, SchemaOptions(), SampleMedia(None))
+    fields = Fields({"input_ids": b"odd"}, named_alike("input_ids"))
+    with pytest.raises(DataError, match=r"3 bytes, not 8 for each: .*no ids in any usual type"):
+        TOKENS.read(fields, SchemaOptions(), SampleMedia(None))

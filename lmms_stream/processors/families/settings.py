@@ -28,6 +28,9 @@ class MediaSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.")
+        self._check_media()
+
+    def _check_media(self) -> None:
         for name in (
             "image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_max_frames",
             "frame_num",
