@@ -18,7 +18,6 @@ from ...errors import StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name
 from ...mds.listing import read_if_there
 from ...mds.stored_lengths import write_json
-from ...processors.not_shown import added
 from ...storage.storage import Storage, open_storage
 from .catalog import REJECTS_NAME, Catalog, own_files, read_catalog
 from .joining import join, path_to, write_joined
@@ -71,12 +70,10 @@ def _description(catalogs: Mapping[str, Catalog], part: str) -> dict[str, Any]:
     assert new is not None
     files = [DATASET_NAME, *own_files(new)]
     counts = [name for name in {**old, **new} if name.startswith("num_") and name != "num_samples"]
-    not_shown = added(each.get("not_shown", {}) for each in (old, new))
     return {
         "source": [*old["source"], *new["source"]],
         "options": old["options"] | {"code": old["options"].get("code", {}) | new["options"].get("code", {})},
         **{name: old.get(name, 0) + new.get(name, 0) for name in counts},
-        **({"not_shown": not_shown} if not_shown else {}),
         "parts": [
             *parts_of(old),
             {

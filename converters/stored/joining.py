@@ -21,6 +21,7 @@ from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import LengthIndex, joint_index, patches_of_all
 from ...mds.provenance import Provenance, join_provenance
 from ...mds.stored_lengths import upload_lengths, write_json
+from ...processors.not_shown import added
 from ...storage.storage import Storage
 from ...version import VERSION
 from . import unread
@@ -36,6 +37,7 @@ class Joined:
 
     dropped: why lengths indexes, and provenance, that only some of the datasets have are not in it. folder: where
     `provenance`, names of files, lie. schema: of the samples. unread: names in the rows of all that nothing read.
+    not_shown: samples of all with content that the chat template did not show, by the kind of content.
     """
 
     index: bytes
@@ -46,6 +48,7 @@ class Joined:
     folder: Path
     schema: str | None
     unread: UnreadNames
+    not_shown: Mapping[str, int]
 
 
 def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
@@ -72,6 +75,7 @@ def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
         folder=folder,
         schema=schema,
         unread=unread.joined(unread.of_dataset(each.dataset or {}) for each in catalogs.values()),
+        not_shown=added((each.dataset or {}).get("not_shown", {}) for each in catalogs.values()),
     )
 
 
@@ -213,6 +217,7 @@ def _describe(joined: Joined) -> dict[str, Any]:
         "shards": [_described(name, info) for name, info in joined.shards],
         "lengths": [index.fingerprint for index in joined.lengths],
         **unread.described(joined.unread),
+        **({"not_shown": dict(joined.not_shown)} if joined.not_shown else {}),
     }
 
 

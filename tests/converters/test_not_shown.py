@@ -12,6 +12,7 @@ from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.inspect.summary import describe_lengths, inspect_dataset, summary
+from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.errors import DataError
 from lmms_stream.processors.chat import ChatProcessor
 from transformers import AutoTokenizer
@@ -104,6 +105,9 @@ def test_what_is_not_shown_is_counted_however_samples_are_stored(
     inspection = inspect_dataset(str(target))
     shown = [summary(inspection), *map(describe_lengths, inspection.lengths)]
     assert "tool calls of 1 sample, reasoning of 5 samples" in " ".join(line.get("not shown", "") for line in shown)
+    convert([written(tmp_path, [CALLS, THINKS], "other")], str(tmp_path / "other"), on_dropped="warn", **settings)
+    merge_datasets(str(tmp_path), [str(target), str(tmp_path / "other")])
+    assert described(tmp_path)["not_shown"] == {"tool_calls": 2, "reasoning": 6}
 
 
 def test_a_dry_run_shows_what_is_not_shown(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
