@@ -34,9 +34,9 @@ class ConvertOptions:
     (default: double in CSV, none in TSV). schema: see SchemaOptions. processor: measures each sample, and a
     lengths index is written beside the shards; with `tokenize` its tokens are stored instead of the sample.
     compression: as MDSWriter takes it. on_error: a row that does not fit its kind ends the conversion, or goes to
-    `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
-    a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
-    left out is listed and counted in the first.
+    `_lmms/rejects.jsonl` with the reason and is counted. limit: samples; the row of the last is stored whole.
+    shuffle_seed: all samples are put in a random order. splits: name of a folder below the target -> its share of the
+    samples, drawn by split_seed; what is left out is listed and counted in the first.
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
     that a process reads at once. num_shards: of each dataset, whose numbers of samples differ by one at most;
     samples_per_shard: of all shards but the last; with either, shard_bytes stays as it is. ids: a file of the samples

@@ -39,7 +39,8 @@ def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> 
     if schema in ("image", "columns"):
         words += ["--kind", schema]
     if schema != "columns" and _USUAL & kept.keys():
-        words += _told_apart(_first_row(catalog, schema), schema, kept)
+        row = _first_row(catalog, schema) if schema == "preference" else columns  # the others' rows have columns alike
+        words += _told_apart(row, schema, kept)
     for name, encoding in kept.items():
         words.append(f"--keep={name}" if encoding in _BY_VALUES else f"--keep={name}:{encoding}")
     contents = {(info.size, info.checksum) for info in catalog.shards}
@@ -48,7 +49,7 @@ def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> 
 
 
 def _told_apart(row: Mapping[str, Any], schema: str, kept: Collection[str]) -> list[str]:
-    """Options by which only the row's own columns are read, and not those that are kept. row: the first of all."""
+    """Options by which only the row's own columns are read, and not those that are kept. row: with its columns."""
     name = "kto" if schema == "preference" and "completion" in row else schema
     words = [] if schema == "image" else ["--kind", name]
     for role, names in KINDS[name].columns.items():

@@ -72,8 +72,9 @@ class UnitTask:
 class UnitEncoder:
     """Encodes units. processor: measures samples; with `tokenize` what it makes of them is stored.
 
-    on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: samples of a unit
-    at most. shortest, longest: what has fewer or more tokens is left out. hashes: whether to hash each sample.
+    on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: a unit ends with
+    the row that gives so many samples. shortest, longest: what has fewer or more tokens is left out. hashes: whether to
+    hash each sample.
     documents: samples of tokens become parts of others, so their tokens are stored without anything around them.
     links: whether samples of a shard that lies on this machine may be linked to instead of being copied.
     process_each: of so many rows of a unit one is processed, the others are only measured; None for what on_error asks

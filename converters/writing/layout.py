@@ -125,7 +125,7 @@ class Laying:
             self._kept.append(laid)
 
     def _kept_of(self, encoded: EncodedUnit, dropped: NDArray[np.int64]) -> tuple[EncodedUnit, NDArray[np.bool_]]:
-        """The unit up to the last sample that the limit asks for, and which of its samples are stored.
+        """The unit up to the row with the last sample that the limit asks for, and which of its samples are stored.
 
         Those are of no row that is dropped, and came nowhere before. dropped: numbers of rows in the unit.
         """
@@ -134,8 +134,8 @@ class Laying:
             is_kept[is_kept] = self._seen.add(encoded.hashes[is_kept])
         room = None if self._asked.limit is None else self._asked.limit - self.num_samples
         if room is not None and is_kept.sum() >= room:
-            num_samples = int(np.flatnonzero(is_kept)[room - 1]) + 1
-            return encoded.first(num_samples), is_kept[:num_samples]
+            encoded = encoded.first(int(np.flatnonzero(is_kept)[room - 1]) + 1)
+            return encoded, is_kept[: len(encoded.rows)]
         return encoded, is_kept
 
     def finish(self) -> Iterator[ShardTask]:

@@ -57,14 +57,18 @@ class EncodedUnit:
         return np.cumsum(self.sizes) - self.sizes if self.places is None else self.places
 
     def first(self, num_samples: int) -> EncodedUnit:
-        """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1."""
+        """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1.
+
+        It has all samples of that row.
+        """
         last_row = self.rows[num_samples - 1]
+        num_samples = int(np.searchsorted(self.rows, last_row, side="right"))
         return EncodedUnit(
             sizes=self.sizes[:num_samples],
             rows=self.rows[:num_samples],
             lengths=None if self.lengths is None else self.lengths[:num_samples],
             rejects=[reject for reject in self.rejects if reject[0] < last_row],
-            left_out={why: numbers[numbers < last_row] for why, numbers in self.left_out.items()},
+            left_out={why: numbers[numbers <= last_row] for why, numbers in self.left_out.items()},
             hashes=None if self.hashes is None else self.hashes[:num_samples],
             num_rows=int(last_row) + 1,
             spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),

@@ -206,7 +206,12 @@ def _add_media(group: Group) -> None:
 def _add_written(group: Group) -> None:
     _add_sizes(group)
     group.add_argument("--compression", metavar="KIND", help="compress shards as zstd, zstd:7, gz, …")
-    group.add_argument("--limit", type=at_least(1), metavar="N", help="write at most N samples")
+    group.add_argument(
+        "--limit",
+        type=at_least(1),
+        metavar="N",
+        help="write N samples, and all samples of the row that holds the last of them",
+    )
     group.add_argument(
         "--shuffle-seed", type=at_least(0), metavar="SEED", help="put all samples in the random order of SEED"
     )

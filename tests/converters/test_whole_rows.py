@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.rows.options import SchemaOptions
@@ -169,3 +170,14 @@ def test_the_limit_ends_before_a_row_of_which_a_later_sample_does_not_fit(own: P
     report = convert([source], "out", map="own:texts", limit=3, on_error="skip", num_workers=1)
     assert [sample["text"] for sample in PackedStreamingDataset("out")[:]] == ["a", "b", "d"]
     assert (report.num_rows, report.num_rejected) == (3, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_seed": 1}, {"dedup": "exact"}, {"num_workers": 2}])
+def test_the_limit_ends_behind_a_row_and_the_others_can_be_appended(own: Path, options: dict[str, Any]) -> None:
+    rows = [{"texts": [text(number, 0), "", text(number, 1), text(number, 2)]} for number in range(4)]
+    source = write_rows(own / "rows.jsonl", rows)
+    report = convert([source], "out", map="own:texts", limit=4, **options)
+    assert (report.num_rows, report.num_empty) == (6, 2)
+    append([f"{source}@[2:]"], "out", schema=SchemaOptions(map="own:texts"), dedup=options.get("dedup"))
+    stored = sorted(sample["text"] for sample in PackedStreamingDataset("out")[:])
+    assert stored == sorted(text(number, place) for number in range(4) for place in range(3))
