@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 
 import orjson
@@ -24,7 +24,9 @@ CHUNK_BYTES = 1 << 20
 IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
 SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
 NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
-_MESSAGE_KEYS = ({"role", "content"}, {"from", "value"})
+# What rows call a list of messages or exchanges, and who speaks first in a list of another name.
+LISTS_OF_MESSAGES = ("messages", "conversations", "conversation", "texts", "chosen", "rejected")
+FIRST_SPEAKERS = ("system", "developer", "user", "human", "assistant", "gpt")
 STRING_REST = re.compile(IN_STRING, re.DOTALL)
 
 
@@ -185,7 +187,7 @@ class ElementBlock:
 class JsonTable:
     """A file with an array of objects, or with an object one member of which is one.
 
-    An object in which a member is a list of messages is one row, unless that member is chosen by its name.
+    An object in which a member is a list of messages or exchanges is one row, unless that member is chosen by its name.
     """
 
     def __init__(self, location: Location):
@@ -221,7 +223,7 @@ class JsonTable:
             yield from scanner.elements()
             scanner.end()
             return
-        if self._key is None and any(map(_is_message, self._arrays.values())):
+        if self._key is None and any(starmap(_are_messages, self._arrays.items())):
             members = [orjson.dumps(key) + b":" + scanner.value(b"}") for key in scanner.members()]
             scanner.end()
             yield b"{" + b",".join(members) + b"}"
@@ -268,10 +270,16 @@ def _pass_value(scanner: JsonScanner) -> bytes:
     return first
 
 
-def _is_message(text: bytes) -> bool:
-    """Whether an object says who speaks and what, by the usual names."""
+def _are_messages(name: str, first: bytes) -> bool:
+    """Whether a member of this name is the messages or exchanges of one row, by its first object.
+
+    Under one of the usual names objects are messages, unless each is a row itself: a text, or with a list of its own.
+    """
     try:
-        names = set(orjson.loads(text))
+        values = orjson.loads(first)
     except orjson.JSONDecodeError:
         return False
-    return any(keys <= names for keys in _MESSAGE_KEYS)
+    if name in LISTS_OF_MESSAGES:
+        return len(values.keys() - {"id"}) > 1 and values.keys().isdisjoint(LISTS_OF_MESSAGES)
+    usual = (("role", "content"), ("from", "value"))
+    return any(values.get(speaker) in FIRST_SPEAKERS and said in values for speaker, said in usual)

@@ -12,8 +12,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.converters.rows.exchanges import EXCHANGES
+from lmms_stream.converters.rows.messages import MESSAGES
+from lmms_stream.converters.rows.speakers import ROLES, USUAL_ROLES
 from lmms_stream.converters.sources import json_array
-from lmms_stream.converters.sources.json_array import JsonScanner
+from lmms_stream.converters.sources.json_array import FIRST_SPEAKERS, JsonScanner
 from lmms_stream.errors import DataError
 
 from ...strategies import examples
@@ -124,21 +127,49 @@ def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
         read(f"{write(tmp_path / 'b.json', b'[{}]')}#x")
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+MESSAGE, EXCHANGE = {"role": "user", "content": "a"}, {"prompt": "a", "response": "b"}
+
+
 @pytest.mark.parametrize(
     "row",
     [
-        {"id": 1, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"id": 1, "messages": [MESSAGE, {"role": "assistant", "content": "b"}]},
         {"conversations": [{"from": "human", "value": 'a"]'}, {"from": "gpt", "value": "b"}], "tools": [{"x": {}}]},
-        {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}], "n": []},
+        {"chosen": [MESSAGE], "rejected": [{"role": "user", "content": "b"}], "n": []},
+        {"messages": [{"role": "user", "text": "a"}, {"role": "assistant", "text": "b"}]},
+        {"messages": [{"id": "1", "who": "client", "says": "a"}]},
+        {"texts": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]},
+        {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"input": "c", "output": "d"}]},
+        *({name: [EXCHANGE, EXCHANGE]} for name in EXCHANGES.columns["messages"]),
+        *({name: [{"speaker": "A", "text": "a"}]} for name in MESSAGES.columns["messages"]),
+        *({"turns": [{"from": speaker, "value": "a"}]} for speaker in FIRST_SPEAKERS),
     ],
 )
-def test_an_object_with_a_list_of_messages_is_one_row(row: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_an_object_with_a_list_of_messages_or_exchanges_is_one_row(row: dict[str, Any], tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf" + orjson.dumps(row, option=orjson.OPT_INDENT_2)
-    path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    assert read(path) == read(f"{path}@[-1:]") == [row]
-    key = next(key for key, value in row.items() if isinstance(value, list))
-    assert read(f"{path}#{key}") == row[key]
+    for name in ("a.json", "a.json.gz"):
+        path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+        assert read(path) == read(f"{path}@[-1:]") == [row]
+        key = next(key for key, value in row.items() if isinstance(value, list))
+        assert read(f"{path}#{key}") == row[key]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"data": [EXCHANGE, EXCHANGE]},
+        {"pairs": [{"from": "a page", "value": 3, "text": "a"}, {"from": "a book", "value": 4, "text": "b"}]},
+        {"texts": [{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]},
+        {"conversations": [{"id": 1, "messages": [MESSAGE]}, {"id": 2, "messages": [MESSAGE]}]},
+        {"conversations": [{"prompt": "a", "chosen": "b", "rejected": "c"}]},
+    ],
+)
+def test_an_object_with_a_list_of_other_objects_has_as_many_rows(rows: dict[str, Any], tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.json", orjson.dumps(rows))) == next(iter(rows.values()))
+
+
+def test_the_speakers_that_begin_a_conversation_are_roles() -> None:
+    assert {*FIRST_SPEAKERS} <= {*ROLES, *USUAL_ROLES}
 
 
 def test_a_broken_element_is_an_error_of_its_row(tmp_path: Path) -> None:
