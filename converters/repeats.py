@@ -227,14 +227,16 @@ def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tupl
                     continue
                 others.add(index)
                 if file != places[number] or have_same_rows(source, sources[index], schema):
-                    yield str(known[index]), str(said), _how(shared, said, known[index], file)
+                    is_whole = file == places[number] == places[index]
+                    yield str(known[index]), str(said), _how(shared, said, known[index], is_whole=is_whole)
             seen[file].append((rows, number))
 
 
-def _how(shared: Interval, said: Described, other: Described, file: str) -> str:
+def _how(shared: Interval, said: Described, other: Described, *, is_whole: bool) -> str:
+    """How two sources hold the same rows. is_whole: neither has them in one of several files."""
     if said.at == other.at:
         return f"rows {shown(shared)}" if shown(shared) else "all rows of it"
-    return "they lead to one file" if said.place == other.place or file != other.place else "they are copies"
+    return "they are copies" if is_whole and said.place != other.place else "they lead to one file"
 
 
 def _first_places(known: Sequence[Described]) -> list[str]:
@@ -290,7 +292,10 @@ def has_rows_of(source: Source, known: Described, schema: SchemaOptions) -> bool
 
 def _has_rows_below(source: TableSource, folder: str | None, schema: SchemaOptions) -> bool:
     """Whether a source has rows, and these are the same if paths of media start from another folder."""
-    named = _media_names(schema.changed(source.settings))
+    schema = schema.changed(source.settings)
+    if schema.media_root:  # of both, which are read in the same way
+        return source.has_rows
+    named = _media_names(schema)
     has_rows = False
     with closing(source.all_rows()) as rows:
         for ours, row in rows:

@@ -101,7 +101,14 @@ class Opener:
             raise ConfigError(f"{self._target} is inside the source {spec.path}, which would read it: {_OTHER_TARGET}")
         num_bytes, at = dataset.num_bytes, folder if folder.is_dir() else None
         location = self._location(folder, spec, name=spec.path, num_bytes=num_bytes, folder=at)
-        self._add(spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=num_bytes)
+        self._add(
+            spec,
+            partial(dataset.table, location),
+            location,
+            identity=dataset.identity,
+            num_bytes=num_bytes,
+            pieces=None if spec.is_sliced else dataset.files,
+        )
 
     def _open_remote(self, spec: Spec) -> None:
         if spec.is_glob:

@@ -107,6 +107,19 @@ def test_rows_that_are_named_once_are_stored_once(here: Path, sources: list[str]
     assert sorted(numbers(here / "out")) == list(range(len(numbers(here / "out"))))
 
 
+def test_local_files_of_a_dataset_that_the_hub_s_library_reads_are_the_same_rows(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")
+    both = [["hf:copies?split=train", "copies"], ["copies/copy.jsonl", "hf:json?data_files=copies/copy.jsonl"]]
+    for sources in both:
+        with pytest.raises(ConfigError, match=r"hold the same rows \(they lead to one file\)"):
+            convert(sources, "out", **OPTIONS)
+    assert convert(["hf:copies?split=train", "b.jsonl"], "out", **OPTIONS).num_rows == 8
+
+
 def test_one_file_with_other_settings_or_another_member_is_another_source(here: Path) -> None:
     Path("c.json").write_text(json.dumps({"x": [{"text": "text 0"}], "y": [{"text": "text 1"}]}))
     convert(["c.json#x", "c.json#y"], "members", **OPTIONS)
@@ -150,6 +163,8 @@ def test_equal_rows_that_name_media_in_two_folders_are_different_rows(here: Path
         Image.new("RGB", (8, 8 + number)).save(f"media{number}/a.png")
         Path(f"media{number}/rows.jsonl").write_text('{"image": "a.png", "caption": "a"}\n')
     assert convert(["media0", "media1"], "out", format="jsonl", **OPTIONS).num_rows == 2
+    with pytest.raises(ConfigError, match=r"hold the same rows \(they are copies\)"):
+        convert(["media0", "media1"], "rooted", format="jsonl", schema=SchemaOptions(media_root="media0"), **OPTIONS)
     convert(["media0/rows.jsonl"], "grown", **OPTIONS)
     assert added_to("grown", "media1/rows.jsonl") == (1, 0)
     shutil.copy("media0/rows.jsonl", "media0/copy.jsonl")
