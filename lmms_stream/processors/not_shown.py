@@ -102,7 +102,7 @@ class NotShown:
 
     def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
         """Return the kinds as bits; 0 where the template refuses the conversation with marks and without."""
-        shape = (tuple(map(_shape, messages)), tuple(map(_value_shape, tools or ())))
+        shape = (tuple(map(_shape, messages)), tuple(map(_tool_shape, tools or ())))
         bits = self._known.get(shape)
         if bits is None:
             if len(self._known) == _MOST_SHAPES:
@@ -134,7 +134,7 @@ class NotShown:
 
 
 class _Mark(NamedTuple):
-    """A mark and the text that it replaces; "" for arguments of calls, which templates write in many ways."""
+    """A mark and the text that it replaces; "" for what templates write in many ways: arguments, descriptions."""
 
     kind: str
     mark: str
@@ -142,7 +142,7 @@ class _Mark(NamedTuple):
 
 
 class _Marking:
-    """Replaces texts of messages and names of tools by marks."""
+    """Replaces texts of messages and what tools say by marks."""
 
     def __init__(self) -> None:
         self.marks: list[_Mark] = []
@@ -172,7 +172,7 @@ class _Marking:
     def tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
         if tools is None:
             return None
-        return [self._called(tool, lambda function: self._named(function, "tools")) for tool in tools]
+        return [self._called(tool, self._tool) for tool in tools]
 
     def _content(self, text: str, kind: str, role: str) -> str:
         return "".join(self._mark(of, piece) if of else piece for of, piece in _pieces(text, kind, role))
@@ -186,6 +186,19 @@ class _Marking:
             return value
         function = value.get("function")
         return {**value, "function": mark(function)} if isinstance(function, dict) else mark(value)
+
+    def _tool(self, function: dict[str, Any]) -> dict[str, Any]:
+        """A tool whose name, description and names of parameters are marked."""
+        marked = self._named(function, "tools")
+        if _is_text(function.get("description")):
+            marked["description"] = self._mark("tools", "")
+        if properties := _properties_of(function):
+            marks = {name: self._mark("tools", "") for name in properties}
+            schema = {**function["parameters"], "properties": {marks[name]: each for name, each in properties.items()}}
+            if isinstance(schema.get("required"), list):
+                schema["required"] = [marks.get(str(name), name) for name in schema["required"]]
+            marked["parameters"] = schema
+        return marked
 
     def _function(self, function: dict[str, Any]) -> dict[str, Any]:
         marked = self._named(function, "tool_calls")
@@ -261,6 +274,17 @@ def _arguments_of(function: Mapping[str, Any]) -> tuple[str, Any]:
     return key, function.get(key)
 
 
+def _properties_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a tool by their names; {} for a tool without, or with another schema."""
+    schema = function.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
 def _with_leaves(value: Any, leaf: str) -> Any:
     """Return JSON with one text in place of all its texts and numbers."""
     if isinstance(value, list):
@@ -292,6 +316,12 @@ def _text_shape(text: str, role: str) -> Hashable:
     if "<" not in text:
         return bool(text.strip())
     return tuple(kind or piece for kind, piece in _pieces(text, "content", role))
+
+
+def _tool_shape(tool: Any) -> Hashable:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    function = function if isinstance(function, dict) else {}
+    return _value_shape(tool), _is_text(function.get("description")), bool(_properties_of(function))
 
 
 def _value_shape(value: Any) -> Hashable:
