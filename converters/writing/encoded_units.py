@@ -382,7 +382,7 @@ class _Encoding:
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
             spans=Spans.of(self._spans) if self._encoder.documents else None,
             unread={name: np.array(rows, np.int64) for name, rows in self._unread.items()},
-            not_shown=np.array(self._not_shown, np.uint8) if self._tells_not_shown else None,
+            not_shown=np.array(self._not_shown, np.uint32) if self._tells_not_shown else None,
         )
 
 

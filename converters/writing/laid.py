@@ -55,7 +55,7 @@ class Laid:
     samples: NDArray[np.int64]
     lengths: NDArray[np.uint32] | None
     spans: Spans | None = None
-    not_shown: NDArray[np.uint8] | None = None
+    not_shown: NDArray[np.uint32] | None = None
 
     def taken(self, numbers: NDArray[np.int64]) -> Laid:
         """Those of these numbers, in their order."""

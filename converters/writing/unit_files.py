@@ -35,7 +35,7 @@ class EncodedUnit:
     each sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents,
     whose tokens alone are stored. unread: rows that hold something by a name that nothing reads. places: int64[n], the
     first byte of each sample in the file, where that is a link to a shard that holds them; None where they lie one
-    after another. not_shown: uint8[n], kinds of content that the chat template does not show, as bits; None where no
+    after another. not_shown: uint32[n], kinds of content that the chat template does not show, as bits; None where no
     template tells.
     """
 
@@ -49,7 +49,7 @@ class EncodedUnit:
     spans: Spans | None = None
     places: NDArray[np.int64] | None = None
     unread: UnreadRows = field(default_factory=dict)
-    not_shown: NDArray[np.uint8] | None = None
+    not_shown: NDArray[np.uint32] | None = None
 
     @property
     def first_bytes(self) -> NDArray[np.int64]:

@@ -33,7 +33,7 @@ from ..processors.measured import (
     sample_bytes,
     with_not_shown,
 )
-from ..processors.not_shown import KINDS, OnDropped, check_shown, loses_calls
+from ..processors.not_shown import KINDS, OnDropped, check_shown, loses_calls, named_counts
 from ..storage.cache import LocalCache, default_cache_folder, home_folder
 from ..storage.locks import locked
 from ..storage.storage import Storage
@@ -179,7 +179,7 @@ def _is_missing(folder: Path, info: ShardInfo, on_dropped: OnDropped) -> bool:
     if kept is None or on_dropped == "warn":
         return kept is None
     not_shown = ShardLengths.from_bytes(kept, num_samples=info.num_samples).not_shown
-    return loses_calls(kind for kind, count in zip(KINDS, not_shown.tolist(), strict=True) if count)
+    return loses_calls(named_counts(not_shown))
 
 
 def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) -> LengthIndex:
@@ -207,7 +207,7 @@ def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) ->
         patches=_mapped(folder / "all-patches") if has_patches else None,
         num_tokens_of=dict(zip(MEDIA_KINDS, sums.tolist(), strict=True)),
         num_cut=num_cut,
-        not_shown={kind: count for kind, count in zip(KINDS, not_shown.tolist(), strict=True) if count},
+        not_shown=named_counts(not_shown),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..processors.base import Measured
-from ..processors.not_shown import KINDS
+from ..processors.not_shown import KINDS, amounts_of
 
 _LENGTH = np.dtype("<u4")
 _SUM = np.dtype("<i8")
@@ -20,7 +20,8 @@ class ShardLengths:
     """lengths: uint32[num_samples], tokens. patches: uint32[num_samples]; None where the processor tells none.
 
     media_tokens: int64[3], tokens of all samples that stand for each of MEDIA_KINDS. num_cut: int64[1], media of which
-    not all is read. not_shown: int64[k], samples with content of each of KINDS that the chat template does not show.
+    not all is read. not_shown: int64[k], samples with content of each of KINDS that the chat template does not show,
+    and answers whose end is not trained on.
     """
 
     lengths: NDArray[np.uint32]
@@ -47,7 +48,7 @@ class ShardLengths:
             self.media_tokens[:] += found[2:5]
             self.num_cut[:] += found.num_cut
         if found.not_shown:
-            self.not_shown[:] += found.not_shown >> np.arange(len(KINDS)) & 1
+            self.not_shown[:] += amounts_of(found.not_shown)
 
     def to_bytes(self) -> bytes:
         """The lengths, the patches where there are any, and the sums after them, without zeros at their end."""

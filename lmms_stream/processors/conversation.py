@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError
 from .base import Tokens, or_error
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate, Messages, Render
-from .not_shown import ENDS, KINDS, NotShown
+from .not_shown import NotShown, bits_of_ends
 from .spans import learnt_of, spans_of
 from .stops import Stops
 from .stored_chat import read_chat
@@ -24,6 +24,8 @@ from .tokenizers import FastTokenizer, digest
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
 RENDERING_VERSION = 3  # raised when a template is given other values for the same conversation
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
+
+logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,11 @@ class Rendered(NamedTuple):
 class Conversations:
     """Texts of conversations by a tokenizer's chat templates; what is learnt of them: see ChatProcessor.
 
+    learn_stop: None where it does not matter which ends of answers the template marks.
     ConfigError for templates that cannot be compiled, or that are missing.
     """
 
-    def __init__(self, tokenizer: FastTokenizer, *, learn: Learn, learn_stop: bool = False):
+    def __init__(self, tokenizer: FastTokenizer, *, learn: Learn, learn_stop: bool | None = False):
         if learn not in get_args(Learn):
             raise ConfigError(f"processor.learn must be {' or '.join(get_args(Learn))}, got {learn!r}")
         self.learn = learn
@@ -107,11 +110,12 @@ class Conversations:
     def warn_of_ends(self) -> None:
         """Warn of a template that leaves the end of answers out of what is trained on."""
         stops = self._stops["default"]
-        if not self.learn_stop and not stops.are_trained_on:
-            warnings.warn(
-                f"the chat template of tokenizer {self.tokenizer.name} does not mark the end of an answer, so no end "
-                f"is trained on and the model does not learn to stop: {stops.remedy}",
-                stacklevel=3,
+        if self.learn_stop is False and not stops.are_trained_on:
+            logger.warning(
+                "the chat template of tokenizer %s does not mark the end of an answer, so no end is trained on and the "
+                "model does not learn to stop: %s",
+                self.tokenizer.name,
+                stops.remedy,
             )
 
     def not_shown(self, chat: Chat) -> int:
@@ -119,10 +123,11 @@ class Conversations:
 
         Ends of answers that are not trained on are among them.
         """
-        is_ended = self.learn_stop or self._stops[self._name_of_template(chat)].are_trained_on
-        has_answer = any(index not in chat.left_out for index in chat.spoken)
-        ends = 0 if is_ended or not has_answer else 1 << KINDS.index(ENDS)
-        return self._not_shown.of(chat.messages, chat.tools) | ends
+        bits = self._not_shown.of(chat.messages, chat.tools)
+        if self.learn_stop is not False or self._stops[self._name_of_template(chat)].are_trained_on:
+            return bits
+        answers = chat.spoken[-1:] if self.learn == "last" else chat.spoken
+        return bits | bits_of_ends(sum(index not in chat.left_out for index in answers))
 
     def rendered(self, chat: Chat) -> Rendered:
         """DataError besides where what the assistant says cannot be told from the rest."""
@@ -174,7 +179,8 @@ class Conversations:
 
     @cached_property
     def _not_shown(self) -> NotShown:
-        return NotShown(lambda messages, tools: self._render(Chat(messages, tools, frozenset()))[0])
+        source = "".join(self.tokenizer.chat_templates.values())
+        return NotShown(lambda messages, tools: self._render(Chat(messages, tools, frozenset()))[0], source)
 
     def __getstate__(self) -> dict[str, Any]:
         # Made again where they are used: compiled templates are not sent.

@@ -48,9 +48,8 @@ class MultimodalProcessor:
     ):
         self.tokenizer = tokenizer
         self.family = family
-        self._conversations = Conversations(tokenizer, learn=learn, learn_stop=bool(learn_stop))
-        if learn_stop is not None:
-            self._conversations.warn_of_ends()
+        self._conversations = Conversations(tokenizer, learn=learn, learn_stop=learn_stop)
+        self._conversations.warn_of_ends()
         self._placeholders = Placeholders(family.placeholders, family.surroundings)
         repeated = getattr(family, "repeated_tokens", None) or family.placeholders.values()
         self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in repeated])

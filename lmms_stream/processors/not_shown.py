@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .base import Processor
 
-ENDS = "ends"  # of answers, none of which is trained on
-KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content", ENDS)  # in the order of bits
+ENDS = "ends"  # of answers, which are not trained on
+# In the order of bits. A kind has one bit, which a sample has or not; ENDS has the highest bits, a number of answers.
+KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content", ENDS)
 OnDropped = Literal["error", "warn"]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALLING = ("tools", "tool_calls")
@@ -40,13 +41,33 @@ def kinds_of(bits: int) -> list[str]:
     >>> kinds_of(0b10010)
     ['tools', 'reasoning']
     """
-    return [kind for number, kind in enumerate(KINDS) if bits >> number & 1]
+    return list(counts_of(np.array([bits])))
 
 
 def counts_of(bits: NDArray[np.integer[Any]]) -> dict[str, int]:
-    """Return the number of samples of each kind that is set in any of the bits."""
-    counts = {kind: int(np.count_nonzero(bits >> number & 1)) for number, kind in enumerate(KINDS)}
-    return {kind: count for kind, count in counts.items() if count}
+    """Return the number of samples of each kind that is set in any of the bits, and of answers for ENDS."""
+    return named_counts(amounts_of(bits).sum(axis=0))
+
+
+def amounts_of(bits: NDArray[np.integer[Any]] | int) -> NDArray[np.int64]:
+    """Return the number of samples and answers of each of KINDS, int64[..., len(KINDS)], of bits [...].
+
+    >>> amounts_of(0b10_000010).tolist()  # two ends
+    [0, 1, 0, 0, 0, 0, 2]
+    """
+    amounts = np.asarray(bits, np.int64)[..., None] >> np.arange(len(KINDS))
+    amounts[..., :-1] &= 1
+    return amounts
+
+
+def named_counts(counts: NDArray[np.int64]) -> dict[str, int]:
+    """Return the counts of KINDS by name, without zeros."""
+    return {kind: count for kind, count in zip(KINDS, counts.tolist(), strict=True) if count}
+
+
+def bits_of_ends(num_answers: int) -> int:
+    """Return the bits of a number of answers whose end is not trained on."""
+    return num_answers << KINDS.index(ENDS)
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -58,17 +79,23 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Tell people how many samples have content that the chat template does not show, or ends that are not trained on.
+    """Tell people how many samples have content that the chat template does not show, and of ends of answers.
 
     >>> counts_text({"system": 1, "ends": 2})
-    'the chat template does not show: system of 1 sample; no end of an answer is trained on in 2 samples'
+    'the chat template does not show: system of 1 sample; the ends of 2 answers are not trained on'
     """
-    samples = {kind: f"{count:,} sample{'s' * (count != 1)}" for kind, count in counts.items()}
+    lost = [each for each in KINDS[:-1] if each in counts]
     shown = ", ".join(
-        f"{kind.replace('_', ' ')} of {samples[kind]}" for kind in KINDS if kind in samples and kind != ENDS
+        f"{kind.replace('_', ' ')} of {counts[kind]:,} sample{'s' * (counts[kind] != 1)}" for kind in lost
     )
     said = [f"the chat template does not show: {shown}"] if shown else []
-    return "; ".join([*said, *([f"no end of an answer is trained on in {samples[ENDS]}"] if ENDS in samples else [])])
+    if num_ends := counts.get(ENDS, 0):
+        said.append(
+            "the end of 1 answer is not trained on"
+            if num_ends == 1
+            else f"the ends of {num_ends:,} answers are not trained on"
+        )
+    return "; ".join(said)
 
 
 def keys_named(processor: Processor | None) -> set[str]:
@@ -87,22 +114,26 @@ def check_shown(bits: int, *, on_dropped: OnDropped) -> None:
     lost = [kind.replace("_", " ") for kind in kinds_of(bits) if kind in _CALLING]
     if lost and on_dropped == "error":
         raise DataError(
-            f"the chat template does not show the {' and '.join(lost)} of the conversation, which would be lost: use a "
-            "template that shows them, or pass --on-dropped warn to lmms-stream convert or index, which counts such "
-            "samples"
+            f"the chat template does not show the {' and '.join(lost)} of the conversation, or not all of them, and "
+            "what it does not show would be lost: use a template that shows them, or pass --on-dropped warn to "
+            "lmms-stream convert or index, which counts such samples"
         )
 
 
 class NotShown:
-    """Finds the kinds of content that a chat template does not show. render: messages and tools -> their text."""
+    """Finds the kinds of content that a chat template does not show.
 
-    def __init__(self, render: Render):
+    render: messages and tools -> their text. source: of all templates that render them.
+    """
+
+    def __init__(self, render: Render, source: str):
         self._render = render
+        self._source = source
         self._known: dict[Hashable, int] = {}
 
     def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
         """Return the kinds as bits; 0 where the template refuses the conversation with marks and without."""
-        shape = (tuple(map(_shape, messages)), tuple(map(_tool_shape, tools or ())))
+        shape = (tuple(_shape(each, self._source) for each in messages), tuple(map(_tool_shape, tools or ())))
         bits = self._known.get(shape)
         if bits is None:
             if len(self._known) == _MOST_SHAPES:
@@ -294,14 +325,16 @@ def _with_leaves(value: Any, leaf: str) -> Any:
     return leaf
 
 
-def _shape(message: Mapping[str, Any]) -> Hashable:
-    """Return all of a message that may decide what a template shows of it, but its texts."""
+def _shape(message: Mapping[str, Any], source: str) -> Hashable:
+    """Return all of a message that may decide what a template of this source shows of it, but its texts."""
     role, content = message["role"], message.get("content")
     shape: Hashable = "null" if "content" in message else "missing"
     if isinstance(content, str):
-        shape = _text_shape(content, role)
+        shape = _text_shape(content, role, source)
     elif isinstance(content, list):
-        shape = tuple((part["type"], part["type"] == "text" and _text_shape(part["text"], role)) for part in content)
+        shape = tuple(
+            (part["type"], part["type"] == "text" and _text_shape(part["text"], role, source)) for part in content
+        )
     if len(message) == 2 and "content" in message:
         return role, shape
     others = tuple(
@@ -312,10 +345,14 @@ def _shape(message: Mapping[str, Any]) -> Hashable:
     return role, shape, others, tuple(map(thoughts.index, thoughts))
 
 
-def _text_shape(text: str, role: str) -> Hashable:
+def _text_shape(text: str, role: str, source: str) -> Hashable:
+    """Return the shape of a text, without tags such as HTML's, which the source does not have the beginning of."""
     if "<" not in text:
         return bool(text.strip())
-    return tuple(kind or piece for kind, piece in _pieces(text, "content", role))
+    tests_any = "'<'" in source or '"<"' in source
+    pieces = _pieces(text, "content", role)
+    shape = tuple(kind or piece for kind, piece in pieces if kind or tests_any or piece.strip()[:3] in source)
+    return shape if shape != ("content",) else True
 
 
 def _tool_shape(tool: Any) -> Hashable:

@@ -46,7 +46,7 @@ class PreferenceProcessor:
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
         self.objective = checked_objective(objective)
         has_template = "default" in self.tokenizer.chat_templates
-        self._conversations = Conversations(self.tokenizer, learn="all") if has_template else None
+        self._conversations = Conversations(self.tokenizer, learn="all", learn_stop=None) if has_template else None
 
     @staticmethod
     def from_pretrained(path: str, *, objective: Compared = "dpo") -> PreferenceProcessor:

@@ -32,7 +32,8 @@ LAST_THOUGHT = "{% if tools %}{{ tools | tojson }}{% endif %}" + showing(
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "{% if loop.last %}<think>{{ thought }}</think>{% endif %}{{ content }}" + CALLS
 )
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}]
 CALL = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -62,6 +63,14 @@ def chatting(tokenizer: Path, template: str) -> ChatProcessor:
         (WHOLE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"), ["tool_results"]),
         (WHOLE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'user' %}"), ["content"]),
         (WHOLE.replace("c.function |", "c.function.name |"), ["tool_calls"]),
+        (WHOLE.replace("tools | tojson", "tools | map(attribute='function.name') | list | tojson"), ["tools"]),
+        (WHOLE.replace("tools | tojson", "tools | map(attribute='function.description') | list | tojson"), ["tools"]),
+        (
+            "{% for t in tools or [] %}{{ t.function.name }}{% for name in t.function.parameters.properties or [] %}"
+            "{{ name }}{% if name in t.function.parameters.required %}!{% endif %}{% endfor %}"
+            "{{ t.function.description }}{% endfor %}" + WHOLE[WHOLE.index("{% for m in") :],
+            [],
+        ),
         (WHOLE.replace("{{ m.content | trim }}", "{{ m.content | upper }}"), []),
         (WHOLE.replace("{{ m.content | trim }}", "{{ m.content | trim | tojson }}"), []),
         (WHOLE.replace("{{ m.content | trim }}", "{% for w in m.content.split() %}{{ w }}\n{% endfor %}"), []),
@@ -81,6 +90,23 @@ def test_tools_and_calls_without_the_layer_of_functions(tokenizer: Path) -> None
     flat = WHOLE.replace("c.function |", "c |")
     assert found(chatting(tokenizer, flat), chat, [TOOLS[0]["function"]]) == []
     assert found(chatting(tokenizer, PLAIN), chat, [TOOLS[0]["function"]]) == ["tools", "tool_calls", "reasoning"]
+
+
+def test_tools_of_which_a_template_shows_a_part_decide_for_their_rows_only(tokenizer: Path) -> None:
+    names = "tools | map(attribute='function.name') | list | tojson"
+    bare = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    for step in (1, -1):
+        processor = chatting(tokenizer, WHOLE.replace("tools | tojson", names))
+        for tools, expected in [(TOOLS, ["tools"]), (bare, [])][::step]:
+            assert found(processor, CHAT, tools) == expected
+
+
+def test_texts_that_differ_in_tags_of_no_template_are_measured_by_one_shape(tokenizer: Path) -> None:
+    processor = chatting(tokenizer, LAST_THOUGHT)
+    for question in ("q", "<p>q</p>", "<div> q", "q\n</b>", "1 < 2", "<br/>"):
+        chat = [{"role": "user", "content": question}, {"role": "assistant", "content": "a"}]
+        assert found(processor, chat) == []
+    assert len(processor._conversations._not_shown._known) == 1
 
 
 def test_a_text_that_stands_elsewhere_does_not_hide_what_is_lost(tokenizer: Path) -> None:

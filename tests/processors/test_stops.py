@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
+from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.not_shown import counts_text, kinds_of
+from lmms_stream.processors.not_shown import counts_of, counts_text, kinds_of
+from lmms_stream.processors.preference import PreferenceProcessor
 from tokenizers import Tokenizer, decoders, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
@@ -65,10 +67,12 @@ def chat(*turns: tuple[str, str]) -> list[dict[str, Any]]:
         (MARKED.replace("BREAK", "<|end|>\n"), "<|end|>"),
     ],
 )
-def test_the_end_of_an_answer_is_trained_on_if_asked_for_and_warned_of_if_not(template: str, end: str) -> None:
-    with pytest.warns(UserWarning, match="does not mark the end of an answer") as caught:
-        without = ChatProcessor(tokenizer(template))
-    assert len(caught) == 1
+def test_the_end_of_an_answer_is_trained_on_if_asked_for_and_warned_of_if_not(
+    template: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = ChatProcessor(tokenizer(template))
+    (said,) = caplog.messages
+    assert "does not mark the end of an answer" in said
     assert trained_on(without, chat(*CHAT)) == "onetwo"
     processor = ChatProcessor(tokenizer(template), learn_stop=True)
     assert trained_on(processor, chat(*CHAT)) == f"one{end}two{end}"
@@ -91,22 +95,29 @@ def test_a_call_of_a_tool_ends_with_the_token_of_its_result() -> None:
     assert trained_on(processor, messages) == "one[f]<|observation|>two<|user|>"
 
 
-def test_samples_whose_answers_have_no_end_that_is_trained_on_are_counted(tmp_path: Path) -> None:
+def test_answers_that_have_no_end_that_is_trained_on_are_counted(tmp_path: Path) -> None:
     template = BY_NEXT_SPEAKER.replace("BREAK", "")
     asked = ChatProcessor(tokenizer(template), learn_stop=True)
-    with pytest.warns(UserWarning, match="does not mark the end"):
-        without = ChatProcessor(tokenizer(template))
+    without = ChatProcessor(tokenizer(template))
     unlearnt = chat(*CHAT)
     for message in unlearnt:
         message["learn"] = False
     samples = [{"messages": json.dumps(each)} for each in (chat(*CHAT), unlearnt, chat(*CHAT[:2]))]
     bits = [each if isinstance(each, int) else -1 for each in without.not_shown(samples)]
     assert [kinds_of(each) for each in bits] == [["ends"], [], ["ends"]]
+    assert counts_of(np.array(bits)) == {"ends": 3}
+    last_of = ChatProcessor(tokenizer(template), learn="last")
+    assert counts_of(np.array(last_of.not_shown(samples))) == {"ends": 2}
+    pair = {"messages": json.dumps({"prompt": chat(*CHAT[:1]), "chosen": chat(CHAT[1]), "rejected": chat(CHAT[3])})}
+    assert PreferenceProcessor(tokenizer(template)).not_shown([pair]) == [0]  # TRL trains on what the template writes
     assert asked.not_shown(samples) == ChatProcessor(tokenizer(CLOSED)).not_shown(samples) == [0, 0, 0]
 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples[::2]))
-    report = convert([str(tmp_path / "rows.jsonl")], tmp_path / "out", processor=without)
-    assert counts_text(report.not_shown) == "no end of an answer is trained on in 2 samples"
+    for settings in ({}, {"tokenize": True}, {"shuffle_seed": 1}):
+        report = convert([str(tmp_path / "rows.jsonl")], tmp_path / str(settings), processor=without, **settings)
+        assert counts_text(report.not_shown) == "the ends of 3 answers are not trained on"
+    index = index_dataset(str(tmp_path / "{}"), last_of, num_workers=1)
+    assert counts_text(index.not_shown) == "the ends of 2 answers are not trained on"
 
 
 def test_an_answer_that_a_system_turn_follows_ends_with_the_token_of_that_turn() -> None:
@@ -118,10 +129,9 @@ def test_an_answer_that_a_system_turn_follows_ends_with_the_token_of_that_turn()
     assert trained_on(ChatProcessor(tokenizer(template), learn_stop=True), chat(*CHAT)) == "one<|user|>two<|user|>"
 
 
-def test_a_template_that_ends_answers_itself_is_not_changed() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        closed, asked = ChatProcessor(tokenizer(CLOSED)), ChatProcessor(tokenizer(CLOSED), learn_stop=True)
+def test_a_template_that_ends_answers_itself_is_not_changed(caplog: pytest.LogCaptureFixture) -> None:
+    closed, asked = ChatProcessor(tokenizer(CLOSED)), ChatProcessor(tokenizer(CLOSED), learn_stop=True)
+    assert not caplog.messages
     sample = {"messages": json.dumps(chat(*CHAT))}
     for name in ("input_ids", "labels"):
         assert closed.process(sample)[name].tolist() == asked.process(sample)[name].tolist()
@@ -144,9 +154,9 @@ def test_a_template_in_which_nothing_follows_an_answer_has_no_end_to_train_on() 
         "{% if m.role == 'user' %}\n### Response:\n{% else %}{{ '\n\n' }}{% endif %}{% endfor %}",
     ],
 )
-def test_a_letter_of_the_next_question_ends_no_answer(template: str) -> None:
-    with pytest.warns(UserWarning, match="does not learn to stop: use a template that ends them$"):
-        ChatProcessor(tokenizer(template))
+def test_a_letter_of_the_next_question_ends_no_answer(template: str, caplog: pytest.LogCaptureFixture) -> None:
+    ChatProcessor(tokenizer(template))
+    assert caplog.messages[0].endswith("does not learn to stop: use a template that ends them")
     for templates in (template, {"default": CLOSED, "tool_use": template}):
         with pytest.raises(ConfigError, match=r"writes nothing but white space .*: use a template that ends them$"):
             ChatProcessor(tokenizer(templates), learn_stop=True)
@@ -174,10 +184,10 @@ def test_a_call_whose_arguments_a_template_joins_ends_with_the_token_of_its_resu
     assert trained_on(processor, messages) == "one[f{}]<|observation|>"
 
 
-def test_the_setting_is_of_chats_and_of_their_fingerprint(tmp_path: Path) -> None:
+def test_the_setting_is_of_chats_and_of_their_fingerprint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer(BY_NEXT_SPEAKER.replace("BREAK", "")).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="--learn-stop"):
-        without = ProcessorConfig(tokenizer=str(tmp_path)).build()
+    without = ProcessorConfig(tokenizer=str(tmp_path)).build()
+    assert "--learn-stop" in caplog.messages[0]
     asked = ProcessorConfig(tokenizer=str(tmp_path), learn_stop=True).build()
     assert processor_fingerprint(without) != processor_fingerprint(asked)
     with pytest.raises(ConfigError, match=r"processor\.learn_stop is for chats, and processor\.type is text"):
