@@ -1,14 +1,16 @@
 """Ranks compare the settings that decide who reads which packs, before the first batch. settings -> ConfigError.
 
 The trainer gathers the settings of all ranks. In other loops a rank compares its settings with those of the rank that
-came first, in the store of torch's process group: no rank waits for another. Without a process group a rank has its
-environment only.
+came first, in the store of torch's process group: no rank waits for another, unless it has loaded a state since it
+compared, as one that has not compares no more. Without a process group a rank has its environment only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -21,6 +23,7 @@ from ..types import World
 from ..version import VERSION
 
 _NUMBERS = count()  # of the comparisons of this process: ranks compare the same loaders in the same order
+_POLL_S = 0.05
 _KEY = "lmms_stream/agreement"
 _REMEDIES = {
     "lmms_stream": "install one version on all nodes",
@@ -36,9 +39,11 @@ class Agreement:
     def __init__(self) -> None:
         self._number: int | None = None
         self._is_done = False
+        self._is_renewed = False
 
     def renew(self) -> None:
         """Let the next iteration compare again: it begins at another state."""
+        self._is_renewed |= self._is_done
         self._number, self._is_done = None, False
 
     def gather(self, settings: Mapping[str, Any], world: World, gather: Callable[[Any], Sequence[Any]]) -> None:
@@ -52,7 +57,11 @@ class Agreement:
         self._is_done = True
 
     def compare(self, settings: Mapping[str, Any], world: World) -> None:
-        """Compare with the rank that called this first; ConfigError where settings differ, or nodes are a guess."""
+        """Compare with the rank that called this first.
+
+        Raises ConfigError if settings differ, if nodes are a guess, or if only some ranks have loaded a state since
+        they compared, after the time limit of the process group's store.
+        """
         if self._is_done or world.world_size == 1 or get_worker_info() is not None:
             return
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world.world_size:
@@ -62,22 +71,39 @@ class Agreement:
         if self._number is None:
             self._number = next(_NUMBERS)
         mine = _described(settings, world)
-        rank, first = json.loads(_first_in_store(f"{_KEY}/{self._number}", json.dumps([world.rank, mine])))
-        _check_equal(first, mine, ranks=(rank, world.rank))
-        self._is_done = True
+        key = f"{_KEY}/{self._number}"
+        with _group_store() as store:
+            rank, first = json.loads(store.compare_set(key, "", json.dumps([world.rank, mine])))
+            _check_equal(first, mine, ranks=(rank, world.rank))
+            if self._is_renewed:
+                _wait_for_all(store, f"{key}/loaded", world.world_size)
+        self._is_done, self._is_renewed = True, False
 
 
-def _first_in_store(key: str, value: str) -> str:
-    """The value that a rank gave first for a key of the process group's store; this rank's if there is none."""
+@contextmanager
+def _group_store() -> Iterator[Any]:
+    """Yield the store of the process group; WorkerError if it does not answer."""
     try:
-        store = dist.distributed_c10d._get_default_store()
-        first: bytes = store.compare_set(key, "", value)
+        yield dist.distributed_c10d._get_default_store()
     except RuntimeError as error:
         raise WorkerError(
             f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the first "
             "error of the other ranks"
         ) from error
-    return first.decode()
+
+
+def _wait_for_all(store: Any, key: str, num_ranks: int) -> None:
+    """Return when each rank has called this, at the latest after the time limit of the store: ConfigError then."""
+    num_here, limit_s = store.add(key, 1), store.timeout.total_seconds()
+    deadline = time.monotonic() + limit_s
+    while num_here < num_ranks:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{num_here} of {num_ranks} ranks go on from a state that was loaded behind the first batch, others "
+                f"do not within {limit_s:g} s, so packs would be read twice or never: load the same state on all ranks"
+            )
+        time.sleep(_POLL_S)
+        num_here = store.add(key, 0)
 
 
 def _described(settings: Mapping[str, Any], world: World) -> dict[str, Any]:

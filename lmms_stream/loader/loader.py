@@ -254,8 +254,7 @@ class PackedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.agreement.compare(self.deal_settings, self.world)
-        if not self._worker.start_at(self._delivery.begin()):
-            self._workers.end()
+        self._worker.start_at(self._delivery.begin(), end_workers=self._workers.end)
         for item in self._workers.items():
             for ready in item:
                 for each in self._made(ready):

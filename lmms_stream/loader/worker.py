@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -73,23 +73,22 @@ class PackWorker(IterableDataset[Item]):
         self._start = b""
         self._shared = _shared_bytes(START_BYTES) if persistent else None
 
-    def start_at(self, cursor: Mapping[str, Any]) -> bool:
+    def start_at(self, cursor: Mapping[str, Any], *, end_workers: Callable[[], None]) -> None:
         """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out.
 
-        Return whether persistent workers that run can read this start. They cannot read one that is longer than the
-        memory that they share: it gets other memory, for workers that are started later.
+        end_workers: end persistent workers that run, as they cannot read a start that is longer than the memory that
+        they share. They end before it gets other memory, so that an interrupt leaves none that reads an earlier start.
         """
         text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
         self.batches.begin(cursor["step"])
         if self._shared is None:
             self._start = text
-            return True
+            return
         framed = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
-        is_readable = len(framed) <= len(self._shared)
-        if not is_readable:
+        if len(framed) > len(self._shared):
+            end_workers()
             self._shared = _shared_bytes(2 * len(framed))
         self._shared[: len(framed)] = torch.from_numpy(framed.copy())
-        return is_readable
 
     def _told(self, *, worker: int) -> dict[str, Any]:
         """The cursor to begin at. worker: the number of this process."""

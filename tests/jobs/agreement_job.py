@@ -1,7 +1,8 @@
 """A job: each rank reads one epoch of a dataset in a loop of its own, with torch's process group or without.
 
 Arguments: the dataset, a folder for `<rank>.json` with the sample ids of each step, "group" or "none", and what the
-last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded behind a first batch.
+last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded behind a first batch,
+or "alone", such a state of this rank alone.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ def main() -> None:
     loader = PackedLoader(dataset, global_batch=12 if is_last and otherwise == "batch" else 6)
     if is_last and otherwise == "state":
         loader.skip_steps(1)
+    if otherwise == "alone":
+        next(iter(loader))
+        dist.barrier()
+        dist.distributed_c10d._get_default_store().set_timeout(datetime.timedelta(seconds=2))
+        if is_last:
+            loader.load_state_dict(loader.state_dict())
     if otherwise == "loaded":
         next(iter(loader))
         other = PackedLoader(dataset, global_batch=cast(int, np.int64(6)), world=World())

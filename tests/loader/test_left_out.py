@@ -206,7 +206,12 @@ def test_dropped_samples_of_packs_made_at_once_are_padding(tmp_path: Path, num_w
 
 
 @pytest.mark.parametrize("start_method", ["fork", *(["spawn", "server"] if LONG else [])])
-def test_persistent_workers_hear_of_left_out_samples_of_any_size(tmp_path: Path, start_method: StartMethod) -> None:
+def test_persistent_workers_hear_of_left_out_samples_of_any_size(
+    tmp_path: Path, start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
     write_tokens(tmp_path, num_samples=300, longest=60)
     dataset = open_dataset(tmp_path, TokensProcessor(), length=64)
     plain = PackedLoader(dataset, global_batch=8)
@@ -219,6 +224,11 @@ def test_persistent_workers_hear_of_left_out_samples_of_any_size(tmp_path: Path,
         reason = "r" * num_characters
         loader.leave_out(loader.left_out.merge([LeftOut([LeftOutSample("data", sample_id, reason, 0, "quarantined")])]))
         left_out[sample_id] = 0
+        if num_characters > START_BYTES:  # while workers that cannot read it are about to be ended
+            with monkeypatch.context() as changed:
+                changed.setattr(loader._workers, "end", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    next(iter(loader))
         check_masked(list(plain), list(loader), left_out)
         started.append({child.pid for child in multiprocessing.active_children()})
     assert started[0] != started[1] == started[2] != started[3]  # others only where the memory was too small
