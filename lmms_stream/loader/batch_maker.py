@@ -216,7 +216,7 @@ class BatchMaker:
         ends = np.zeros(len(segments.lengths) + 1, np.int32)
         np.cumsum(segments.lengths, out=ends[1:])
         rows = self._memory.rows(int(ends[-1]))
-        addresses = dataset.pack_reader.addresses(segments.shard_ids)
+        addresses, opened = dataset.pack_reader.addresses(segments.shard_ids)
         columns, fill = dataset.one.shards[0].columns, self._fillers[work.source].fill_packs
         ids = {*segments.sample_ids.tolist()} if self.left_out else ()
         left_out = [each for each in ids if self._is_left_out(work, each)]
@@ -230,6 +230,7 @@ class BatchMaker:
                     raise explained from error
                 left_out.append(int(segments.sample_ids[error.segment]))
                 self._quarantine(work, left_out[-1], explained)
+        del opened  # the shards are read
         firsts = work.bounds[:-1]
         longest = np.maximum.reduceat(segments.lengths, firsts).tolist()
         num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,23 @@ from .shard_files import shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one reader
-MAX_MAPPINGS = 32_768  # of all readers of a process, which share them: Linux allows a process 65,530
+MAX_MAPPINGS = 32_768  # of all readers of a process together: Linux allows a process 65,530
 CHUNK = 1 << 16  # samples located together
 _TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
 
 Located = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # sample ids, their shards, indices in these
+
+
+class OpenShards(dict[int, AnyShard]):
+    """Open shards by number. addresses: where each lies in memory, 0 if it is not open: int64[num_shards]."""
+
+    def __init__(self, num_shards: int):
+        super().__init__()
+        self.addresses = np.zeros(num_shards, np.int64)
+
+    def close(self, shard_id: int) -> None:
+        self.pop(shard_id, None)
+        self.addresses[shard_id] = 0
 
 
 class ShardReader:
@@ -60,17 +72,21 @@ class ShardReader:
         self._first_ids = np.cumsum(self.samples_per_shard) - self.samples_per_shard
         self._first_ids_array = array("q", self._first_ids.tobytes())  # which bisect searches faster
         self._forget()
-        _READERS.add(self)
+        _READERS[id(self)] = self
 
     def _forget(self) -> None:
         """Begin with what belongs to one process."""
         self._pid = os.getpid()
-        self._open: dict[int, AnyShard] = {}
-        self._addresses = np.zeros(len(self.shards), np.int64)  # of open shards
+        self._last_use = next(_USES)
+        self._close()
         self._fetched = np.zeros(len(self.shards), bool)  # shards that were waited for and are not open yet
         self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
         self._max_open, self._least_open = MAX_OPEN_SHARDS, 0
+
+    def _close(self) -> None:
+        """Close all shards. Those that are in use elsewhere, by another thread too, stay mapped until they are not."""
+        self._open = OpenShards(len(self.shards))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("shards", "_config", "_columns")}
@@ -101,10 +117,10 @@ class ShardReader:
     def read_all(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Sample]:
         """The samples of each array of ids in turn; while one is read, the shards of the next are fetched."""
         self._own()
-        opened = self._open if self._config.cache_limit is None else {}
+        is_limited = self._config.cache_limit is not None
         for _, shard_ids, indices in self.ahead(chunks):
             for shard_id, index in zip(shard_ids.tolist(), indices.tolist(), strict=True):
-                shard = opened.get(shard_id)
+                shard = None if is_limited else self._open.get(shard_id)
                 yield (self.shard(shard_id) if shard is None else shard)[index]
 
     def ahead(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Located]:
@@ -118,6 +134,7 @@ class ShardReader:
                 self.prefetch(located[-1][1])
             if not located:
                 return
+            self._last_use = next(_USES)
             yield located.popleft()
 
     def prefetch(self, shard_ids: NDArray[np.int64], *, later: bool = False) -> None:
@@ -126,7 +143,7 @@ class ShardReader:
         later: when all that are asked for otherwise are here.
         """
         self._own()
-        needed = (self._addresses[shard_ids] == 0) & ~self._fetched[shard_ids]
+        needed = (self._open.addresses[shard_ids] == 0) & ~self._fetched[shard_ids]
         if needed.any():
             self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()), later=later)
 
@@ -147,10 +164,15 @@ class ShardReader:
         if not limited:
             self._fetched[needed] = True
 
-    def addresses(self, shard_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where these shards lie in memory (see Shard), fetched and open until the next call: int64."""
+    def addresses(self, shard_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], OpenShards]:
+        """Where these shards lie in memory (see Shard), fetched: int64.
+
+        They stay open until the next call, as long as the caller refers to the open shards that come with them.
+        """
         self._own()
-        addresses = self._addresses[shard_ids]
+        self._last_use = next(_USES)
+        opened = self._open
+        addresses = opened.addresses[shard_ids]
         if self._config.cache_limit is not None or not addresses.all():
             needed = dict.fromkeys(shard_ids.tolist())
             self._least_open = max(self._least_open, 2 * len(needed))
@@ -158,8 +180,9 @@ class ShardReader:
             while not addresses.all():
                 for shard_id in needed:
                     self.shard(shard_id)
-                addresses = self._addresses[shard_ids]
-        return addresses
+                opened = self._open
+                addresses = opened.addresses[shard_ids]
+        return addresses, opened
 
     def _open_at_hand(self, shard_ids: Iterable[int]) -> None:
         """Open those of some shards that are there."""
@@ -203,8 +226,9 @@ class ShardReader:
                     "space is left: raise vm.max_map_count, or ulimit -v, or convert the dataset to larger shards"
                 ) from error
         self._let_go()
-        self._open[shard_id] = shard
-        self._addresses[shard_id] = shard.address
+        opened = self._open
+        opened[shard_id] = shard
+        opened.addresses[shard_id] = shard.address
         return shard
 
     def _path_at_hand(self, shard_id: int, cache: LocalCache, info: ShardInfo) -> Path | None:
@@ -229,11 +253,12 @@ class ShardReader:
         gone = []
         if self._config.cache_limit is not None:
             gone = [shard_id for shard_id, shard in self._open.items() if not shard.path.exists()]
-        most = max(self._least_open, min(self._max_open, MAX_MAPPINGS // len(_READERS)))
+        most = max(self._least_open, min(self._max_open, MAX_MAPPINGS))
         gone += islice(self._open, max(0, len(self._open) + 1 - most))
         for shard_id in gone:
-            self._open.pop(shard_id, None)
-            self._addresses[shard_id] = 0
+            self._open.close(shard_id)
+        self._last_use = next(_USES)
+        _close_idle(self)
 
     def _note_use(self, shard_id: int, shard: AnyShard) -> None:
         """Stamp a shard that is used after another, so that the one not used for longest gives way."""
@@ -252,7 +277,25 @@ class ShardReader:
         return self._prefetcher
 
 
-_READERS: WeakSet[ShardReader] = WeakSet()  # of this process
+_READERS: WeakValueDictionary[int, ShardReader] = WeakValueDictionary()  # of this process, by their ids
+_USES = count()  # what a reader did later has the larger number
+_num_open = 0  # shards of all readers, or fewer, as those that were closed count until they are all counted again
+
+
+def _close_idle(reader: ShardReader) -> None:
+    """Close readers that were not used for longest, so that one more shard makes no more than MAX_MAPPINGS."""
+    global _num_open
+    _num_open += 1
+    if _num_open <= MAX_MAPPINGS:
+        return
+    alive = [each for ref in _READERS.valuerefs() if (each := ref()) is not None]
+    _num_open = 1 + sum(len(each._open) for each in alive)
+    if _num_open <= MAX_MAPPINGS:
+        return
+    for each in sorted(alive, key=lambda each: each._last_use):
+        if each is not reader and _num_open > MAX_MAPPINGS - MAX_MAPPINGS // 8:  # more than one, as counting takes time
+            _num_open -= len(each._open)
+            each._close()
 
 
 def _fetch(shards: SourcedShards, shard_id: int) -> Path | None:

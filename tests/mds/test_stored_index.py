@@ -200,7 +200,7 @@ def test_no_more_files_are_open_than_the_limit_allows_however_many_shards_are_re
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 30, limits[1]))
     try:
         shards = np.arange(1500)
-        addresses = dataset.pack_reader.addresses(shards)  # of shards that are all open at a time
+        addresses, _ = dataset.pack_reader.addresses(shards)  # of shards that are all open at a time
         assert len({*addresses.tolist()}) == len(shards)
         assert sum(sample["number"] for sample in dataset.read(range(0, 6000, 4))) > 0
         assert num_open_files() < num_open + 20
@@ -208,19 +208,32 @@ def test_no_more_files_are_open_than_the_limit_allows_however_many_shards_are_re
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_the_readers_of_a_process_share_the_mappings_that_it_may_have(
+def test_readers_that_are_idle_give_their_mappings_to_those_that_read(
     long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def num_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{tmp_path}/part-")
+
     monkeypatch.setattr("lmms_stream.mds.reader.MAX_MAPPINGS", 60)
-    datasets = [PackedDataset([StreamConfig(remote=long, local=tmp_path)]) for _ in range(3)]
+    datasets = [PackedDataset([StreamConfig(remote=long, local=tmp_path)]) for _ in range(6)]
+    readers = [dataset.reader for dataset in datasets]
     for _ in range(2):
         for dataset in datasets:
-            assert len([*dataset.read(range(0, 800, 4))]) == 200
-    assert 50 <= Path("/proc/self/maps").read_text().count(f"{tmp_path}/part-") <= 60
-    shards = np.arange(100)
-    addresses = [datasets[0].pack_reader.addresses(shards) for _ in range(2)]  # all of them whatever the share is
-    assert addresses[0].all()
-    assert np.array_equal(addresses[0], addresses[1])
+            assert len([*dataset.read(range(0, 80, 4))]) == 20
+    assert 50 <= num_mappings() <= 60
+    assert len([*datasets[3].read(range(0, 160, 4))]) == 40
+    assert [len(reader._open) for reader in readers] == [0, 0, 0, 40, 0, 20]  # the last, and what fits beside it
+    addresses, opened = datasets[0].pack_reader.addresses(np.arange(50))
+    assert len([*datasets[3].read(range(0, 800, 4))]) == 200
+    assert len(datasets[0].pack_reader._open) == 0
+    assert [opened[number].address for number in range(50)] == addresses.tolist()  # of a kernel in another thread, say
+    assert num_mappings() <= 60 + 50
+    del opened
+    assert 50 <= num_mappings() <= 60
+    many = np.arange(100)
+    again = [datasets[0].pack_reader.addresses(many)[0] for _ in range(2)]  # all of them whatever the limit is
+    assert again[0].all()
+    assert np.array_equal(again[0], again[1])
 
 
 def num_open_files() -> int:
