@@ -286,15 +286,25 @@ class ArrowTable:
             for batch in reader:  # a batch is only read from the start on, because dictionaries before it belong to it
                 self._offsets.append(0)
                 self._add(batch)
+            self._check_end(file)
             return
         end = file.size()
         while (offset := file.tell()) < end:
             try:
                 batch = _read_batch(file, reader.schema)
             except EOFError:
+                self._check_end(file)
                 return
             self._offsets.append(offset)
             self._add(batch)
+
+    def _check_end(self, file: Any) -> None:
+        """DataError where more than zeros follows a stream that has ended."""
+        if file.read(STEP_BYTES).strip(b"\0"):
+            raise DataError(
+                f"{self._location.name}: something follows the end of its stream, such as another one, which would not "
+                "be read: write each stream to a file of its own"
+            )
 
     def _add(self, batch: Any) -> None:
         self._rows.append(batch.num_rows)

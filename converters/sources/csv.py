@@ -75,6 +75,8 @@ def _row(header: tuple[str, ...], number: int, fields: list[str] | str) -> Row:
         return Row(number, None, fields)
     if len(fields) != len(header):
         return Row(number, None, f"{len(fields)} fields, where the header names {len(header)}: correct the row")
+    if len(fields) > 1 and tuple(fields) == header:
+        return Row(number, None, "it is the header again, as where files were joined: remove the row")
     values = dict(zip(header, fields, strict=True))
     values.pop("", None)
     return Row(number, values)

@@ -36,7 +36,9 @@ class Format:
 
 FORMATS = {
     "json": Format(table=JsonTable, extensions=(".json",), may_be_compressed=True),
-    "jsonl": Format(table=LinesTable, extensions=(".jsonl", ".ndjson"), may_be_compressed=True, by_ranges=True),
+    "jsonl": Format(
+        table=LinesTable, extensions=(".jsonl", ".ndjson", ".jsonlines"), may_be_compressed=True, by_ranges=True
+    ),
     "csv": Format(
         table=partial(DelimitedTable, delimiter=",", quote=QUOTES["csv"]), extensions=(".csv",), may_be_compressed=True
     ),
@@ -52,5 +54,8 @@ FILE_FORMATS = (*FORMATS, "text", "images", "hf_dataset", "yaml")
 EXTENSIONS = {
     **{extension: name for name, format in FORMATS.items() for extension in format.extensions},
     ".txt": "text",
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"), "images"),
+    **dict.fromkeys(
+        (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"),
+        "images",
+    ),
 }

@@ -65,7 +65,7 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
 
     With a format that is insisted on: those whose names say it, or else one that is often named so. Text may be in
     files of any name then. Files of unknown kinds are no data: descriptions, licences and programs lie beside it. Nor
-    are images beside rows of another format, whose media they are.
+    are images beside rows of another format, whose media they are; images beside texts are a mixture.
     """
     for file in files:
         if ".." in PurePosixPath(file.key).parts:
@@ -80,7 +80,7 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
         raise DataError(f"{name}: no file below it is named as {insisted}: {_found(counts)}: name its files one by one")
     if not counts:
         raise DataError(f"{name}: holds no data files ({len(shown)} others): name a folder of data, or pass --format")
-    if not insisted and len(counts) > 1:
+    if not insisted and counts.keys() - {"images", "text"}:
         counts.pop("images", None)
     if not insisted and len(counts) > 1:
         raise DataError(f"{name}: holds several formats: {_found(counts)}: name one by --format, or use a glob")

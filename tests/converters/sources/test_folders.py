@@ -122,6 +122,11 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     damaged = whole[:header] + b"x" * 512 + whole[header + 512 :]
     with pytest.raises(DataError, match=rf"a.tar: the header at byte {header} is damaged: write the archive again"):
         read(write(tmp_path / "a.tar", damaged))
+    with pytest.raises(
+        DataError, match=r"a.tar: something follows the end of the archive at byte \d+, such as another"
+    ):
+        read(write(tmp_path / "a.tar", whole + whole))
+    assert len(read(write(tmp_path / "a.tar", whole + bytes(1 << 21)))) == 20
     with pytest.raises(DataError, match=r"x: not readable as a tar \(.*\): copy it again, or write it again"):
         read(write(tmp_path / "x", b"z" * 5000), format="webdataset")
 
@@ -175,6 +180,12 @@ def test_images_of_a_folder_are_rows_with_their_class(tmp_path: Path) -> None:
     assert rows[4] == "loose.png lies in no sub-folder, which names its class: move it into one"
     with pytest.raises(DataError, match=r"loose.png: one image is no source: name the folder of its class folders"):
         read(tmp_path / "set" / "loose.png")
+    write(tmp_path / "set" / "README.txt", b"no row")
+    with pytest.raises(DataError, match=r"set: holds several formats: 5 images, 1 text: name one by --format"):
+        read(tmp_path / "set")
+    write(tmp_path / "set" / "rows.jsonl", b'{"a": 1}')
+    (tmp_path / "set" / "README.txt").unlink()
+    assert read(tmp_path / "set") == [{"a": 1}]
 
 
 def test_a_folder_that_names_a_split_is_no_class(tmp_path: Path) -> None:

@@ -284,6 +284,16 @@ def test_rows_of_csv_that_do_not_fit_are_errors_of_their_own(tmp_path: Path) -> 
     assert read_numbered(f"{path}@[-2:-1]") == [(6, {"a": "7", "b": "8"})]
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_the_header_of_a_file_that_was_joined_is_no_row(tmp_path: Path, name: str) -> None:
+    data = b"text,label\nx,y\ntext,label\nz,label\n"
+    found = read_numbered(write(tmp_path / name, data if name == "a.csv" else data.replace(b",", b"\t")))
+    assert [values for _, values in found[::2]] == [{"text": "x", "label": "y"}, {"text": "z", "label": "label"}]
+    assert found[1] == (2, "it is the header again, as where files were joined: remove the row")
+    words = write(tmp_path / f"words-{name}", b"text\nsome\ntext\n")
+    assert read(words) == [{"text": "some"}, {"text": "text"}]
+
+
 def test_the_index_that_pandas_writes_is_no_column(tmp_path: Path) -> None:
     data = b",a,b\r\n0,x,y\r\n1,,z\r\n"  # DataFrame.to_csv()
     rows = [{"a": "x", "b": "y"}, {"a": "", "b": "z"}]

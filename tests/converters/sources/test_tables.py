@@ -191,6 +191,14 @@ def test_damaged_tables_are_named(tmp_path: Path, name: str) -> None:
         read(write(tmp_path / name, b"nothing of the kind"), format=kind)
 
 
+@pytest.mark.parametrize("writer", [write_stream, write_dictionaries])
+def test_what_follows_the_end_of_a_stream_is_named(tmp_path: Path, writer: Any) -> None:
+    stream = writer(tmp_path / "a.arrow", TABLE).read_bytes()
+    with pytest.raises(DataError, match=r"a.arrow: something follows the end of its stream, such as another one"):
+        read(write(tmp_path / "a.arrow", stream + stream))
+    assert read(write(tmp_path / "a.arrow", stream + bytes(512))) == MESSY
+
+
 def test_tables_without_rows_or_with_a_column_twice_are_refused(tmp_path: Path) -> None:
     for writer, name in (write_parquet, "a.parquet"), (write_file, "a.arrow"), (write_stream, "b.arrow"):
         with pytest.raises(DataError, match=rf"{name} holds no rows: leave it out, or write it again"):
