@@ -2,7 +2,8 @@
 
 The index.json of the store, and what describes the dataset, are written there when the dataset is opened: the index
 last, as it says that there is a dataset. Notes name the dataset, as copies of two datasets would replace each other,
-and say which files are ours; another file of that name stays, and is an error.
+and say which files are ours; another file of that name stays, and is an error. A dataset is known by its URL, or by its
+shards where all have checksums: then it may be reached by another path or a signed URL.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..storage.locks import locked
 from ..storage.storage import Storage
 from ..storage.temporaries import give_name
 from .index import DATASET_NAME, INDEX_NAME
+from .shard_list import ListedShards, ShardList
 
 _NOTES = "_lmms/filled.json"
 _Note = list[Any]
@@ -31,10 +33,13 @@ _Note = list[Any]
 class _Notes:
     """Notes about a filled folder. source: URL of the dataset, empty if there are no notes.
 
+    identity, num_shards: of its shards, see Identity; empty if only its URL is known.
     files: name -> digest, size and time of the last two files of that name that are ours.
     """
 
     source: str = ""
+    identity: str = ""
+    num_shards: int = 0
     files: dict[str, list[_Note]] = field(default_factory=dict)
 
 
@@ -49,12 +54,20 @@ class FilledFolder:
         self._folder = folder
         self._timeout_s = timeout_s
         self._source = str(storage.folder.resolve()) if isinstance(storage, FolderStorage) else storage.url
+        self._shards: ShardList = ListedShards([])
 
     @property
     def other_source(self) -> str:
         """URL of another dataset that the folder is filled with; empty if it is filled with this one, or not yet."""
-        source = self._notes().source
-        return "" if source == self._source else source
+        notes = self._notes()
+        return "" if notes.source == self._source or self._begins_with(notes) else notes.source
+
+    def _begins_with(self, notes: _Notes) -> bool:
+        """Return whether the first shards are those of the notes, by their checksums: the dataset may have grown."""
+        if not notes.identity or notes.num_shards > len(self._shards):
+            return False
+        shards = self._shards.first(notes.num_shards)
+        return shards.identity == notes.identity and all(info.checksum is not None for info in shards)
 
     def check_source(self) -> None:
         """Raise StorageError if the folder is filled with another dataset."""
@@ -65,31 +78,38 @@ class FilledFolder:
                 f"{INDEX_NAME} there"
             )
 
-    def claim(self) -> None:
+    def claim(self, shards: ShardList) -> None:
         """Note that the folder is filled with this dataset. Raise StorageError if it is filled with another one."""
+        self._shards = shards
         with disk_errors(str(self._folder / _NOTES)):
             self.check_source()
-            if self._notes().source != self._source and self._can_write(self._folder):
+            notes = self._notes()
+            is_noted = (notes.source, notes.identity) == (self._source, shards.identity)
+            if not is_noted and self._can_write(self._folder):
                 with self._locked():
                     self.check_source()
-                    self._write_notes(self._notes().files, source=self._source)
+                    files = self._notes().files
+                    self._write_notes(
+                        _Notes(source=self._source, identity=shards.identity, num_shards=len(shards), files=files)
+                    )
 
-    def keep_index(self, digest: str) -> None:
+    def keep_index(self, digest: str, shards: ShardList) -> None:
         """Have the index.json with this digest there, and the dataset.json that belongs to it.
 
-        Raise StorageError if the folder is filled with another dataset.
+        Raise StorageError if the folder is filled with another dataset. If it cannot be written nothing there is
+        replaced, and each file is compared with the store's.
         """
-        self._check_can_fill()
+        if not self._can_write(self._folder):
+            return
+        self._shards = shards
+        self.check_source()
         try:
             self.keep(DATASET_NAME, self._storage.read(DATASET_NAME))
         except ObjectMissingError:
             self._remove(DATASET_NAME)
         self._keep(INDEX_NAME, digest, lambda: self._storage.read(INDEX_NAME))
-        self._check_can_fill()  # another dataset without checksums can have the same index
-
-    def _check_can_fill(self) -> None:
-        if self._can_write(self._folder):  # else nothing there is replaced, and each file is compared with the store's
-            self.check_source()
+        if self._notes().source:  # else it is a folder of the user's that has this index already
+            self.claim(shards)  # another dataset without checksums can have the same index
 
     def change(self, name: str, data: bytes) -> None:
         """Write a small file of the dataset in place of the one there. It stays ours if it was."""
@@ -139,9 +159,9 @@ class FilledFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _filling(path) as temporary:
             temporary.write_bytes(data)
-            files = self._notes().files
-            files[name] = [*files.get(name, [])[-1:], [digest, *_facts(temporary)]]
-            self._write_notes(files, source=self._notes().source or self._source)
+            notes = self._notes()
+            files = {**notes.files, name: [*notes.files.get(name, [])[-1:], [digest, *_facts(temporary)]]}
+            self._write_notes(replace(notes, source=notes.source or self._source, files=files))
             if path.exists():
                 temporary.replace(path)
                 return
@@ -151,8 +171,8 @@ class FilledFolder:
                 if not self._has(path, name, digest):
                     self._check_ours(path, name)
 
-    def _write_notes(self, files: dict[str, list[_Note]], *, source: str) -> None:
-        path, notes = self._folder / _NOTES, _Notes(source=source, files=files)
+    def _write_notes(self, notes: _Notes) -> None:
+        path = self._folder / _NOTES
         with _filling(path) as temporary:
             temporary.write_text(json.dumps(asdict(notes), indent=1, sort_keys=True))
             temporary.replace(path)

@@ -99,10 +99,10 @@ class StoredDataset:
         if self.num_samples == 0:
             raise ShardError(f"{self.url}/{INDEX_NAME} lists no samples: convert the dataset again")
         if stream.source is not None and stream.local is not None:
-            filled.claim()  # the source writes the index
+            filled.claim(index.shards)  # the source writes the index
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
         if self._filled is not None:
-            self._filled.keep_index(index.digest)
+            self._filled.keep_index(index.digest, index.shards)
 
     def _read_index(self, stream: StreamConfig, *, timeout_s: float) -> StoredIndex:
         """The index; that of a folder which holds all of the dataset where the store cannot be reached."""

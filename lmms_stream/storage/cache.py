@@ -273,9 +273,9 @@ class LocalCache:
             if wanted.valid(path) and self._is_current(key, path, wanted, record):
                 self.tally.add(hits=1)
                 return record.owns(path)
-            if record.owns(path):
+            if record.has_copy(path):
                 path.unlink()  # what replaces it is downloaded under a new record, which does not vouch for this file
-            elif record.was_ours(path) or record.has_copy(path):
+            elif record.was_ours(path):
                 _set_aside(path)
             elif not self._is_original(key, path):
                 raise StorageError(
@@ -384,9 +384,7 @@ class LocalCache:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a copy of ours that was changed, or moved: it may be a user's file, and another copy takes its place."""
+    """Rename a copy of ours that was changed: it may be a user's file, and another copy takes its place."""
     other = next(each for number in count(1) if not (each := path.with_name(f"{path.name}.changed-{number}")).exists())
     path.rename(other)
-    logger.warning(
-        "%s was changed or moved after its download: it is kept as %s and downloaded again", path, other.name
-    )
+    logger.warning("%s was changed after its download: it is kept as %s and downloaded again", path, other.name)

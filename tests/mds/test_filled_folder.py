@@ -194,6 +194,22 @@ def test_the_folder_of_a_dataset_that_has_moved_is_used_again_once_notes_and_ind
     assert dataset.core.one.cache.tally.total.misses == 0
 
 
+def test_a_dataset_with_checksums_is_known_by_its_shards_whatever_path_leads_to_it(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", VALUES, hashes=["xxh64"])
+    local, mounted = tmp_path / "local", shutil.copytree(one, tmp_path / "mounted")
+    assert values_of(PackedStreamingDataset(one, local)) == VALUES
+    for source in (mounted, one, mounted):
+        dataset = PackedStreamingDataset(source, local)
+        assert values_of(dataset) == VALUES
+        assert dataset.core.one.cache.tally.total.misses == 0
+    shutil.rmtree(one)
+    longer = written(one, [*VALUES, *range(200, 240)], hashes=["xxh64"])  # it has grown meanwhile
+    assert values_of(PackedStreamingDataset(longer, local)) == [*VALUES, *range(200, 240)]
+    other = written(tmp_path / "other", [0, *range(1001, 1200)], hashes=["xxh64"])
+    with pytest.raises(StorageError, match=rf"{local} holds copies of the dataset at {one}"):
+        PackedStreamingDataset(other, local)
+
+
 def test_a_folder_that_is_filled_with_another_dataset_does_not_stand_in_for_a_store_out_of_reach(
     s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,3 +311,4 @@ def test_a_copy_of_a_filled_folder_follows_its_source_that_has_grown(tmp_path: P
     shutil.rmtree(source)
     write_tokens(source, num_samples=80)
     assert len(PackedStreamingDataset(source, moved_to, **options)[:]) == 80
+    assert not [*moved_to.rglob("*.changed-*")]  # the copies of copies are downloads of ours, too
