@@ -229,12 +229,19 @@ class JsonTable:
             yield b"{" + b",".join(members) + b"}"
             return
         self._key = self._key or self.only_array()
+        num_read = 0
         for key in scanner.members():
-            if key == self._key and scanner.peek() == b"[":
-                yield from scanner.elements()
-                return
-            _pass_value(scanner)
-        raise DataError(f"{self._location.name}: no member {self._key!r} of its object is an array: {self._choices()}")
+            if key != self._key or scanner.peek() != b"[":
+                _pass_value(scanner)
+                continue
+            num_read += 1
+            if num_read > 1:
+                raise DataError(f"{self._location.name}: its object has {key!r} more than once: rename one of them")
+            yield from scanner.elements()
+        scanner.end()
+        if not num_read:
+            name = self._location.name
+            raise DataError(f"{name}: no member {self._key!r} of its object is an array: {self._choices()}")
 
     def only_array(self) -> str:
         """The member that is read where none is chosen; DataError where there are several, and where there is none."""

@@ -190,6 +190,8 @@ def test_a_broken_element_is_an_error_of_its_row(tmp_path: Path) -> None:
         (b'{"rows": [{"a": 1}] "b"}', "expected ',' or '}', found '\"'"),
         (b'{"rows": [{"a": 1}], 5}', "expected '\"', found '5'"),
         (b'{"rows" [{"a": 1}]}', "expected ':', found '\\['"),
+        (b'{\n"rows": [{"a": 1}]}\n{\n"rows": [{"a": 2}]}', "something follows the end of its value"),
+        (b'{"rows": [{"a": 1}], "rows": [{"a": 2}]}', "its object has 'rows' more than once: rename one of them"),
         (b'{"a": 1}', r"no member of its object.*pass --format jsonl for one object a line"),
         (b"[ ]", "holds no rows: leave it out, or write it again"),
         (b"{}", "no member of its object"),
