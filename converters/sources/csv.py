@@ -24,7 +24,21 @@ from .table import MAX_ROW_BYTES, Location, carried, carry, in_units
 from .units import Row, Unit
 
 _DELIMITERS = (";", "\t", "|", ",")  # that files are often written with
+_QUOTED = re.compile(r'"(?:[^"]|"")++"')  # a field in quotes, in which quotes are doubled
 _TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """names: of the columns. is_guess: quotes of fields are taken for text, and the user did not say so."""
+
+    names: tuple[str, ...]
+    is_guess: bool
+
+    def quoted(self, fields: list[str]) -> str | None:
+        """The first field that seems to stand in quotes, if quotes are text by a guess."""
+        found = (field for field in fields if _QUOTED.fullmatch(field) and '""' in field[1:-1])
+        return next(found, None) if self.is_guess else None
 
 
 @dataclass(slots=True)
@@ -32,7 +46,7 @@ class FieldBlock:
     """Lists of fields, carried as JSON; a text instead of a list says why that row cannot be read."""
 
     payload: bytes | Path
-    header: tuple[str, ...]
+    header: _Header
     num_rows: int
     num_bytes: int
     folder: str | None
@@ -51,7 +65,7 @@ class FieldLines:
 
     file: File
     delimiter: str
-    header: tuple[str, ...]
+    header: _Header
     start: int
     stop: int
     num_bytes: int
@@ -70,14 +84,19 @@ class FieldLines:
         return self.num_rows
 
 
-def _row(header: tuple[str, ...], number: int, fields: list[str] | str) -> Row:
+def _row(header: _Header, number: int, fields: list[str] | str) -> Row:
+    names = header.names
     if isinstance(fields, str):
         return Row(number, None, fields)
-    if len(fields) != len(header):
-        return Row(number, None, f"{len(fields)} fields, where the header names {len(header)}: correct the row")
-    if len(fields) > 1 and tuple(fields) == header:
+    if len(fields) != len(names):
+        return Row(number, None, f"{len(fields)} fields, where the header names {len(names)}: correct the row")
+    if len(fields) > 1 and tuple(fields) == names:
         return Row(number, None, "it is the header again, as where files were joined: remove the row")
-    values = dict(zip(header, fields, strict=True))
+    if quoted := header.quoted(fields):
+        return Row(
+            number, None, f"{quoted[:60]!r} seems to stand in quotes: pass --quote double, or none if it is text"
+        )
+    values = dict(zip(names, fields, strict=True))
     values.pop("", None)
     return Row(number, values)
 
@@ -149,7 +168,7 @@ class DelimitedTable:
                 yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
                 before = stream.position()
 
-    def _header(self, fields: list[str] | str) -> tuple[str, ...]:
+    def _header(self, fields: list[str] | str) -> _Header:
         name = self._location.name
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
@@ -168,7 +187,7 @@ class DelimitedTable:
                     "as UTF-8, or say what it is written in with --encoding"
                 )
         self._check_delimiter(fields)
-        return tuple(fields)
+        return _Header(tuple(fields), not self._quote and self._location.delimited.quote is None)
 
     def _check_delimiter(self, fields: list[str]) -> None:
         others = [each for each in _DELIMITERS if each != self._delimiter and len(fields) == 1 and each in fields[0]]

@@ -239,6 +239,13 @@ def test_quotes_of_tsv_are_text_unless_it_is_said_that_they_are_quotes(tmp_path:
     path = write(tmp_path / "a.tsv", b'id\ttext\r\n1\t"so it began\n2\tno quote\n3\t""\n')
     rows = [{"id": "1", "text": '"so it began'}, {"id": "2", "text": "no quote"}, {"id": "3", "text": '""'}]
     assert read(path) == read(tmp_path, format="tsv") == rows
+    doubled = write(tmp_path / "doubled.tsv", b'id\ttext\n1\t"so ""it"" began"\n2\t"so"\n')
+    for spec in (doubled, f"{doubled}@[:2]"):
+        found = read_numbered(spec)
+        assert "seems to stand in quotes: pass --quote double, or none if it is text" in found[0][1]
+        assert found[1] == (2, {"id": "2", "text": '"so"'})
+    assert [row["text"] for row in read(doubled, quote='"')] == ['so "it" began', "so"]
+    assert [row["text"] for row in read(doubled, quote="")] == ['"so ""it"" began"', '"so"']
     quoted = write(tmp_path / "q" / "a.tsv", b'"id"\t"text"\n"1"\t"a\tb ""c"""\n')
     assert read(quoted, quote='"') == read(quoted.parent, quote='"') == [{"id": "1", "text": 'a\tb "c"'}]
     with pytest.raises(DataError, match=r'columns of its header stand in quotes, "id": pass --quote double'):
