@@ -50,8 +50,8 @@ class MultimodalProcessor:
         self.family = family
         self._conversations = Conversations(tokenizer, learn=learn, learn_stop=learn_stop)
         self._conversations.warn_of_ends()
-        self._placeholders = Placeholders(family.placeholders, family.surroundings)
-        repeated = getattr(family, "repeated_tokens", None) or family.placeholders.values()
+        repeated = [*(getattr(family, "repeated_tokens", None) or family.placeholders.values())]
+        self._placeholders = Placeholders(family.placeholders, repeated, family.surroundings)
         self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in repeated])
         self._never_learnt = np.array([_token_id(tokenizer, token) for token in family.media_tokens])
 

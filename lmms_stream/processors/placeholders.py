@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,13 +34,20 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """tokens: kind of media -> what the template writes for one. surroundings: see Family."""
+    """tokens: kind of media -> what the template writes for one. repeated, surroundings: see Family."""
 
     tokens: Mapping[str, str]
+    repeated: Collection[str]
     surroundings: tuple[str, str]
 
     def check(self, text: str, layouts: Sequence[Layout]) -> None:
-        """DataError unless a text has a placeholder for each medium, and no other."""
+        """DataError unless a text has a placeholder for each medium, and no other, nor a token that layouts write."""
+        for token in self.repeated:
+            if token in text and token not in self.tokens.values():
+                raise DataError(
+                    f"its text has {token}, which stands for a part of a medium: take the token out of the texts of "
+                    "its messages"
+                )
         for kind, token in self.tokens.items():
             num_written = text.count(token)
             num_media = sum([layout.kind == kind for layout in layouts])

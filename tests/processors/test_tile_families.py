@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from io import BytesIO
@@ -131,6 +132,18 @@ def test_tokens_and_tensors_are_those_of_transformers_processor(
             assert difference.max() <= 2.01 / 255 / 0.26, key
             assert difference.mean() <= 0.005, key
     assert num_compared >= rounds(3, 25)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_media_in_the_text_of_a_message_are_refused(
+    name: str, processors: dict[str, MultimodalProcessor]
+) -> None:
+    processor = processors[name]
+    for token in {*processor.family.placeholders.values(), *processor.family.repeated_tokens}:
+        sample = stored(("user", [("image", picture(60, 60)), f"a {token}"]), ("assistant", "b"))
+        for made in (processor.measure, processor.process):
+            with pytest.raises(DataError, match=f"its text has {re.escape(token)}"):
+                made(sample)
 
 
 @pytest.mark.parametrize("name", NAMES)
