@@ -16,6 +16,7 @@ from .errors import ConfigError
 
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
+_MERGE = "tag:yaml.org,2002:merge"
 _NUMBERS = (
     (_INT, re.compile(r"[-+]?(?:0b[01][01_]*|0o[0-7][0-7_]*|0x[0-9a-fA-F][0-9a-fA-F_]*|[0-9][0-9_]*)$")),
     (
@@ -32,7 +33,7 @@ _MOST_VALUES = 100_000  # that aliases may expand to, in a text that does not ho
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the numbers of YAML 1.2, which refuses aliases that expand to too much."""
+    """PyYAML's safe loader with the numbers of YAML 1.2, which refuses what `_check_nodes` does."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML declares it
         first: [(tag, pattern) for tag, pattern in rules if tag not in _NOT_OURS]
@@ -42,7 +43,7 @@ class _Loader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
         if node is not None:
-            _check_aliases(node)
+            _check_nodes(node)
         return node
 
 
@@ -90,8 +91,9 @@ def write_yaml(value: Any, *, sort_keys: bool = False) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=sort_keys)
 
 
-def _check_aliases(root: yaml.Node) -> None:
-    """ConfigError if an anchor holds itself, or if aliases expand a short text to very many values.
+def _check_nodes(root: yaml.Node) -> None:
+    """ConfigError if an anchor holds itself, if aliases expand a short text to very many values, or for a key that a
+    mapping has twice.
 
     Each alias is the node of its anchor, so that nodes are counted once, and their sizes with all aliases written out.
     """
@@ -111,11 +113,21 @@ def _check_aliases(root: yaml.Node) -> None:
         if any(size is None for size in held):
             raise ConfigError("an anchor (&) holds its own alias (*): write the values out")
         sizes[id(node)] = 1 + sum(size or 0 for size in held)
+        _check_keys(node)
         left.pop()
     if (sizes[id(root)] or 0) > max(_MOST_VALUES, 10 * len(sizes)):
         raise ConfigError(
             f"its aliases (*) expand {len(sizes)} values to more than {_MOST_VALUES}: write out what is meant"
         )
+
+
+def _check_keys(node: yaml.Node) -> None:
+    """ConfigError for a key that a mapping has twice, of which the first value would be lost."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    keys = [(key.tag, key.value) for key, _ in pairs if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"a mapping at line {node.start_mark.line + 1} has {twice[1]!r} twice: leave one of them")
 
 
 def _parts(node: yaml.Node) -> list[yaml.Node]:

@@ -123,6 +123,13 @@ def test_aliases_that_people_write_are_read() -> None:
     assert len(read_yaml(f"a: &a [{'1, ' * 300}]\nb: [{'*a, ' * 300}]")["b"]) == 300
 
 
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("datasets:\n- {path: a.jsonl}\n- {path: b.jsonl, path: c.jsonl}\n")
+    for read in (load_mapping, list_entries):
+        with pytest.raises(LmmsStreamError, match=r"run\.yaml: .*a mapping at line 3 has 'path' twice: leave one of"):
+            read(tmp_path / "run.yaml")
+
+
 def test_an_override_that_expands_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("{}")
     with pytest.raises(ConfigError, match=r"^override .*: the value is not YAML: an anchor \(&\) holds its own alias"):
