@@ -106,7 +106,7 @@ def small_sources(seed: int) -> None:
         figures.append(1000 * (time.process_time() - started) / num_steps)
     mixture = Mixture({"three": plan(3, seed)}, weights={"three": 1.0})
     started = time.process_time()
-    mixture.skip(mixture.start(), 10**6, global_batch=8)
+    mixture.skip(mixture.start(), 10**6, global_batch=128)
     skip_s = time.process_time() - started
     ratio = figures[1] / figures[0]
     print_table(

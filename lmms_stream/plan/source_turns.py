@@ -17,7 +17,7 @@ from .pack_range import ends_of
 from .source_ranges import SourceRange
 from .weights import UNIT, share_out
 
-ROWS = 256  # ranges that are taken at once, and one of each source more
+MAX_ROWS = 1 << 14  # ranges that are taken at once, and one of each source more
 MAX_COUNTS = 1 << 20  # of epochs of all sources that are looked at together
 
 
@@ -106,7 +106,7 @@ class SourceTurns:
         self._credits += share_out(-int(self._credits.sum()), quotas[0])
         if self._joined is None:
             self._joined = np.concatenate(self._counts), ends_of(np.array([len(each) for each in self._counts]))
-        rows = np.empty((0 if ranges is None else ROWS + len(self.names), 4), np.int64)
+        rows = np.empty((0 if ranges is None else min(count, MAX_ROWS) + len(self.names), 4), np.int64)
         done, num_rows, ended = take_epochs(
             count, self._at, self._packs, *self._joined, self._credits, quotas, ends, UNIT, least, stop, rows
         )
@@ -115,7 +115,7 @@ class SourceTurns:
             names, firsts = self.names, self._first_epochs
             ranges += [
                 SourceRange(names[number], firsts[number] + epoch, first, stop)
-                for number, epoch, first, stop in rows[:num_rows].tolist()
+                for number, epoch, first, stop in zip(*rows[:num_rows].T.tolist(), strict=True)
             ]
         if until is None or wanted is None:
             return done, False

@@ -199,6 +199,22 @@ def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_co
 
 
 @njit(cache=True, nogil=True)
+def _pass_epochs(count: int, at: _Numbers, packs: _Numbers, counts: _Numbers) -> tuple[int, int]:
+    """Pass over packs of an only source. See take_epochs; returns the number of packs, and the source or -1."""
+    done, epoch, pack, over = 0, at[0], packs[0], -1
+    while done < count and over < 0:
+        taken = min(count - done, counts[epoch] - pack)
+        done += taken
+        pack += taken
+        if pack == counts[epoch] and epoch + 1 == len(counts):
+            over = 0
+        elif pack == counts[epoch]:
+            epoch, pack = epoch + 1, 0
+    at[0], packs[0] = epoch, pack
+    return done, over
+
+
+@njit(cache=True, nogil=True)
 def take_epochs(
     count: int,
     at: _Numbers,
@@ -223,6 +239,10 @@ def take_epochs(
     loop ends at that source, and when the rows of one more epoch may not fit.
     """
     num_sources = len(at)
+    if num_sources == 1 and not len(rows) and until[0] < 0:
+        credits[0] = 0
+        done, over = _pass_epochs(count, at, packs, counts)
+        return done, 0, over
     left, taken = np.empty(num_sources, np.int64), np.zeros(num_sources, np.int64)
     for source in range(num_sources):
         left[source] = _left(source, at, packs, counts, first_counts, until)
