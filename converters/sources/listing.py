@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ ALIKE = {  # formats -> what files of them are often named as
 
 
 _OWN_FILE = re.compile(r"(parts/\d{5}/)?(index\.json|shard\.\d{5,}\.mds(\.\w+)?)|datasets\.yaml")  # of a dataset
+_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?!\d)", re.DOTALL)
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
 
 
@@ -86,6 +87,20 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
         raise DataError(f"{name}: holds several formats: {_found(counts)}: name one by --format, or use a glob")
     chosen = wanted if insisted else next(iter(counts))
     return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
+
+
+def check_numbered(name: str, files: Sequence[StoredObject]) -> None:
+    """DataError if files of a folder are numbered, as in train-00000-of-00002.parquet, and some are missing."""
+    numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for file in files:
+        if matched := _NUMBERED.match(file.key):
+            numbers[matched[1], int(matched[3])].add(int(matched[2]))
+    for (head, count), there in numbers.items():
+        if len(there) < count:
+            raise DataError(
+                f"{name}: holds {len(there)} of the {count} files {head}-NNNNN-of-{count:05}: download the others, or "
+                "name these by a glob"
+            )
 
 
 def _found(counts: Mapping[str, int]) -> str:

@@ -21,6 +21,7 @@ from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .formats import FILE_FORMATS, FORMATS, QUOTES
 from .hub import HubDataset, HubSpec
 from .listing import (
+    check_numbered,
     checked_format,
     data_files,
     identity_of,
@@ -243,6 +244,7 @@ class Opener:
         chosen = data_files(spec.path, files, insisted=spec.format)
         of_texts = (spec.format or named_format(chosen[0].key)[0]) == "text"
         chosen = files_of_split(spec.path.rstrip("/"), chosen, wanted=spec.split, only_if_all=of_texts)
+        check_numbered(spec.path.rstrip("/"), chosen)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
 
     def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:

@@ -231,6 +231,17 @@ def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path
         read(tmp_path)
 
 
+def test_numbered_files_of_a_folder_are_all_there(tmp_path: Path) -> None:
+    for name in "train-00000-of-00003-0ab1.jsonl", "train-00002-of-00003-9cd2.jsonl", "test-00000-of-00001.jsonl":
+        write(tmp_path / "set" / name, b'{"a": 1}\n')
+    with pytest.raises(DataError, match=r"set: holds 2 of the 3 files train-NNNNN-of-00003: download the others, or"):
+        read(f"{tmp_path}/set?split=train")
+    assert len(read(f"{tmp_path}/set/train-*.jsonl")) == 2
+    assert len(read(f"{tmp_path}/set?split=test")) == 1
+    write(tmp_path / "set" / "train-00003-of-00003-0ab1.jsonl", b'{"a": 1}\n')  # some count from 1
+    assert len(read(f"{tmp_path}/set?split=train")) == 3
+
+
 def test_links_are_followed_to_files_only(texts: Path, tmp_path: Path) -> None:
     names = [row["name"] for row in read(texts)]
     (texts / "loop").symlink_to(texts)
