@@ -351,7 +351,7 @@ def _text_shape(text: str, role: str, source: str) -> Hashable:
         return bool(text.strip())
     tests_any = "'<'" in source or '"<"' in source
     pieces = _pieces(text, "content", role)
-    shape = tuple(kind or piece for kind, piece in pieces if kind or tests_any or piece.strip()[:3] in source)
+    shape = tuple(kind or piece for kind, piece in pieces if kind or tests_any or piece.strip()[:4] in source)
     return shape if shape != ("content",) else True
 
 

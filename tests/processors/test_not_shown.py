@@ -103,7 +103,7 @@ def test_tools_of_which_a_template_shows_a_part_decide_for_their_rows_only(token
 
 def test_texts_that_differ_in_tags_of_no_template_are_measured_by_one_shape(tokenizer: Path) -> None:
     processor = chatting(tokenizer, LAST_THOUGHT)
-    for question in ("q", "<p>q</p>", "<div> q", "q\n</b>", "1 < 2", "<br/>"):
+    for question in ("q", "<p>q</p>", "<div> q", "q\n</b>", "q</table>", "1 < 2", "<br/>"):
         chat = [{"role": "user", "content": question}, {"role": "assistant", "content": "a"}]
         assert found(processor, chat) == []
     assert len(processor._conversations._not_shown._known) == 1
