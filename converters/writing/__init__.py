@@ -1,6 +1,7 @@
 """Samples -> shards, atomically; what was written before a kill is used again.
 
 reading         the units of all sources, with what maps their rows
+column_encoders     values -> bytes of columns
 encoding        sample -> bytes of an MDS shard, as MDSWriter makes them
 row_counts      how many rows are left out, by why
 dropped_rows    rows that a drop list leaves out, and whether they are there

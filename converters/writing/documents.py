@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...types import Sample
 from ..rows.tokens import checked_spans
-from .encoding import encode_int32, int32_head
+from .column_encoders import array_head, encode_int32
 from .laid import Laid, inner_numbers
 from .shards import MADE
 
@@ -166,7 +166,7 @@ def _made(
     learnt = np.split(own, np.cumsum(np.bincount(sample_of, minlength=len(counts)))[:-1])
     heads, tails = [], []
     for begins, bounds, length in zip(starts, learnt, lengths.tolist(), strict=True):
-        document_starts, ids_head = encode_int32(begins), int32_head((length,))
+        document_starts, ids_head = encode_int32(begins), array_head((length,))
         loss_spans = encode_int32(bounds if len(bounds) else _NOTHING)
         sizes = (len(document_starts), len(ids_head) + length * _TOKEN_BYTES, len(loss_spans))
         heads.append(struct.pack("<3I", *sizes) + document_starts + ids_head)  # columns lie in the order of their names

@@ -1,8 +1,4 @@
-"""Samples -> bytes of MDS shards, as MosaicML's MDSWriter makes them, byte for byte.
-
-Its own encoder takes longer than all that comes before it; the columns that our schemas have are encoded here, others
-by its code.
-"""
+"""Samples -> bytes of MDS shards, as MosaicML's MDSWriter makes them, byte for byte."""
 
 from __future__ import annotations
 
@@ -18,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, LmmsStreamError
+from ...mds.decoding import COMPRESSIONS as CODECS
 from ...types import Sample
+from .column_encoders import column_encoder, fixed_size
 
 MAX_SAMPLE_BYTES = (1 << 31) - 1  # MDS counts a shard's bytes in 32 bits
 MAX_SHARD_BYTES = (1 << 32) - 1
 HASH = "xxh3_64"
 _LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "snappy": range(0), "zstd": range(1, 23)}
 COMPRESSIONS = {*_LEVELS, *(f"{kind}:{level}" for kind, levels in _LEVELS.items() for level in levels)}  # MosaicML's
-Encode = Callable[[Any], bytes]
 
 
 class ShardFormat:
@@ -42,8 +39,8 @@ class ShardFormat:
         self.shard_bytes = shard_bytes
         self.compression = compression
         self.names = sorted(columns)
-        self._encoders = [_encoder(columns[name]) for name in self.names]
-        self._sizes = [_fixed_size(columns[name]) for name in self.names]
+        self._encoders = [column_encoder(columns[name]) for name in self.names]
+        self._sizes = [fixed_size(columns[name]) for name in self.names]
         self.header = json.dumps(self._config, sort_keys=True).encode()
 
     def __reduce__(self) -> tuple[Callable[[], ShardFormat], tuple[()]]:
@@ -103,19 +100,16 @@ def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """A shard's file compressed by the calls that MDSWriter makes; to import them would take seconds."""
+    """A shard's file, compressed as MDSWriter does it; of more than 8 MiB its zstd may cut the frame elsewhere."""
     kind, _, level = compression.partition(":")
-    if kind == "zstd":
-        import zstd
-
-        return bytes(zstd.compress(data, int(level or 3)))
     if kind == "gz":
         return gzip.compress(data, int(level or 9))
     if kind == "bz2":
         return bz2.compress(data, int(level or 9))
-    from streaming.base.compression import compress as streaming_compress
+    import pyarrow
 
-    return bytes(streaming_compress(compression, data))
+    chosen = {"br": int(level or 11), "zstd": int(level or 3)}.get(kind)
+    return bytes(pyarrow.Codec(CODECS[kind], compression_level=chosen).compress(data, asbytes=True))
 
 
 def check_compression(compression: str | None) -> None:
@@ -127,54 +121,3 @@ def check_compression(compression: str | None) -> None:
 
 def compression_extension(compression: str) -> str:
     return compression.partition(":")[0]
-
-
-def _encoder(encoding: str) -> Encode:
-    if encoding == "str":
-        return _encode_str
-    if encoding in ("bytes", "jpeg", "png"):  # images are stored as their files are
-        return _encode_bytes
-    if encoding == "int":
-        return struct.Struct("<q").pack
-    if encoding == "ndarray:int32":
-        return encode_int32
-    from streaming.base.format.mds.encodings import is_mds_encoding, mds_encode
-
-    if encoding == "pkl" or not is_mds_encoding(encoding):
-        raise ConfigError(f"{encoding!r} is not an encoding of MDS columns that is safe to read")
-    return partial(mds_encode, encoding)
-
-
-def _encode_str(value: str) -> bytes:
-    return value.encode("utf-8")
-
-
-def _encode_bytes(value: bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"expected bytes, found {type(value).__name__}")
-    return value
-
-
-def encode_int32(values: NDArray[np.int32]) -> bytes:
-    """An array as a column has it; like MDSWriter's, an array has values."""
-    if values.dtype != np.int32 or not values.size:
-        raise ValueError(f"expected some int32 values, found {values.dtype} of shape {values.shape}")
-    return int32_head(values.shape) + values.tobytes()
-
-
-def int32_head(shape: tuple[int, ...]) -> bytes:
-    """What comes before the values of an array in a column; see decoding.py for what the first byte says."""
-    largest = max(shape)
-    width = 0 if largest < 1 << 8 else 1 if largest < 1 << 16 else 2
-    return struct.pack(f"<B{len(shape)}{'BHI'[width]}", len(shape) << 2 | width, *shape)
-
-
-def _fixed_size(encoding: str) -> int | None:
-    if encoding in ("str", "bytes", "ndarray:int32"):
-        return None
-    if encoding == "int":
-        return 8
-    from streaming.base.format.mds.encodings import get_mds_encoded_size
-
-    size: int | None = get_mds_encoded_size(encoding)
-    return size
