@@ -167,8 +167,8 @@ def test_encodings_that_mds_does_not_have_are_named(encoding: str, message: str)
         ("str_float", 1), ("str_decimal", 1.5), ("ndarray", [1]), ("ndarray", np.array(1)),
         ("ndarray", np.array(["x"])), ("ndarray:int8", np.zeros(0, np.int8)), ("ndarray:int16", np.zeros(2, ">i2")),
         ("ndarray:int8", np.zeros(2)), ("ndarray:int8:2", np.zeros(3, np.int8)), ("jpeg", "x"), ("pil", 7),
-        ("png", None), ("list[jpeg]", b""), ("list[png]", [3]), ("jpeg_array", []), ("jpeg_array", b"x"), ("jpeg_array", 7), ("bytes", "x"),
-        ("str", b"x"),
+        ("png", None), ("list[jpeg]", b""), ("list[png]", [3]), ("jpeg_array", []), ("jpeg_array", b"x"),
+        ("jpeg_array", 7), ("bytes", "x"), ("str", b"x"),
     ],
 )  # fmt: skip
 def test_values_of_another_type_are_not_encoded(encoding: str, value: Any) -> None:
