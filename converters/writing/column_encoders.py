@@ -152,7 +152,7 @@ def _encode_pixels(value: Any) -> bytes:
 
     image = _of_type(Image.Image, value)
     mode = image.mode.encode()
-    return struct.pack("<3I", *image.size, len(mode)) + mode + bytes(image.tobytes())
+    return b"".join((struct.pack("<3I", *image.size, len(mode)), mode, image.tobytes()))
 
 
 def _encode_several(images: Any) -> bytes:
