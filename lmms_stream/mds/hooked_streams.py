@@ -22,7 +22,7 @@ class HookedStream:
         self.url = f"{stream.remote or stream.local}/{stream.split}".rstrip("/")
         self._stream = stream
         self._hooks = frozenset(hooks)
-        self._readers: dict[str, Any] = {}  # of shards, by the names of their files
+        self._readers: dict[str, tuple[Any, set[str]]] = {}  # by the name of a file: its shard, the file's other forms
         self._index: bytes | None = None
 
     @property
@@ -43,9 +43,9 @@ class HookedStream:
             from streaming.base.world import World
 
             readers = self._stream.get_shards(World.detect(), False)
-            self._readers = {
-                info.basename: reader for reader in readers for pair in reader.file_pairs for info in pair if info
-            }
+            for reader in readers:
+                for names in ({info.basename for info in pair if info} for pair in reader.file_pairs):
+                    self._readers |= {name: (reader, names - {name}) for name in names}
             self._index = (self._folder / INDEX_NAME).read_bytes()
         return self._index
 
@@ -57,9 +57,8 @@ class HookedStream:
         """
         was_there = (self._folder / key).exists()
         try:
-            if self._hooks - {"get_shards", "_download_file"} and key in self._readers:
-                self._stream.prepare_shard(self._readers[key])
-                found = self._folder / key
+            if self.prepares_shards and key in self._readers:
+                found = self._prepared(key)
             else:
                 found = Path(self._stream._download_file(key, path.name))
                 found = found if found.is_absolute() else self._folder / found
@@ -77,6 +76,20 @@ class HookedStream:
             raise StorageError(
                 f"{self.url}/{key}: {error}: look at what the stream's class does to fetch it"
             ) from error
+
+    @property
+    def prepares_shards(self) -> bool:
+        """Whether the stream's class decides how shards come, decompressed: it may keep no compressed files."""
+        return bool(self._hooks - {"get_shards", "_download_file"})
+
+    def _prepared(self, key: str) -> Path:
+        """Let the stream prepare the shard of a file. What comes with it in another form would be nobody's: it goes."""
+        reader, others = self._readers[key]
+        new = [path for path in (self._folder / name for name in others) if not path.exists()]
+        self._stream.prepare_shard(reader)
+        for path in new:
+            path.unlink(missing_ok=True)
+        return self._folder / key
 
     def stat(self, key: str) -> StoredObject:
         return StoredObject(key, 0, "")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..storage.cache import LocalCache
 from ..storage.local import LocalStorage
 from ..storage.wanted import Wanted
 from .decoding import decompress
+from .hooked_streams import HookedStream
 from .index import ShardInfo, file_matches
 
 
@@ -37,8 +39,16 @@ def _fetch(cache: LocalCache, info: ShardInfo, *, wait: bool) -> Path | None:
         )
         if cache.fetch(info.zip_name, zipped, wait=wait) is None:
             return None
-        cache = cache.of_kept()
+        if not _is_prepared(cache):
+            cache = cache.of_kept()
+    if _is_prepared(cache):
+        return cache.fetch(info.name, replace(_wanted(info), decode=None), wait=wait)
     return cache.fetch(info.zip_name or info.name, _wanted(info), wait=wait)
+
+
+def _is_prepared(cache: LocalCache) -> bool:
+    """Whether a class of the user's decompresses shards itself."""
+    return isinstance(cache.storage, HookedStream) and cache.storage.prepares_shards
 
 
 def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:

@@ -211,6 +211,7 @@ def test_slices_and_numbers_from_the_end_are_those_of_numpy(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("keep_zip", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # MosaicML leaves files open
 def test_shards_are_prepared_evicted_and_counted(zipped: Path, tmp_path: Path, keep_zip: bool) -> None:
     dataset = StreamingDataset(remote=str(zipped), local=str(tmp_path), keep_zip=keep_zip, cache_limit="1mb")
     assert dataset.num_shards == len(dataset.shards) > 3
@@ -354,6 +355,22 @@ def test_copies_of_streams_that_fetch_in_their_own_way_keep_to_the_limit(
     dataset = StreamingDataset(streams=[stream], batch_size=4, cache_limit=4 * size)
     assert numbers(dataset[:]) == list(range(NUM_SAMPLES))
     assert len(list(tmp_path.glob("*.mds"))) <= 4 < dataset.num_shards
+
+
+@pytest.mark.parametrize("keep_zip", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # MosaicML leaves files open
+def test_compressed_shards_that_a_stream_prepares_are_read_and_keep_to_the_limit(
+    keep_zip: bool, zipped: Path, tmp_path: Path
+) -> None:
+    free = StreamingDataset(remote=str(zipped), local=str(tmp_path / "free"), batch_size=4, keep_zip=True)
+    assert numbers(free[:]) == list(range(NUM_SAMPLES))
+    limit = sum(path.stat().st_size for path in (tmp_path / "free").glob("shard*")) // 2
+    stream = Preparing(remote=str(zipped), local=str(tmp_path / "limited"), keep_zip=keep_zip)
+    dataset = StreamingDataset(streams=[stream], batch_size=4, cache_limit=limit)
+    assert numbers(dataset[:]) == list(range(NUM_SAMPLES))
+    copies = list((tmp_path / "limited").glob("shard*"))
+    assert sum(path.stat().st_size for path in copies) <= limit
+    assert any(path.suffix == ".zstd" for path in copies) == keep_zip
 
 
 class DamagedOnce(Preparing):
