@@ -149,6 +149,9 @@ def _parse_split_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: s
     for name, encoding in columns.items():
         if encoding not in ("str", "int", "float"):
             raise ShardError(f"{source}: column {name!r} has the encoding {encoding!r}, expected str, int or float")
+    for name in ("newline", "separator") if entry["format"] == "xsv" else ("newline",):
+        if not isinstance(entry[name], str) or not entry[name]:
+            raise ShardError(f"{source}: shards of {entry['format']} have the {name} {entry[name]!r}, expected a text")
     return replace(
         _parse_file(entry, "data", kinds, source=source),
         column_names=tuple(columns),

@@ -1,13 +1,14 @@
 """Validated, memory-mapped reading of MDS shards (MosaicML Streaming's format, version 2).
 
 A shard file is: uint32 count; uint32[count + 1] offsets from the start of the file; a JSON header; the samples.
-A sample is: uint32 sizes of its columns of variable size; the columns' bytes, in order.
+A sample is: uint32 sizes of its columns of variable size; the columns' bytes, in order. Shards of texts have a second
+file for what stands before the samples.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +32,16 @@ class Shard:
     def __init__(self, path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None):
         self.path = path
         self.info = info
-        mapped = map_file(path)
-        if len(mapped) != info.size:
-            raise ShardError(f"{path} has {len(mapped)} bytes, its index says {info.size}: it is truncated or changed")
-        self._data = mapped
-        self.address: int = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
-        self._check_offsets()
-        self._columns = self._layout(info.column_names if columns is None else columns)
+        self._data = _mapped(path, info)
+        self.address: int = np.frombuffer(self._data, np.uint8).__array_interface__["data"][0]
+        _offsets(path, self._data, info.num_samples, first=4 * (info.num_samples + 2), stop=len(self._data))
+        self._columns = self._layout(_known_columns(path, info, columns))
         self._sizes = struct.Struct(f"<{sum(size is None for size in info.column_sizes)}I")
         self._bounds = struct.Struct("<2I").unpack_from
-
-    def _check_offsets(self) -> None:
-        count = self.info.num_samples
-        header = 4 * (count + 2)
-        if len(self._data) < header or int.from_bytes(self._data[:4], "little") != count:
-            raise ShardError(f"{self.path} does not hold the {count} samples that its index says: it is corrupt")
-        offsets = np.frombuffer(self._data, "<u4", count + 1, 4)
-        if offsets[0] < header or offsets[-1] > len(self._data) or np.any(offsets[1:] < offsets[:-1]):
-            raise ShardError(f"{self.path} has offsets that descend or leave the file: it is corrupt")
 
     def _layout(self, columns: Sequence[str]) -> list[tuple[str, int | None, Decoder | None]]:
         """Name, fixed size and decoder (None: not asked for) of every column, in stored order."""
         info = self.info
-        missing = set(columns) - set(info.column_names)
-        if missing:
-            raise ShardError(
-                f"{self.path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a "
-                "processor that reads these, or make rows of a known kind of them (lmms-stream convert … --kind KIND)"
-            )
         return [
             (name, size, decoder(encoding) if name in columns else None)
             for name, encoding, size in zip(info.column_names, info.column_encodings, info.column_sizes, strict=True)
@@ -103,33 +86,82 @@ class Shard:
         return sample
 
 
+_DECODE_JSON = decoder("json")
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+
+
 class SplitShard:
-    """A shard of another format than MDS (JSON lines, CSV, …), read by MosaicML's own reader; see Shard."""
+    """A shard of JSON lines or of separated texts (CSV, …), and a file that says where each begins; see Shard."""
 
     address = -1  # it is text, which nothing reads where it lies in memory
 
     def __init__(self, path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None):
-        from streaming.base.format import reader_from_json
-
+        assert info.meta is not None
         self.path = path
         self.info = info
-        folder = str(path)[: -len(info.name)]
-        if not path.exists():
-            raise FileNotFoundError(path)
-        self._reader = reader_from_json(folder, None, dict(info.entry))
-        self._columns = info.column_names if columns is None else columns
+        meta = Path(str(path)[: -len(info.name)] + info.meta.name)
+        self._data = _mapped(path, info)
+        self._offsets = _offsets(meta, meta.read_bytes(), info.num_samples, first=0, stop=len(self._data))
+        self._columns = _known_columns(path, info, columns)
+        self._newline: str = info.entry["newline"]
+        self._separator: str = _SEPARATORS.get(info.format) or info.entry.get("separator", "")
 
     def __len__(self) -> int:
         return self.info.num_samples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        start, stop = self._offsets[index : index + 2].tolist()
         try:
-            sample = self._reader[index]
+            sample = self._objects(start, stop) if self.info.format == "json" else self._texts(start, stop)
             return {name: sample[name] for name in self._columns}
-        except LmmsStreamError:
-            raise
-        except (ValueError, KeyError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError) as error:
             raise ShardError(f"{self.path}: sample {index} cannot be decoded ({error!r})") from error
+
+    def _objects(self, start: int, stop: int) -> dict[str, Any]:
+        sample = _DECODE_JSON(self._data, start, stop - start)
+        if not isinstance(sample, dict):
+            raise ValueError(f"a JSON {type(sample).__name__} where an object is expected")
+        return sample
+
+    def _texts(self, start: int, stop: int) -> dict[str, Any]:
+        texts = str(self._data[start:stop], "utf-8").removesuffix(self._newline).split(self._separator)
+        encodings = self.info.encodings
+        if len(texts) != len(encodings):
+            raise ValueError(f"{len(texts)} texts for {len(encodings)} columns")
+        return {
+            name: _FROM_TEXT[encoding](text)
+            for (name, encoding), text in zip(encodings.items(), texts, strict=True)
+            if name in self._columns
+        }
+
+
+def _mapped(path: Path, info: ShardInfo) -> memoryview:
+    mapped = map_file(path)
+    if len(mapped) != info.size:
+        raise ShardError(f"{path} has {len(mapped)} bytes, its index says {info.size}: it is truncated or changed")
+    return mapped
+
+
+def _offsets(path: Path, data: bytes | memoryview, count: int, *, first: int, stop: int) -> NDArray[np.uint32]:
+    """The offsets that a file begins with, behind their count; none may lie before `first` or behind `stop`."""
+    if len(data) < 4 * (count + 2) or int.from_bytes(data[:4], "little") != count:
+        raise ShardError(f"{path} does not hold the {count} samples that its index says: it is corrupt")
+    offsets: NDArray[np.uint32] = np.frombuffer(data, "<u4", count + 1, 4)
+    if offsets[0] < first or offsets[-1] > stop or np.any(offsets[1:] < offsets[:-1]):
+        raise ShardError(f"{path} has offsets that descend or leave the file: it is corrupt")
+    return offsets
+
+
+def _known_columns(path: Path, info: ShardInfo, columns: Sequence[str] | None) -> Sequence[str]:
+    """The columns that are asked for, by default all."""
+    missing = set(columns or ()) - set(info.column_names)
+    if missing:
+        raise ShardError(
+            f"{path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a "
+            "processor that reads these, or make rows of a known kind of them (lmms-stream convert … --kind KIND)"
+        )
+    return info.column_names if columns is None else columns
 
 
 AnyShard = Shard | SplitShard

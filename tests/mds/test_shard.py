@@ -3,17 +3,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lmms_stream.errors import ShardError
 from lmms_stream.mds.decoding import decoder
 from lmms_stream.mds.index import INDEX_NAME, ShardInfo, file_matches, parse_index
-from lmms_stream.mds.shard import Shard
-from streaming import MDSWriter
+from lmms_stream.mds.shard import Shard, SplitShard
+from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from streaming.base.format import reader_from_json
 from streaming.base.format.mds.encodings import mds_decode
+
+from ..strategies import examples
 
 COLUMNS = {
     "text": "str",
@@ -202,6 +208,71 @@ def test_json_and_numbers_are_decoded_as_mosaicmls_own_code_decodes_them() -> No
     for encoding, data in wrong:
         with pytest.raises(ValueError):
             decoder(encoding)(memoryview(data), 0, len(data))
+
+
+TEXT_COLUMNS = {"number": "int", "name": "str", "weight": "float"}
+WRITERS: dict[str, Any] = {"json": JSONWriter, "csv": CSVWriter, "tsv": TSVWriter, "xsv": XSVWriter}
+
+
+def write_texts(folder: Path, kind: str, samples: list[dict[str, Any]]) -> ShardInfo:
+    separator = {"separator": "||", "newline": "\r\n"} if kind == "xsv" else {}
+    with WRITERS[kind](columns=TEXT_COLUMNS, out=str(folder), **separator) as writer:
+        for each in samples:
+            writer.write(each)
+    (info,) = parse_index((folder / INDEX_NAME).read_bytes(), source="index.json")
+    return info
+
+
+@examples(40)
+@given(
+    kind=st.sampled_from(list(WRITERS)),
+    rows=st.lists(st.tuples(st.integers(), st.text(), st.floats()), min_size=1, max_size=5),
+    changes=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=3),
+)
+def test_shards_of_texts_are_read_as_mosaicmls_package_reads_them_and_damage_is_a_shard_error(
+    kind: str, rows: list[Any], changes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    kept = str.maketrans("", "", "\r\n\t,|")
+    samples = [{"number": number, "name": name.translate(kept), "weight": weight} for number, name, weight in rows]
+    info = write_texts(folder, kind, samples)
+    shard = SplitShard(folder / info.name, info)
+    reader = reader_from_json(str(folder), None, dict(info.entry))
+    assert [repr(shard[number]) for number in range(len(shard))] == [
+        repr({name: sample[name] for name in info.column_names}) for sample in reader
+    ]
+    assert info.meta is not None
+    for name in (info.name, info.meta.name):
+        data = bytearray((folder / name).read_bytes())
+        for at, value in changes:
+            data[at % len(data)] = value
+        (folder / name).write_bytes(data)
+        with suppress(ShardError):
+            shard = SplitShard(folder / info.name, info)
+            for number in range(len(shard)):
+                with suppress(ShardError):
+                    shard[number]
+
+
+def test_a_shard_of_texts_names_what_is_wrong_with_it(tmp_path: Path) -> None:
+    sample = {"number": 1, "name": "x", "weight": 0.5}
+    info = write_texts(tmp_path / "csv", "csv", [sample])
+    path = tmp_path / "csv" / info.name
+    with pytest.raises(ShardError, match="has no column 'smell': it has name, number, weight"):
+        SplitShard(path, info, columns=["smell"])
+    assert SplitShard(path, info, columns=["weight"])[0] == {"weight": 0.5}
+    path.write_bytes(path.read_bytes().replace(b"x,1", b",,1"))
+    with pytest.raises(ShardError, match=r"sample 0 cannot be decoded .*4 texts for 3 columns"):
+        SplitShard(path, info)[0]
+    info = write_texts(tmp_path / "json", "json", [sample])
+    path = tmp_path / "json" / info.name
+    path.write_bytes(b"[1]".ljust(info.size))
+    with pytest.raises(ShardError, match=r"sample 0 cannot be decoded .*a JSON list where an object is expected"):
+        SplitShard(path, info)[0]
+    index = json.loads((tmp_path / "csv" / INDEX_NAME).read_text())
+    index["shards"][0]["newline"] = ""
+    with pytest.raises(ShardError, match="shards of csv have the newline '', expected a text"):
+        parse_index(json.dumps(index).encode(), source="index.json")
 
 
 READ_ALL = """
