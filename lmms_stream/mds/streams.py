@@ -310,10 +310,13 @@ class StoredDataset:
 def _opened(stream: StreamConfig, retry: Retry) -> Storage:
     """The store of a stream; a folder from which another one that is named as local is filled is one to be copied."""
     storage = open_storage(stream.url, retry=retry)
-    folder = stream.cache_folder
-    if stream.remote is None or folder is None or not isinstance(storage, LocalStorage):
+    if not isinstance(storage, LocalStorage):
         return storage
-    return storage if folder.resolve() == storage.folder.resolve() else CopiedFolder(storage.folder)
+    folder = stream.cache_folder
+    is_elsewhere = stream.remote is not None and folder is not None and folder.resolve() != storage.folder.resolve()
+    found: FolderStorage = CopiedFolder(storage.folder) if is_elsewhere else storage
+    found.folder = found.folder.absolute()  # the process may change its folder
+    return found
 
 
 def _is_writable(folder: Path) -> bool:

@@ -81,7 +81,7 @@ class LocalCache:
     ):
         self.storage = storage
         self.keep_zip = keep_zip
-        self.folder = folder or default_cache_folder(storage.url)
+        self.folder = (folder or default_cache_folder(storage.url)).absolute()  # the process may change its folder
         self.retry = retry
         self.room = room
         self.tally = FetchTally()

@@ -110,6 +110,19 @@ def test_a_folder_without_another_one_as_local_is_read_in_place(tmp_path: Path) 
     assert {path.name for path in source.iterdir() if not path.name.startswith(("_", "."))} == before
 
 
+@pytest.mark.parametrize("local", [None, "local"])
+def test_relative_folders_stay_those_of_when_the_dataset_was_opened(
+    local: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("source"), VALUES)
+    dataset = PackedStreamingDataset("source", local)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert values_of(dataset) == VALUES
+    assert not [*Path().iterdir()]
+
+
 def test_the_index_follows_its_source_and_one_of_others_stays(s3_folder: str, tmp_path: Path) -> None:
     remote, local = s3_folder, tmp_path / "local"
     uploaded(written(tmp_path / "one", VALUES, hashes=["xxh64"]), remote)
