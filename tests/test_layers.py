@@ -118,7 +118,7 @@ def test_only_the_dataset_and_the_writers_touch_mosaicml() -> None:
     users = {module.removeprefix("lmms_stream.") for module in files() if "streaming" in imports(module)[1]}
     # Encodings, compressions and clouds are the parent's; internals are touched by the dataset alone.
     assert users == {
-        "mds.mosaic", "mds.mosaic_loader", "mds.mosaic_settings", "mds.mosaic_streams", "mds.epoch_work",
+        "mds.mosaic_bases", "mds.mosaic_shards", "mds.mosaic_streams", "mds.epoch_work",
         "mds.hooked_streams", "mds.decoding", "converters.writing.column_encoders", "storage.clouds",
     }  # fmt: skip
 

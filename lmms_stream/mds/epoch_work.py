@@ -20,6 +20,7 @@ from ..errors import ConfigError, StorageError
 from ..storage.disk_errors import disk_errors
 from ..storage.locks import locked, map_in_use, unused
 from ..storage.temporaries import leftovers, remove_leftovers, temporary_name
+from .mosaic_bases import check_installed
 
 MAX_SAMPLES_EACH = 1 << 20  # of an epoch, that every process works out for itself
 LIMIT_S = 1800.0  # for the process that does it
@@ -48,6 +49,7 @@ def epoch_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: P
 
 def _all_work(dataset: Any, world: Any, epoch: int, position: int) -> NDArray[np.int64]:
     """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding."""
+    check_installed(f"shuffle_algo {dataset.shuffle_algo!r}")
     from streaming.base.batching import generate_work
 
     try:

@@ -3,7 +3,7 @@
 Its arithmetic is called (partitions, shuffles, sampling, weights of streams), so its orders are the same to the sample
 and its checkpoints load. Replaced are shared memory with names, barriers, polling threads and the cache. What is on
 this node is what lies in the cache folder, and locks belong to the kernel, so a killed run leaves nothing that stops
-the next. Only the files that are named mosaic import streaming when they are loaded.
+the next. Where MosaicML's package is installed the classes are subclasses of its own; see mosaic_bases.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import streaming
 from numpy.typing import NDArray
-from streaming.base.format import reader_from_json
-from streaming.base.spanner import Spanner
-from streaming.base.world import World as MosaicWorld
 from torch.utils.data import get_worker_info
 
 from ..checks import check_arguments
 from ..errors import ConfigError
 from ..plan.order import OrderConfig
 from ..plan.sample_order import Reader, SampleOrder
-from ..plan.shares import StreamShare, samples_chosen
 from ..storage.fetch_config import FetchConfig
 from ..types import Sample, World
 from .core import PackedDataset
 from .epoch_work import epoch_work
 from .epochs import EpochCounter, check_state
+from .equal_world import EqualWorld
+from .mosaic_bases import DatasetBase, Numbered, StreamBase
 from .mosaic_settings import BLOCKS, check_settings, whole_number
-from .mosaic_streams import config_of, registered_stream
+from .mosaic_shards import Spanner, readers
+from .mosaic_streams import config_of, registered_stream, weigh
 from .reader import CHUNK
 from .shard_files import try_fetch_shard
 from .streams import StreamConfig
@@ -42,7 +40,7 @@ from .streams import StreamConfig
 _SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
 
 
-class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
+class StreamingDataset(Numbered, DatasetBase):
     """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
     See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which
@@ -53,7 +51,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        streams: Sequence[streaming.Stream] | None = None,
+        streams: Sequence[StreamBase] | None = None,
         remote: str | Path | None = None,
         local: str | Path | None = None,
         split: str | None = None,
@@ -128,8 +126,9 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
             world = dataclasses.replace(world, replication=self.replication)
         self.world = world
         nodes = 1 if world.ranks_per_node else world.num_nodes  # the parent's nodes are equal
-        self._unique_rank_world = MosaicWorld(nodes, world.world_size // nodes, 1, world.rank)
-        self._parallel_rank_world = self._unique_rank_world.replicate(world.replication)
+        ranks = EqualWorld(num_nodes=nodes, ranks_per_node=world.world_size // nodes, worker=world.rank)
+        self._unique_rank_world = ranks
+        self._parallel_rank_world = ranks.replicate(world.replication)
 
     def _open_core(self, streams: Sequence[StreamConfig], fetch: FetchConfig) -> PackedDataset:
         return PackedDataset(streams, order=self._order if self._is_ours else None, fetch=fetch, world=self.world)
@@ -156,14 +155,12 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         self.stream_per_shard = np.repeat(np.arange(len(streams)), self.shards_per_stream)
         self.samples_per_stream = np.array([stream.num_samples for stream in streams], np.int64)
         self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
-        shares = [StreamShare(proportion=s._proportion, repeat=s._repeat, choose=s._choose) for s in self.streams]
-        counts = samples_chosen(self.samples_per_stream.tolist(), shares, epoch_size=epoch_size)
-        self.epoch_size = streaming.Stream.apply_weights(
-            self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
+        self.epoch_size = weigh(
+            self.streams,
+            self.samples_per_stream,
+            epoch_size=epoch_size,
+            seed=None if self._is_ours else self.shuffle_seed,
         )
-        if self._is_ours:  # the parent gives what rounding leaves to streams that it draws
-            for stream, count in zip(self.streams, counts, strict=True):
-                stream.choose = count
         self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
 
     def _check_cache_limit(self) -> None:
@@ -179,15 +176,17 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
 
     # Samples by number
 
+    @property
+    def size(self) -> int:
+        """Samples of the streams; len is those of an epoch of this rank."""
+        return self.num_samples
+
+    def __len__(self) -> int:
+        return self.length
+
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
         """Sample `sample_id` (0 <= sample_id < size); its shard is fetched first when it is not on this node."""
         return self.core.reader[sample_id]
-
-    def __getitem__(self, at: Any) -> Any:
-        """A sample by its number, or a list of samples by a slice, a list or an array of numbers, as in NumPy."""
-        if isinstance(at, slice):
-            return [self.get_item(sample_id) for sample_id in range(*at.indices(self.size))]
-        return super().__getitem__(at)
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
         """The samples of these ids, in this order; negative ones count from the end."""
@@ -198,18 +197,18 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Sample]:
         """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
         self.world.refuse_guess("start as many ranks on each node, or read with PackedLoader, which takes a world")
-        world = self._parallel_rank_world.detect_workers()
+        world = self._parallel_rank_world.with_workers(get_worker_info())
         epoch, position = self._resume(world, self._epochs.begin(get_worker_info()))
         share = self._our_share if self._is_ours else self._share
         chunks = _pieces(share(world, epoch, position), self.predownload)
         reader, mine = self.core.reader, type(self)
-        if mine.__getitem__ is StreamingDataset.__getitem__ and mine.get_item is StreamingDataset.get_item:
+        if mine.__getitem__ is Numbered.__getitem__ and mine.get_item is StreamingDataset.get_item:
             yield from reader.read_all(chunks)
             return
         for sample_ids, *_ in reader.ahead(chunks):
             yield from map(self.__getitem__, sample_ids.tolist())
 
-    def _share(self, world: MosaicWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+    def _share(self, world: EqualWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
         """The sample ids of this rank and worker, by the parent's arithmetic."""
         if not isinstance(self.batch_size, int):
             raise ConfigError(
@@ -218,7 +217,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
             )
         yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].state_folder)
 
-    def _our_share(self, world: MosaicWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+    def _our_share(self, world: EqualWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
         self.core.check_cache_limit(samples_ahead=CHUNK)
         share = Reader(
             batch_size=self.batch_size or 1,
@@ -247,7 +246,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
     def next_epoch(self, next_epoch: int) -> None:
         self._epochs.next_epoch = next_epoch
 
-    def _resume(self, world: MosaicWorld, epoch: int) -> tuple[int, int]:
+    def _resume(self, world: EqualWorld, epoch: int) -> tuple[int, int]:
         """The epoch of an iteration and the position that it begins at, by the state that was loaded last."""
         saved = self._epochs.loaded()
         is_resumed = saved is not None and saved["epoch"] >= epoch
@@ -260,7 +259,8 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
             self.shuffle_block_size = self.core.order.shuffle_block_size
         elif not self.num_canonical_nodes:
             self.num_canonical_nodes = (64 if self.shuffle_algo in ("py1s", "py2s") else 1) * world.num_nodes
-        self._set_shuffle_block_size(world)
+        if self.shuffle_block_size is None:
+            self.shuffle_block_size = max(4_000_000 // int(self.num_canonical_nodes or 1), 1 << 18)
         return epoch, position if is_resumed else 0
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
@@ -269,7 +269,16 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         It is what StreamingDataLoader saves: the parent's, and what else the order depends on. It fits any number of
         ranks and workers. Packs have a cursor of their own: PackedLoader.state_dict.
         """
-        state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
+        world = self._parallel_rank_world
+        epoch, position = self._resume(world, self.next_epoch - 1)
+        initial_nodes = self.initial_physical_nodes
+        state = {
+            "epoch": epoch,
+            "sample_in_epoch": num_samples if from_beginning else position + num_samples,
+            "num_canonical_nodes": self.num_canonical_nodes,
+            "shuffle_seed": self.shuffle_seed,
+            "initial_physical_nodes": world.num_nodes if initial_nodes is None else initial_nodes,
+        }
         return state | {name: getattr(self, name) for name in ("shuffle_algo", "shuffle_block_size", "epoch_size")}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
@@ -292,12 +301,8 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
 
     @cached_property
     def shards(self) -> list[Any]:
-        """MosaicML's readers of the shards, which read those that are on this node (see prepare_shard)."""
-        return [
-            reader_from_json(str(stored.folder_of_files), None, dict(info.entry))
-            for stored in self.core.stored
-            for info in stored.shards
-        ]
+        """Readers of the shards, MosaicML's where its package is installed: those read what prepare_shard fetched."""
+        return readers(self.core.stored, self.core.reader)
 
     @cached_property
     def spanner(self) -> Spanner:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import streaming
-
 from .mosaic import StreamingDataset
+from .mosaic_bases import LoaderBase
 
 
-class StreamingDataLoader(streaming.StreamingDataLoader):  # type: ignore[misc]
+class StreamingDataLoader(LoaderBase):
     """MosaicML Streaming's StreamingDataLoader, whose states are right in whatever world its dataset was given."""
 
     def state_dict(self) -> dict[str, Any] | None:
         if not isinstance(self.dataset, StreamingDataset):
-            state: dict[str, Any] | None = super().state_dict()
-            return state
+            return super().state_dict()
         return self.dataset.state_dict(self.num_samples_yielded * self.dataset.world.num_groups, False)

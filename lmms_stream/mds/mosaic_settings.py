@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from streaming import StreamingDataset
-from streaming.base.partition import algos as partition_algos
-from streaming.base.shuffle import algos as shuffle_algos
-from streaming.base.util import number_abbrev_to_int
+from typing import Any
 
 from ..errors import ConfigError
 
 BLOCKS = "blocks"  # our order, as a shuffle_algo
+_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-def check_settings(dataset: StreamingDataset) -> None:
+def check_settings(dataset: Any) -> None:
     """ConfigError for a keyword whose value is none of its values, or does not go with another's."""
     choices = {
         "sampling_method": ("balanced", "fixed"),
         "batching_method": ("random", "stratified", "per_stream", "device_per_stream"),
-        "shuffle_algo": (*shuffle_algos, BLOCKS),
-        "partition_algo": tuple(partition_algos),
+        "shuffle_algo": ("py1br", "py1e", "py1s", "py2s", "naive", BLOCKS),
+        "partition_algo": ("orig", "relaxed"),
     }
     for name, valid in choices.items():
         if getattr(dataset, name) not in valid:
@@ -43,9 +41,11 @@ def check_settings(dataset: StreamingDataset) -> None:
 
 def whole_number(epoch_size: int | str | None) -> int | None:
     """An epoch_size in words as a number; None where it is left to the streams, as 0 is."""
+    text = str(epoch_size or 0).strip().lower()
+    unit = _UNITS.get(text[-1:], 1)
     try:
-        return number_abbrev_to_int(epoch_size) or None if epoch_size else None
-    except ValueError as error:
+        return int(float(text[:-1]) * unit if unit > 1 else int(text)) or None
+    except (ValueError, OverflowError) as error:
         raise ConfigError(
             f"epoch_size must be a number of samples, such as 100000 or '100k', got {epoch_size!r}"
         ) from error

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import streaming
-from streaming.base.registry_utils import construct_from_registry
-from streaming.base.stream import streams_registry
+import numpy as np
+from numpy.typing import NDArray
 
 from ..checks import local_path
 from ..errors import ConfigError
+from ..plan.shares import StreamShare, samples_chosen
 from ..storage.cache import default_cache_folder
 from ..storage.retry import Retry
 from ..storage.storage import is_folder
 from .hooked_streams import HookedStream
+from .mosaic_bases import HOOKS, StreamBase, check_installed
 from .streams import StreamConfig
 
-_HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
 
-
-class Stream(streaming.Stream):  # type: ignore[misc]
+class Stream(StreamBase):
     """MosaicML Streaming's Stream, with its keywords; remote and local may be paths.
 
     Without local, shards are kept in a folder of this user's below the system's temporary folder, which may be there.
@@ -36,18 +36,25 @@ class Stream(streaming.Stream):  # type: ignore[misc]
         self._local = None if local is None else str(local)  # what the user named, as in the parent
 
 
-def registered_stream(name: str, config: dict[str, Any] | None, defaults: dict[str, Any]) -> streaming.Stream:
+def registered_stream(name: str, config: dict[str, Any] | None, defaults: dict[str, Any]) -> StreamBase:
     """The stream of a dataset that has one: ours, or of the class that is registered under the name."""
     keywords = {**(config or {}), **defaults}
     if name == "stream":
         return Stream(**keywords)
-    return construct_from_registry(name, streams_registry, partial_function=False, kwargs=keywords)
+    check_installed(f"stream_name {name!r}")
+    from streaming.base.registry_utils import construct_from_registry
+    from streaming.base.stream import streams_registry
+
+    stream: StreamBase = construct_from_registry(name, streams_registry, partial_function=False, kwargs=keywords)
+    return stream
 
 
-def config_of(stream: streaming.Stream) -> StreamConfig:
+def config_of(stream: StreamBase) -> StreamConfig:
     """Where a stream lies, and how it is fetched; what its class overrides is asked of it."""
     is_read_in_place = stream._local is None and is_folder(stream.remote)
-    hooks = [name for name in _HOOKS if getattr(type(stream), name) is not getattr(streaming.Stream, name)]
+    hooks = [name for name in HOOKS if getattr(type(stream), name, None) is not getattr(StreamBase, name, None)]
+    if hooks:
+        check_installed(f"{type(stream).__name__}.{hooks[0]}, a stream's own way to fetch,")
     return StreamConfig(
         remote=stream.remote,
         local=None if is_read_in_place else stream.local,
@@ -57,3 +64,33 @@ def config_of(stream: streaming.Stream) -> StreamConfig:
         keep_zip=stream.keep_zip,
         source=HookedStream(stream, hooks) if hooks else None,
     )
+
+
+def weigh(streams: Sequence[StreamBase], sizes: NDArray[np.int64], *, epoch_size: int | None, seed: int | None) -> int:
+    """Set how many samples an epoch takes of each stream (choose), and what that makes of it (proportion, repeat).
+
+    Return the samples of an epoch. sizes: samples of each stream. seed: of the draw that gives streams what rounding
+    leaves, as MosaicML has it; None: the largest remainders get it. Raises ConfigError as samples_chosen does.
+    """
+    shares = [StreamShare(proportion=each._proportion, repeat=each._repeat, choose=each._choose) for each in streams]
+    counts = np.array(samples_chosen(sizes.tolist(), shares, epoch_size=epoch_size), np.int64)
+    is_relative = shares[0].proportion is not None or epoch_size is not None
+    if seed is not None and not is_relative:
+        counts = np.array([_count(share, size) for share, size in zip(shares, sizes.tolist(), strict=True)], np.int64)
+    weights = [
+        size if share.proportion is None else share.proportion for share, size in zip(shares, sizes, strict=True)
+    ]
+    proportions = np.array(weights if is_relative else counts, np.float64)
+    proportions /= proportions.sum()
+    if seed is not None and is_relative:
+        total = epoch_size or int(sizes.sum())
+        counts = (total * proportions).astype(np.int64)
+        counts[np.random.default_rng(seed).choice(len(counts), total - counts.sum(), False)] += 1
+    for stream, proportion, size, count in zip(streams, proportions, sizes, counts, strict=True):
+        stream.proportion, stream.repeat, stream.choose = proportion, count / max(1, size), count
+    return int(counts.sum())
+
+
+def _count(share: StreamShare, size: int) -> int:
+    """Samples by repeat or choose, rounded as MosaicML does it."""
+    return int(size if share.repeat is None else share.repeat * size) if share.choose is None else int(share.choose)

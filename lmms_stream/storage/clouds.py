@@ -47,27 +47,24 @@ class CloudStorage:
             self.upload(path, key)
 
     def download(self, key: str, path: Path) -> None:
-        from streaming.base.storage import CloudDownloader
-
-        remote = self._remote(key)
+        remote, downloader = self._remote(key), _of_package(self.url, "CloudDownloader")
 
         def download(proceed: Callable[[], None]) -> None:
             path.unlink(missing_ok=True)  # a part of it, from the attempt before
-            CloudDownloader.get(remote).download(remote, str(path), timeout=self.retry.timeout_s)
+            downloader.get(remote).download(remote, str(path), timeout=self.retry.timeout_s)
 
         self._run(remote, download)
 
     def upload(self, path: Path, key: str) -> None:
-        from streaming.base.storage import CloudUploader
-
         self._remote(key)
+        uploader = _of_package(self.url, "CloudUploader")
         target = f"{self.url}/{Path(key).parent.as_posix()}".removesuffix("/.")
         name = Path(key).name
 
         def upload(proceed: Callable[[], None]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / name).symlink_to(path.resolve())  # the object gets the name of the file
-                CloudUploader.get((folder, target), keep_local=True, exist_ok=True).upload_file(name)
+                uploader.get((folder, target), keep_local=True, exist_ok=True).upload_file(name)
 
         self._run(f"{target}/{name}", upload)
 
@@ -76,13 +73,12 @@ class CloudStorage:
 
     def list_objects(self, prefix: str) -> list[StoredObject]:
         """Names alone: these stores' sizes and tags are not among what MosaicML Streaming offers."""
-        from streaming.base.storage import CloudUploader
-
+        uploader_class = _of_package(self.url, "CloudUploader")
         found: list[str] = []
 
         def read_names(proceed: Callable[[], None]) -> None:
             with tempfile.TemporaryDirectory() as folder:
-                uploader = CloudUploader.get((folder, self.url), keep_local=True, exist_ok=True)
+                uploader = uploader_class.get((folder, self.url), keep_local=True, exist_ok=True)
                 found[:] = uploader.list_objects(prefix) or []
 
         self._run(f"{self.url}/{prefix}", read_names)
@@ -92,16 +88,14 @@ class CloudStorage:
 
     def stat(self, key: str) -> StoredObject:
         """Its size and tag. Stores that give no tag are asked nothing: whether it is there is found by `download`."""
-        from streaming.base.storage import CloudDownloader
-
-        remote = self._remote(key)
+        remote, downloader = self._remote(key), _of_package(self.url, "CloudDownloader")
         asks = _FACTS.get(urlsplit(remote).scheme)
         if asks is None:
             return StoredObject(key, 0, "")
         facts: list[_Facts] = []
 
         def ask(proceed: Callable[[], None]) -> None:
-            facts[:] = [asks(CloudDownloader.get(remote), remote)]
+            facts[:] = [asks(downloader.get(remote), remote)]
 
         self._run(remote, ask)
         num_bytes, tag = facts[0]
@@ -126,6 +120,18 @@ class CloudStorage:
             refusal=lambda error: (_explain_hub if where.startswith("hf://") else _explain)(error, where),
             remedy="check the network and the store, or try again",
         )
+
+
+def _of_package(url: str, name: str) -> Any:
+    """A class of MosaicML's package; StorageError where the package is missing."""
+    try:
+        from streaming.base import storage
+    except ModuleNotFoundError as error:
+        raise StorageError(
+            f"{url}: {urlsplit(url).scheme}:// is read and written by MosaicML's package, which cannot "
+            f"be imported ({error}): pip install mosaicml-streaming"
+        ) from error
+    return getattr(storage, name)
 
 
 _Facts = tuple[Any, Any]  # size and tag

@@ -1,0 +1,148 @@
+"""The bases of our classes: those of MosaicML's package where it is installed, so that ours are of their types.
+
+Without the package they are classes of torch and the ones here, which hold what ours need of MosaicML's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..errors import ConfigError
+from ..plan.shares import StreamShare
+
+INSTALL = "pip install mosaicml-streaming"
+HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
+
+
+class PlainStream:
+    """Where the shards of a stream lie, how they are fetched, and how many samples an epoch takes of them."""
+
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+    ):
+        if download_retry is not None and download_retry < 0:
+            raise ConfigError(f"download_retry must be 0 or more, got {download_retry}")
+        if download_timeout is not None and download_timeout <= 0:
+            raise ConfigError(f"download_timeout must be more than 0 seconds, got {download_timeout}")
+        StreamShare(proportion=proportion, repeat=repeat, choose=choose)
+        self.remote, self.local, self.split = remote, local, split or ""
+        self._local = local
+        self._proportion, self._repeat, self._choose = proportion, repeat, choose
+        self._download_retry, self._download_timeout, self._keep_zip = download_retry, download_timeout, keep_zip
+        self.validate_hash = validate_hash
+        shares = {"proportion": proportion, "repeat": repeat, "choose": choose}
+        fetching = {"download_retry": download_retry, "download_timeout": download_timeout, "keep_zip": keep_zip}
+        for name, value in (shares | fetching).items():
+            if value is not None:
+                setattr(self, name, value)
+
+    def apply_default(self, default: Mapping[str, Any]) -> None:
+        """Take what the stream does not say from its dataset."""
+        self.split = self.split or default["split"] or ""
+        self.validate_hash = self.validate_hash or default["validate_hash"] or None
+        for name in ("download_retry", "download_timeout", "keep_zip"):
+            if getattr(self, f"_{name}") is None:
+                setattr(self, name, default[name])
+
+    if TYPE_CHECKING:  # set where they are given, and by the dataset
+        proportion: float
+        repeat: float
+        choose: int
+        download_retry: int
+        download_timeout: float
+        keep_zip: bool
+
+
+class PlainLoader(DataLoader[Any]):
+    """A DataLoader that counts the samples that it gave since its iteration began."""
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        self.num_samples_yielded = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.num_samples_yielded = 0
+        for batch in super().__iter__():
+            self.num_samples_yielded += _num_samples(batch)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        if hasattr(self.dataset, "load_state_dict"):
+            self.dataset.load_state_dict(obj)
+
+    def __del__(self) -> None:
+        iterator = getattr(self, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+
+def _num_samples(batch: Any) -> int:
+    if isinstance(batch, Mapping):  # a tokenizer's, too
+        if not batch:
+            raise ConfigError(
+                "a batch is an empty dict: let collate_fn give at least one list or tensor of its samples"
+            )
+        return len(next(iter(batch.values())))
+    return len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
+
+
+class Numbered:
+    """Items by number as in NumPy, for classes that have `size`, and `get_item` for 0 <= number < size."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def size(self) -> int: ...
+        def get_item(self, number: int) -> Any: ...
+
+    def __getitem__(self, at: Any) -> Any:
+        """An item by its number, or a list of items by a slice, a list or an array of numbers."""
+        if isinstance(at, slice):
+            return [self.get_item(number) for number in range(*at.indices(self.size))]
+        if isinstance(at, list | np.ndarray):
+            return [self[each] for each in at]
+        if not isinstance(at, int | np.integer):
+            raise ConfigError(f"items are named by a number, a slice, a list or an array of numbers, got {at!r}")
+        return self.get_item(int(at + self.size if -self.size <= at < 0 else at))
+
+
+if TYPE_CHECKING:
+    StreamBase = PlainStream
+    LoaderBase = PlainLoader
+    DatasetBase = IterableDataset[Any]
+else:
+    try:
+        from streaming import Stream as StreamBase
+        from streaming import StreamingDataLoader as LoaderBase
+        from streaming import StreamingDataset as DatasetBase
+    except ModuleNotFoundError as error:
+        if error.name != "streaming":  # it is installed without one of its requirements
+            raise
+        StreamBase, LoaderBase, DatasetBase = PlainStream, PlainLoader, IterableDataset
+
+IS_INSTALLED = StreamBase is not PlainStream
+
+
+def check_installed(what: str) -> None:
+    """ConfigError where the package is missing. what: the setting that needs it."""
+    if not IS_INSTALLED:
+        raise ConfigError(f"{what} needs MosaicML's package: {INSTALL}")

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ..processes import ROOT
+
+
+def test_all_but_other_clouds_works_without_mosaicmls_package(tokenizer: Path, s3_folder: str, tmp_path: Path) -> None:
+    """In the interpreter and in the workers that it starts the package cannot be imported."""
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "sitecustomize.py").write_text("import sys; sys.modules['streaming'] = None\n")
+    path = os.pathsep.join([str(start), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.mds.without_mosaic", str(tokenizer), str(tmp_path), s3_folder]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
