@@ -114,12 +114,12 @@ def test_the_arithmetic_of_plans_imports_no_input_or_output() -> None:
         assert not theirs & {"pathlib", "io", "time", "random", "socket", "shutil", "tempfile"}, module
 
 
-def test_only_the_dataset_and_the_writers_touch_mosaicml() -> None:
+def test_few_modules_touch_mosaicmls_package() -> None:
     users = {module.removeprefix("lmms_stream.") for module in files() if "streaming" in imports(module)[1]}
-    # Encodings, compressions and clouds are the parent's; internals are touched by the dataset alone.
+    # Bases, registered streams and encodings, streams that fetch in their own way, and other clouds.
     assert users == {
-        "mds.mosaic_bases", "mds.mosaic_shards", "mds.mosaic_streams", "mds.epoch_work",
-        "mds.hooked_streams", "mds.decoding", "converters.writing.column_encoders", "storage.clouds",
+        "mds.mosaic_bases", "mds.mosaic_shards", "mds.mosaic_streams", "mds.hooked_streams", "mds.decoding",
+        "converters.writing.column_encoders", "storage.clouds",
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ its file. The file is named by all that it depends on: first by the settings, th
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,27 +18,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
+from ..plan.mosaic_order import MosaicOrder, Readers, Source, mosaic_work
 from ..storage.disk_errors import disk_errors
 from ..storage.locks import locked, map_in_use, unused
 from ..storage.temporaries import leftovers, remove_leftovers, temporary_name
-from .mosaic_bases import check_installed
+from .equal_world import EqualWorld
 
 MAX_SAMPLES_EACH = 1 << 20  # of an epoch, that every process works out for itself
 LIMIT_S = 1800.0  # for the process that does it
 UNUSED_S = 86400.0  # after which an order of other settings is removed
-_SETTINGS = (
-    "batching_method", "partition_algo", "sampling_method", "sampling_granularity", "num_canonical_nodes",
-    "initial_physical_nodes", "batch_size", "shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size",
-    "epoch_size", "epoch_seed_change",
-)  # fmt: skip
 
 
-def epoch_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
+def order_of(dataset: Any) -> MosaicOrder:
+    return MosaicOrder(**{each.name: getattr(dataset, each.name) for each in dataclasses.fields(MosaicOrder)})
+
+
+def sources_of(dataset: Any) -> list[Source]:
+    sizes = np.split(dataset.samples_per_shard, dataset.shard_offset_per_stream[1:])
+    firsts = dataset.sample_offset_per_stream.tolist()
+    return [
+        Source(first, of_shards, int(stream.choose), float(stream.proportion))
+        for first, of_shards, stream in zip(firsts, sizes, dataset.streams, strict=True)
+    ]
+
+
+def epoch_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
     """The sample ids that a worker reads of an epoch from a position on, without padding: int64[up to its share].
 
-    dataset, world: a StreamingDataset, and MosaicML's World with this worker in it. folder: for files of the node.
+    dataset, world: a StreamingDataset, and the world with this worker in it. folder: for files of the node.
     """
-    if position >= dataset.epoch_size:  # the parent's arithmetic refuses some ends of epochs
+    if position >= dataset.epoch_size:  # MosaicML's arithmetic refuses some ends of epochs
         return np.empty(0, np.int64)
     if dataset.epoch_size <= MAX_SAMPLES_EACH:
         work = _all_work(dataset, world, epoch, position)
@@ -47,19 +57,16 @@ def epoch_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: P
     return mine[mine >= 0]
 
 
-def _all_work(dataset: Any, world: Any, epoch: int, position: int) -> NDArray[np.int64]:
+def _all_work(dataset: Any, world: EqualWorld, epoch: int, position: int) -> NDArray[np.int64]:
     """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding."""
-    check_installed(f"shuffle_algo {dataset.shuffle_algo!r}")
-    from streaming.base.batching import generate_work
-
+    readers = Readers(world.num_nodes, world.ranks_per_node, world.workers_per_rank)
     try:
-        work: NDArray[np.int64] = generate_work(dataset.batching_method, dataset, world, epoch, position)
+        return mosaic_work(order_of(dataset), sources_of(dataset), readers, epoch, position)
     except ValueError as error:
         raise ConfigError(f"MosaicML's order does not fit these settings or this state: {error}") from error
-    return work
 
 
-def _shared_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
+def _shared_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
     """The same, mapped from a file that the first process of the node wrote."""
     path = folder / f"{_name(dataset, world, epoch, position)}.npy"
     with disk_errors(str(path)):
@@ -116,12 +123,11 @@ def _remove_old(path: Path) -> None:
         remove_leftovers(left)
 
 
-def _name(dataset: Any, world: Any, epoch: int, position: int) -> str:
+def _name(dataset: Any, world: EqualWorld, epoch: int, position: int) -> str:
     """A name for all that the work depends on: SETTINGS-EPOCH, two hexadecimal digests."""
-    settings = {name: getattr(dataset, name) for name in _SETTINGS}
-    shares = [(float(stream.proportion), float(stream.repeat), int(stream.choose)) for stream in dataset.streams]
+    shares = [(stream.proportion, stream.choose) for stream in sources_of(dataset)]
     shape = world.num_nodes, world.ranks_per_node, world.workers_per_rank
-    said = json.dumps([settings, shares, shape, np.__version__], default=int)
+    said = json.dumps([dataclasses.asdict(order_of(dataset)), shares, shape, np.__version__], default=int)
     digest = hashlib.blake2b(said.encode(), digest_size=16)
     digest.update(dataset.samples_per_shard.tobytes() + dataset.stream_per_shard.tobytes())
     when = hashlib.blake2b(json.dumps([epoch, position], default=int).encode(), digest_size=8)

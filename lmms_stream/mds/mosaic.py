@@ -1,9 +1,10 @@
 """MosaicML Streaming's classes over our core: the same keywords and samples, our reader, cache and errors.
 
-Its arithmetic is called (partitions, shuffles, sampling, weights of streams), so its orders are the same to the sample
-and its checkpoints load. Replaced are shared memory with names, barriers, polling threads and the cache. What is on
-this node is what lies in the cache folder, and locks belong to the kernel, so a killed run leaves nothing that stops
-the next. Where MosaicML's package is installed the classes are subclasses of its own; see mosaic_bases.
+Partitions, shuffles, sampling and weights of streams are worked out as MosaicML's code does it (plan/mosaic_order), so
+orders are the same to the sample and checkpoints load. Replaced are shared memory with names, barriers, polling threads
+and the cache. What is on this node is what lies in the cache folder, and locks belong to the kernel, so a killed run
+leaves nothing that stops the next. Where MosaicML's package is installed the classes are subclasses of its own; see
+mosaic_bases.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from torch.utils.data import get_worker_info
 
 from ..checks import check_arguments
 from ..errors import ConfigError
+from ..plan.mosaic_order import sampled
 from ..plan.order import OrderConfig
 from ..plan.sample_order import Reader, SampleOrder
 from ..storage.fetch_config import FetchConfig
 from ..types import Sample, World
 from .core import PackedDataset
-from .epoch_work import epoch_work
+from .epoch_work import epoch_work, order_of, sources_of
 from .epochs import EpochCounter, check_state
 from .equal_world import EqualWorld
 from .mosaic_bases import DatasetBase, Numbered, StreamBase
@@ -209,13 +211,18 @@ class StreamingDataset(Numbered, DatasetBase):
             yield from map(self.__getitem__, sample_ids.tolist())
 
     def _share(self, world: EqualWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
-        """The sample ids of this rank and worker, by the parent's arithmetic."""
+        """The sample ids of this rank and worker, in one of MosaicML's orders."""
         if not isinstance(self.batch_size, int):
             raise ConfigError(
                 f"batch_size must be a whole number of samples, got {self.batch_size!r}: give the dataset that of the "
                 "DataLoader"
             )
         yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].state_folder)
+
+    def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The sizes of the pieces of shards that an epoch takes of a stream or of all, and the ids of their samples."""
+        sources = sources_of(self)
+        return sampled(order_of(self), sources if stream_id is None else [sources[stream_id]], epoch)
 
     def _our_share(self, world: EqualWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
         self.core.check_cache_limit(samples_ahead=CHUNK)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
+from ..plan.mosaic_order import BATCHING_METHODS, PARTITIONS
+from ..plan.mosaic_shuffles import ALGORITHMS
 
 BLOCKS = "blocks"  # our order, as a shuffle_algo
 _UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -14,9 +16,9 @@ def check_settings(dataset: Any) -> None:
     """ConfigError for a keyword whose value is none of its values, or does not go with another's."""
     choices = {
         "sampling_method": ("balanced", "fixed"),
-        "batching_method": ("random", "stratified", "per_stream", "device_per_stream"),
-        "shuffle_algo": ("py1br", "py1e", "py1s", "py2s", "naive", BLOCKS),
-        "partition_algo": ("orig", "relaxed"),
+        "batching_method": BATCHING_METHODS,
+        "shuffle_algo": (*ALGORITHMS, BLOCKS),
+        "partition_algo": PARTITIONS,
     }
     for name, valid in choices.items():
         if getattr(dataset, name) not in valid:

@@ -3,6 +3,7 @@
 lengths         tokens of every sample
 order           the shuffled sequence of an epoch, a block at a time
 shares, sample_order    how many samples of each stream an epoch takes, and their order without packs
+mosaic_order    the same in MosaicML's orders, with its batches; mosaic_shuffles: their shuffles
 packing         lengths in that order -> packs; kernels/: its compiled loops
 pack_range      consecutive packs as arrays
 block_packs     the packs of a shuffle block, a stretch at a time; block_counts: how many there are

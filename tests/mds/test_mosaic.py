@@ -260,7 +260,7 @@ def s3_copy(zipped: Path, s3_folder: str) -> str:
 
 def test_streams_are_resampled_by_shard(folder: Path) -> None:
     dataset = StreamingDataset(remote=str(folder), epoch_size=20, **SMALL)
-    units, sample_ids = dataset.resample_streams(3)  # type: ignore[attr-defined]  # of MosaicML's class
+    units, sample_ids = dataset.resample_streams(3)
     assert units.sum() == len(set(sample_ids.tolist())) == 20
     assert [stream.choose for stream in dataset.streams] == [20]
 

@@ -132,6 +132,7 @@ def main(tokenizer: str, folder: Path, url: str) -> None:
     shared = StreamingDataset(streams=streams, shuffle_algo="blocks", shuffle=True, batch_size=4, epoch_size="0.02k")
     assert [(stream.choose, stream.proportion, stream.repeat) for stream in shared.streams] == [(10, 0.5, 0.25)] * 2
     assert len(numbers(shared)) == 20
+    read_on(StreamingDataset(remote=url, local=folder / "copies", shuffle=True, batch_size=4))
     refusals(url)
     assert not [name for name in sys.modules if name.startswith("streaming.")]
 

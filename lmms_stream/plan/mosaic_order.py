@@ -1,0 +1,350 @@
+"""MosaicML's orders: streams and settings -> the sample ids of all ranks and workers in an epoch.
+
+sampled     how many samples of each shard, and which
+shuffled    see mosaic_shuffles
+partitioned numbers -> nodes, ranks, workers, batches
+mosaic_work all of it, by the batching method
+
+They are the same to the sample as those of MosaicML's package; tests hold that.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .mosaic_shuffles import shuffled
+
+Ids = NDArray[np.int64]
+PARTITIONS = ("orig", "relaxed")
+_log = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MosaicOrder:
+    """The keywords of a StreamingDataset on which its order depends.
+
+    initial_physical_nodes: those that the run began on, None at its start. epoch_seed_change: whether epochs draw
+    other samples.
+    """
+
+    batching_method: str
+    partition_algo: str
+    sampling_method: str
+    sampling_granularity: int
+    num_canonical_nodes: int
+    initial_physical_nodes: int | None
+    batch_size: int
+    shuffle: bool
+    shuffle_algo: str
+    shuffle_seed: int
+    shuffle_block_size: int
+    epoch_seed_change: bool
+
+
+class Source(NamedTuple):
+    """A stream: the id of its first sample, the samples of its shards, and what an epoch takes of it."""
+
+    first: int
+    sizes: Ids
+    choose: int
+    proportion: float
+
+
+class Readers(NamedTuple):
+    """Who reads: equal nodes, ranks of each, and workers of each rank."""
+
+    num_nodes: int
+    ranks_per_node: int
+    workers_per_rank: int
+
+
+def mosaic_work(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+    """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding.
+
+    position: samples of the epoch that were read before. ValueError for settings that do not fit one another.
+    """
+    return _METHODS[order.batching_method](order, sources, readers, epoch, position)
+
+
+# Samples of an epoch
+
+
+def sampled(order: MosaicOrder, sources: Sequence[Source], epoch: int) -> tuple[Ids, Ids]:
+    """The sizes of the pieces of shards that an epoch takes, and the ids of their samples, in stored order."""
+    rng = np.random.default_rng(order.shuffle_seed + (epoch if order.sampling_method == "balanced" else 0))
+    pieces: list[Ids] = [np.empty(0, np.int64)]
+    sizes: list[int] = []
+    for source in sources:
+        firsts = source.first + np.cumsum(source.sizes) - source.sizes
+        counts = _counts(order, source, epoch)
+        for first, size, count in zip(firsts.tolist(), source.sizes.tolist(), counts.tolist(), strict=True):
+            repeats, rest = divmod(count, size) if size else (0, 0)
+            pieces += [np.arange(first, first + size)] * repeats
+            sizes += [size] * repeats
+            if rest:
+                pieces.append(first + np.sort(rng.choice(size, rest, False)))
+                sizes.append(rest)
+    return np.array(sizes, np.int64), np.concatenate(pieces)
+
+
+def _counts(order: MosaicOrder, source: Source, epoch: int) -> Ids:
+    """How many samples are taken of each shard: all of them as often as they go, the rest by granules drawn."""
+    sizes, total = source.sizes, int(source.sizes.sum())
+    repeats, rest = divmod(source.choose, total) if total else (0, 0)
+    counts = sizes * repeats
+    if not rest:
+        return counts
+    granularity = order.sampling_granularity
+    granules = -(-sizes // granularity)
+    shards = np.repeat(np.arange(len(sizes)), granules)
+    before = granularity * (np.arange(len(shards)) - np.repeat(np.cumsum(granules) - granules, granules))
+    drawn = _epoch_rng(order, epoch).permutation(len(shards))
+    lengths = np.minimum(granularity, sizes[shards] - before)[drawn]
+    taken = np.clip(rest - (np.cumsum(lengths) - lengths), 0, lengths)
+    np.add.at(counts, shards[drawn], taken)
+    return counts
+
+
+def _epoch_rng(order: MosaicOrder, epoch: int) -> np.random.Generator:
+    return np.random.default_rng(order.shuffle_seed + (epoch if order.epoch_seed_change else 0))
+
+
+# Numbers among readers
+
+
+def partitioned(order: MosaicOrder, num_samples: int, readers: Readers, *, batch_size: int, position: int = 0) -> Ids:
+    """Numbers 0 to num_samples - 1 for each reader, as mosaic_work gives sample ids; some of the last are repeated."""
+    nodes, initial, canonical = readers.num_nodes, order.initial_physical_nodes, order.num_canonical_nodes
+    num_ranks = nodes * readers.ranks_per_node
+    if not num_samples:
+        raise ValueError("an epoch takes no sample of a stream")
+    if position > num_samples + num_ranks - num_samples % num_ranks:
+        raise ValueError(f"the position {position} is behind the {num_samples} samples of the epoch")
+    if order.partition_algo == "orig" or initial is None or max(nodes, canonical) % min(nodes, canonical) == 0:
+        return _partitioned(num_samples, canonical, readers, batch_size, position)
+    if nodes * batch_size % initial:
+        raise ValueError(
+            f"a global batch of {num_ranks * batch_size} samples is no multiple of the "
+            f"{initial * readers.ranks_per_node} ranks that the run began with: keep the global batch size"
+        )
+    began = readers._replace(num_nodes=initial)
+    numbers = _partitioned(num_samples, canonical, began, nodes * batch_size // initial, position)
+    return _of_readers(_as_read(numbers), readers, batch_size)
+
+
+def _partitioned(num_samples: int, num_canonical: int, readers: Readers, batch_size: int, position: int) -> Ids:
+    nodes, ranks, workers = readers
+    if max(nodes, num_canonical) % min(nodes, num_canonical):
+        raise ValueError(
+            f"{num_canonical} num_canonical_nodes and {nodes} nodes: one of them must be a multiple of the other"
+        )
+    numbers = _canonical_rows(num_samples, num_canonical, num_nodes=nodes)
+    of_nodes = numbers.T.ravel()[position - position % nodes :].reshape(-1, nodes).T
+    of_nodes = np.concatenate([of_nodes, _repeated(of_nodes, ranks)], axis=1).reshape(nodes, -1, ranks)
+    padding = np.full((nodes, -of_nodes.shape[1] % (workers * batch_size), ranks), -1)
+    of_ranks = np.concatenate([of_nodes, padding], axis=1).transpose(0, 2, 1)
+    work: Ids = of_ranks.reshape(nodes, ranks, -1, workers, batch_size).transpose(0, 1, 3, 2, 4)
+    return work
+
+
+def _canonical_rows(num_samples: int, num_canonical: int, *, num_nodes: int) -> Ids:
+    """The numbers of each canonical node, of equal length: int64[canonical nodes, samples of each]."""
+    length = -(-num_samples // num_canonical)
+    nodes_each = max(1, num_nodes // num_canonical)  # that share a canonical node
+    padding = -length % nodes_each
+    if num_samples < num_canonical or (num_samples == num_canonical and num_canonical < num_nodes):
+        _warn_of_repeats(num_samples, f"{num_canonical} canonical nodes")
+        return np.resize(np.arange(num_samples), (num_canonical, length + padding))
+    bounds = np.arange(num_canonical + 1) * num_samples // num_canonical
+    rows = bounds[:-1, None] + np.arange(length + padding)
+    rows[:, length - 1] -= np.diff(bounds) < length  # shorter ones have their last number twice
+    if padding:
+        stop = -padding - nodes_each + 1
+        rows[:, -padding:] = rows[:, stop - padding : stop]
+    return rows
+
+
+def _repeated(of_nodes: Ids, ranks: int) -> Ids:
+    """Numbers that a node reads again, so that its ranks get equally many."""
+    length = of_nodes.shape[1]
+    missing = -length % ranks
+    if not missing:
+        return of_nodes[:, :0]
+    if ranks + missing - 1 <= length:
+        return of_nodes[:, length - ranks - missing + 1 : length - ranks + 1]
+    _warn_of_repeats(length, f"{ranks} ranks of a node")
+    return of_nodes[:, np.arange(missing) % length]
+
+
+def _warn_of_repeats(num_samples: int, among: str) -> None:
+    warnings.warn(
+        f"{num_samples} samples for {among}: many are read again, and batching methods may leave out batches: choose "
+        "fewer num_canonical_nodes, or add samples",
+        stacklevel=2,
+    )
+
+
+def _as_read(work: Ids) -> Ids:
+    """All of it in the order in which a run reads it."""
+    return work.transpose(3, 2, 0, 1, 4).ravel()
+
+
+def _of_readers(ids: Ids, readers: Readers, batch_size: int) -> Ids:
+    """What _as_read undoes."""
+    nodes, ranks, workers = readers
+    return ids.reshape(-1, workers, nodes, ranks, batch_size).transpose(2, 3, 1, 0, 4)
+
+
+# Batches of streams
+
+
+def _random(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+    """Batches of samples of all streams."""
+    sizes, ids = sampled(order, sources, epoch)
+    numbers = partitioned(order, len(ids), readers, batch_size=order.batch_size, position=position)
+    return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, order.shuffle_block_size))
+
+
+def _stratified(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+    """Global batches that all have the same share of each stream."""
+    rows = []
+    one_node = readers._replace(num_nodes=1)
+    for number, portion in enumerate(_portions(order, sources, readers)):
+        ids = _as_read(_stream_ids(order, sources[number], one_node, epoch, batch_size=1))
+        rows.append(_full(_rows(ids, portion), order, number))
+    num_batches = min(map(len, rows))
+    return _dealt(order, np.concatenate([each[:num_batches] for each in rows], axis=1), readers, position)
+
+
+def _portions(order: MosaicOrder, sources: Sequence[Source], readers: Readers) -> list[int]:
+    """Samples of each stream in a global batch."""
+    num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
+    exact = num_all * np.array([source.proportion for source in sources])
+    portions = exact.astype(np.int64)
+    portions[np.flip(np.argsort(exact - portions))[: num_all - portions.sum()]] += 1
+    if 0 in portions:
+        raise ValueError(
+            f"stream {portions.tolist().index(0)} has no sample in a global batch of {num_all}: raise the batch size, "
+            "or the share of the stream"
+        )
+    return [int(portion) for portion in portions]
+
+
+def _per_stream(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+    """Global batches of one stream each."""
+    num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
+    rows = [
+        _full(
+            _as_read(_stream_ids(order, source, readers, epoch, batch_size=order.batch_size)).reshape(-1, num_all),
+            order,
+            number,
+        )
+        for number, source in enumerate(sources)
+    ]
+    return _dealt(order, _taken_in_turn(rows, _epoch_rng(order, epoch)), readers, position)
+
+
+def _device_per_stream(
+    order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int
+) -> Ids:
+    """Batches of a rank that are of one stream each."""
+    nodes, canonical = readers.num_nodes, order.num_canonical_nodes
+    if canonical % nodes:
+        raise ValueError(f"{canonical} num_canonical_nodes must be a multiple of the {nodes} nodes")
+    if order.shuffle and not all(int(order.shuffle_block_size * source.proportion) for source in sources):
+        raise ValueError(
+            f"shuffle_block_size {order.shuffle_block_size} is too small for the share of a stream: raise it"
+        )
+    each_canonical = readers._replace(num_nodes=canonical)
+    streams = [_stream_ids(order, source, each_canonical, epoch, batch_size=1) for source in sources]
+    of_nodes = [
+        [
+            _full(_rows(_as_read(ids), order.batch_size), order, number)
+            for number, part in enumerate(streams)
+            for ids in [part[node * canonical // nodes : (node + 1) * canonical // nodes]]
+        ]
+        for node in range(nodes)
+    ]
+    num_ranks = nodes * readers.ranks_per_node
+    most = max(sum(map(len, rows)) for rows in of_nodes)
+    rng = _epoch_rng(order, epoch)
+    batches = [_padded(_taken_in_turn(rows, rng), most + num_ranks - most % num_ranks) for rows in of_nodes]
+    return _dealt(order, np.stack(batches, axis=1).reshape(-1, num_ranks * order.batch_size), readers, position)
+
+
+_Method = Callable[[MosaicOrder, Sequence[Source], Readers, int, int], Ids]
+_METHODS: dict[str, _Method] = {
+    "random": _random,
+    "stratified": _stratified,
+    "per_stream": _per_stream,
+    "device_per_stream": _device_per_stream,
+}
+BATCHING_METHODS = tuple(_METHODS)
+
+
+def _shuffled_ids(order: MosaicOrder, sizes: Ids, ids: Ids, epoch: int, block_size: int) -> Ids:
+    if not order.shuffle:
+        return ids
+    nodes, seed = order.num_canonical_nodes, order.shuffle_seed
+    return ids[
+        shuffled(order.shuffle_algo, sizes, num_canonical_nodes=nodes, seed=seed, epoch=epoch, block_size=block_size)
+    ]
+
+
+def _stream_ids(order: MosaicOrder, source: Source, readers: Readers, epoch: int, *, batch_size: int) -> Ids:
+    """The sample ids of one stream by itself, as mosaic_work gives those of all."""
+    sizes, ids = sampled(order, [source], epoch)
+    numbers = partitioned(order, len(ids), readers, batch_size=batch_size)
+    return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, int(order.shuffle_block_size * source.proportion)))
+
+
+def _ids_of(numbers: Ids, ids: Ids) -> Ids:
+    return np.where(numbers == -1, -1, ids[numbers])
+
+
+def _rows(ids: Ids, length: int) -> Ids:
+    rows: Ids = np.concatenate([ids, np.full(-len(ids) % length, -1)]).reshape(-1, length)
+    return rows
+
+
+def _full(rows: Ids, order: MosaicOrder, stream: int) -> Ids:
+    """The batches that are full, which are the first."""
+    full = rows[: np.count_nonzero(rows.min(axis=1) >= 0)]
+    if not len(full):
+        raise ValueError(f"stream {stream} has too few samples for one batch: add samples, or choose smaller batches")
+    if len(full) < len(rows):
+        _log.warning("batching_method %s leaves out the last samples of stream %d", order.batching_method, stream)
+    return full
+
+
+def _taken_in_turn(rows: Sequence[Ids], rng: np.random.Generator) -> Ids:
+    """The batches of all streams, mixed; those of a stream stay in their order."""
+    origins = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+    rng.shuffle(origins)
+    mixed = np.empty_like(np.concatenate(rows))
+    mixed[np.argsort(origins, kind="stable")] = np.concatenate(rows)
+    return mixed
+
+
+def _padded(rows: Ids, count: int) -> Ids:
+    return np.concatenate([rows, np.full((count - len(rows), rows.shape[1]), -1)])
+
+
+def _dealt(order: MosaicOrder, batches: Ids, readers: Readers, position: int) -> Ids:
+    """Global batches among readers, from the last that was read wholly."""
+    num_read, rest = divmod(position, batches.shape[1])
+    if rest:
+        _log.warning(
+            "batching_method %s resumes after a whole global batch: %d samples are read again",
+            order.batching_method,
+            rest,
+        )
+    left = batches[num_read:]
+    return _of_readers(_padded(left, len(left) + -len(left) % readers.workers_per_rank), readers, order.batch_size)

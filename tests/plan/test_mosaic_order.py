@@ -1,0 +1,118 @@
+"""MosaicML's orders by our arithmetic, beside those of MosaicML's package."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.plan.mosaic_order import (
+    BATCHING_METHODS,
+    PARTITIONS,
+    MosaicOrder,
+    Readers,
+    Source,
+    mosaic_work,
+    sampled,
+)
+from lmms_stream.plan.mosaic_shuffles import ALGORITHMS
+
+from ..strategies import examples, seeds
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> MosaicOrder:
+    return MosaicOrder(
+        batching_method=draw(st.sampled_from(BATCHING_METHODS)),
+        partition_algo=draw(st.sampled_from(PARTITIONS)),
+        sampling_method=draw(st.sampled_from(["balanced", "fixed"])),
+        sampling_granularity=draw(st.integers(1, 5)),
+        num_canonical_nodes=draw(st.integers(1, 6)),
+        initial_physical_nodes=draw(st.none() | st.integers(1, 4)),
+        batch_size=draw(st.integers(1, 6)),
+        shuffle=draw(st.booleans()),
+        shuffle_algo=draw(st.sampled_from(ALGORITHMS)),
+        shuffle_seed=draw(seeds()),
+        shuffle_block_size=draw(st.integers(2, 120)),
+        epoch_seed_change=draw(st.booleans()),
+    )
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> list[Source]:
+    found: list[Source] = []
+    counts = draw(
+        st.lists(
+            st.tuples(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 99)), min_size=1, max_size=3
+        )
+    )
+    first = 0
+    for sizes, choose in counts:
+        share = choose / sum(choose for _, choose in counts)
+        found.append(Source(first, np.array(sizes, np.int64), choose, share))
+        first += sum(sizes)
+    return found
+
+
+def as_dataset(order: MosaicOrder, streams: list[Source]) -> Any:
+    """What the package's functions ask a dataset for."""
+    mosaic = pytest.importorskip("streaming")
+    shards = np.array([len(stream.sizes) for stream in streams])
+    sizes = np.concatenate([stream.sizes for stream in streams])
+    dataset = SimpleNamespace(
+        **dataclasses.asdict(order),
+        streams=streams,
+        num_streams=len(streams),
+        shards_per_stream=shards,
+        shard_offset_per_stream=np.cumsum(shards) - shards,
+        samples_per_shard=sizes,
+        sample_offset_per_shard=np.cumsum(sizes) - sizes,
+        epoch_size=sum(stream.choose for stream in streams),
+    )
+    dataset.resample_streams = lambda *arguments: mosaic.StreamingDataset.resample_streams(dataset, *arguments)
+    return dataset
+
+
+@examples(90)
+@given(order=orders(), streams=sources(), epoch=st.integers(0, 3))
+def test_samples_are_drawn_as_mosaicmls_package_draws_them(
+    order: MosaicOrder, streams: list[Source], epoch: int
+) -> None:
+    theirs = as_dataset(order, streams).resample_streams(epoch)
+    for found, expected in zip(sampled(order, streams, epoch), theirs, strict=True):
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()
+
+
+@examples(900)
+@given(
+    order=orders(),
+    streams=sources(),
+    readers=st.builds(Readers, st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
+    epoch=st.integers(0, 2),
+    position=st.just(0) | st.integers(0, 120),
+)
+def test_orders_are_those_of_mosaicmls_package(
+    order: MosaicOrder, streams: list[Source], readers: Readers, epoch: int, position: int
+) -> None:
+    batching = pytest.importorskip("streaming.base.batching")
+    world: Any = SimpleNamespace(**readers._asdict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = batching.generate_work(order.batching_method, as_dataset(order, streams), world, epoch, position)
+        except (ValueError, ZeroDivisionError):
+            with pytest.raises(ValueError):
+                mosaic_work(order, streams, readers, epoch, position)
+            return
+        if order.batching_method == "stratified" and not expected.size:  # an error is better than an epoch of nothing
+            return
+        found = mosaic_work(order, streams, readers, epoch, position)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.tolist() == expected.tolist()
