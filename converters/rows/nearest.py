@@ -18,7 +18,7 @@ from .speakers import Readings, readings_of, readings_said
 
 _ALIKE = 0.75  # of SequenceMatcher: one letter of five missing, doubled or swapped
 _PAIRS = (  # usual names of a question and its answer that are too general to tell a kind by
-    ("problem", "solution"), ("question", "response"), ("query", "answer"), ("user", "assistant"),
+    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"), ("user", "assistant"),
     ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"), ("prompt", "output"),
     ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
 )  # fmt: skip
@@ -76,7 +76,7 @@ def _remedies(
         if each is not None and "COLUMN" not in each.columns.values() and can_read(each.kind, rows, each.columns):
             yield each
     if by_names is not None and "COLUMN" not in by_names.columns.values():
-        needs, columns = by_names.kind.needs, by_names.columns
+        needs, columns = _needs(by_names.kind, media), by_names.columns
         by_names = replace(by_names, columns={role: "COLUMN" if role in needs else columns[role] for role in columns})
     yield by_names
 
@@ -99,9 +99,16 @@ def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str
     nearest = max(able, key=lambda kind: _nearness(kind, others))
     if not _nearness(nearest, others):
         return None
-    missing = [role for role, usual in nearest.needs.items() if not set(usual) & set(names)]
-    columns = {role: _most_alike(nearest.needs[role], others)[1] or "COLUMN" for role in missing}
+    needs = _needs(nearest, media)
+    missing = [role for role, usual in needs.items() if not set(usual) & set(names)]
+    columns = {role: _most_alike(needs[role], others)[1] or "COLUMN" for role in missing}
     return _Remedy(kind=nearest, columns={**_media_roles(nearest, names, media), **columns})
+
+
+def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """Roles that a kind needs -> usual names of their columns; with the question of an answer that has no media."""
+    asked = () if media else ("question",)
+    return {**kind.needs, **{role: kind.may[role] for role in asked if role in kind.may}}
 
 
 def _media_roles(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> dict[str, str]:
