@@ -63,11 +63,11 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
     if isinstance(value, np.generic):
         value = value.item()
     if encoding.startswith("ndarray:") and isinstance(value, (list, tuple)):
-        value = _array(name, encoding, value)
+        value = _numbers(name, encoding, value, dtype=encoding.split(":")[1])
     elif encoding in _WRITTEN:
         return _written(name, encoding, value)
     elif encoding in _DTYPES and encoding != "float64" and isinstance(value, (int, float)):
-        return np.dtype(encoding).type(value)
+        return _numbers(name, encoding, value, dtype=encoding)[()]
     found = "null" if value is None else _encoding(name, value)
     if encoding == "json" and not found.startswith(("bytes", "ndarray")):
         _check_json(name, value)
@@ -104,8 +104,11 @@ def _as_bytes(name: str) -> str:
 def _written(name: str, encoding: str, value: Any) -> Any:
     """A number that is stored as text."""
     try:
-        return _WRITTEN[encoding](value)
-    except (ValueError, TypeError, InvalidOperation) as error:
+        number = _WRITTEN[encoding](value)
+        if isinstance(value, (int, float)) and number != value == value:
+            raise ValueError("it would be rounded")
+        return number
+    except (ValueError, TypeError, OverflowError, InvalidOperation) as error:
         raise DataError(
             f"column {name!r} holds {str(value)[:80]!r}, which is no {encoding}: correct the row"
         ) from error
@@ -116,12 +119,23 @@ def _has_shape(value: Any, found: str, encoding: str) -> bool:
     return encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
 
 
-def _array(name: str, encoding: str, value: Sequence[Any]) -> Any:
-    """A list as the array that its column holds."""
+def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[Any, Any]:
+    """A number, or a list as the array that its column holds.
+
+    DataError for numbers that integers would round, and for finite numbers that have no finite value in the type.
+    """
     try:
-        return np.asarray(value, np.dtype(encoding.split(":")[1]))
+        with np.errstate(all="ignore"):
+            given, made = np.asarray(value), np.asarray(value, dtype)
+        is_lost = made != given if made.dtype.kind in "iu" else np.isinf(made) & np.isfinite(given)
+        if given.dtype.kind in "iuf" and is_lost.any():
+            raise ValueError(f"{given[is_lost].flat[0]} would become {made[is_lost].flat[0]}")
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"column {name!r} holds a list that is no array of {encoding} ({error}): correct it") from error
+        raise DataError(
+            f"column {name!r} holds {str(value)[:80]}, which {encoding} cannot hold ({error}): correct the row, or keep "
+            "the column in another type"
+        ) from error
+    return made
 
 
 def _encoding(name: str, value: Any) -> str:

@@ -688,6 +688,34 @@ def test_a_kept_value_of_another_type_is_refused(first: list[Any], later: Any, r
         find_mapper([{"x": value} for value in first], SchemaOptions(keep=("x",)))({"x": later}, None)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "value", "reason"),
+    [
+        ("int32", 1.5, r"1.5 would become 1"),
+        ("int32", 1 << 31, "out of bounds"),
+        ("uint8", -1, "out of bounds"),
+        ("float16", 70000, "70000 would become inf"),
+        ("ndarray:int32", [1, 2.5], "2.5 would become 2"),
+        ("ndarray:float32:2", [1e300, 1], r"1e\+300 would become inf"),
+        ("ndarray:int8", [[1], [2, 3]], "inhomogeneous"),
+        ("str_int", 1.5, "'1.5', which is no str_int: correct the row"),
+        ("str_int", float("inf"), "'inf', which is no str_int"),
+        ("str_float", (1 << 53) + 1, "'9007199254740993', which is no str_float"),
+    ],
+)
+def test_a_number_that_a_named_type_would_change_is_refused(encoding: str, value: Any, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"column 'x' holds .*{reason}"):
+        mapped({"text": "a", "x": value}, keep=(f"x:{encoding}",))
+
+
+def test_numbers_that_a_named_type_holds_are_kept_in_it() -> None:
+    kept = {"int32": 2.0, "float32": 0.1, "ndarray:float16": [0.1, float("inf")], "str_float": float("nan")}
+    found = [mapped({"text": "a", "x": value}, keep=(f"x:{encoding}",))["x"] for encoding, value in kept.items()]
+    assert found[:2] == [np.int32(2), np.float32(0.1)]
+    assert found[2].tolist() == [float(np.float16(0.1)), float("inf")]
+    assert found[3] != found[3]
+
+
 def test_a_column_kept_as_json_takes_nulls_and_other_types_after_the_first_rows(tmp_path: Path) -> None:
     rows: list[Row] = [{"text": "a", "x": "b"}] * 101 + [{"text": "a", "x": None}, {"text": "a"}, {"text": "a", "x": 3}]
     mapper = find_mapper(rows[:100], SchemaOptions(keep=("x",)))
