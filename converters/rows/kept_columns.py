@@ -132,8 +132,8 @@ def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[
             raise ValueError(f"{given[is_lost].flat[0]} would become {made[is_lost].flat[0]}")
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
-            f"column {name!r} holds {str(value)[:80]}, which {encoding} cannot hold ({error}): correct the row, or keep "
-            "the column in another type"
+            f"column {name!r} holds {str(value)[:80]}, which {encoding} cannot hold ({error}): correct the row, or "
+            "keep the column in another type"
         ) from error
     return made
 

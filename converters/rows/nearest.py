@@ -18,9 +18,9 @@ from .speakers import Readings, readings_of, readings_said
 
 _ALIKE = 0.75  # of SequenceMatcher: one letter of five missing, doubled or swapped
 _PAIRS = (  # usual names of a question and its answer that are too general to tell a kind by
-    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"), ("user", "assistant"),
-    ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"), ("prompt", "output"),
-    ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
+    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"),
+    ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"),
+    ("prompt", "output"), ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
 )  # fmt: skip
 _ASKED = {"inputs", *(asked for asked, _ in _PAIRS)}
 

@@ -22,7 +22,8 @@ ALIKE = {  # formats -> what files of them are often named as
 
 
 _OWN_FILE = re.compile(r"(parts/\d{5}/)?(index\.json|shard\.\d{5,}\.mds(\.\w+)?)|datasets\.yaml")  # of a dataset
-_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?!\d)", re.DOTALL)
+_NUMBERED = re.compile(r"(.*)(?<!\d)(\d{3,6})([-_]of[-_]\d{3,6})(?!\d)", re.DOTALL)
+_FINGERPRINT = re.compile(r"-[0-9a-f]{16}(?=\.)")  # that `datasets` wrote behind the count
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
 
 
@@ -90,16 +91,29 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
 
 
 def check_numbered(name: str, files: Sequence[StoredObject]) -> None:
-    """DataError if files of a folder are numbered, as in train-00000-of-00002.parquet, and some are missing."""
-    numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    """DataError if files of a folder are numbered, as in train-00000-of-00002.parquet, and some are missing.
+
+    Also if some are there twice: with another count, or another fingerprint at the end of the name.
+    """
+    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
+    versions: dict[str, str] = {}
     for file in files:
         if matched := _NUMBERED.match(file.key):
-            numbers[matched[1], int(matched[3])].add(int(matched[2]))
-    for (head, count), there in numbers.items():
-        if len(there) < count:
+            head, number, of_count = matched.groups()
+            head += "N" * len(number)
+            numbers[head, of_count].add(int(number))
+            for part, version in (head, of_count), (_FINGERPRINT.sub("", file.key), file.key):
+                if (other := versions.setdefault(part, version)) != version:
+                    both = [f"{head}{each}" if part == head else each for each in (other, version)]
+                    raise DataError(
+                        f"{name}: holds {' and '.join(both)}, as where a dataset was downloaded again after it had "
+                        "changed: remove the older files, or name those to be read by a glob"
+                    )
+    for (head, of_count), there in numbers.items():
+        if len(there) < (count := int(of_count[4:])):
             raise DataError(
-                f"{name}: holds {len(there)} of the {count} files {head}-NNNNN-of-{count:05}: download the others, or "
-                "name these by a glob"
+                f"{name}: holds {len(there)} of the {count} files {head}{of_count}: download the others, or name these "
+                "by a glob"
             )
 
 

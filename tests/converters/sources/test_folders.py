@@ -242,6 +242,30 @@ def test_numbered_files_of_a_folder_are_all_there(tmp_path: Path) -> None:
     assert len(read(f"{tmp_path}/set?split=train")) == 3
 
 
+@pytest.mark.parametrize("name", ["c4-train.{}-of-0002.jsonl", "part_{}_of_0002.jsonl", "{}-of-0002.jsonl"])
+def test_files_may_be_numbered_in_several_ways(name: str, tmp_path: Path) -> None:
+    write(tmp_path / name.format("0000"), b'{"a": 1}\n')
+    with pytest.raises(DataError, match=f"1 of the 2 files {name.format('NNNN').removesuffix('.jsonl')}: download"):
+        read(tmp_path)
+    write(tmp_path / name.format("0001"), b'{"a": 1}\n')
+    assert len(read(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("older", "both"),
+    [
+        ("train-00000-of-00001.jsonl", "train-NNNNN-of-00001 and train-NNNNN-of-00002"),
+        ("train-00000-of-00002-0123456789abcdef.jsonl", r"\S+-0123456789abcdef.jsonl and \S+-fedcba9876543210.jsonl"),
+    ],
+)
+def test_files_of_two_versions_of_a_dataset_are_not_read_together(older: str, both: str, tmp_path: Path) -> None:
+    for name in older, *(f"train-0000{number}-of-00002-fedcba9876543210.jsonl" for number in range(2)):
+        write(tmp_path / name, b'{"a": 1}\n')
+    with pytest.raises(DataError, match=f"holds {both}, as .*: remove the older files, or name"):
+        read(tmp_path)
+    assert len(read(f"{tmp_path}/train-*-of-00002-fedcba9876543210.jsonl")) == 2
+
+
 def test_links_are_followed_to_files_only(texts: Path, tmp_path: Path) -> None:
     names = [row["name"] for row in read(texts)]
     (texts / "loop").symlink_to(texts)
