@@ -258,6 +258,20 @@ def s3_copy(zipped: Path, s3_folder: str) -> str:
     return s3_folder
 
 
+def test_our_classes_are_subclasses_of_mosaicmls() -> None:
+    assert issubclass(PackedStreamingDataset, streaming.StreamingDataset)
+    assert issubclass(StreamingDataLoader, streaming.StreamingDataLoader)
+    assert issubclass(Stream, streaming.Stream)
+
+
+def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> None:
+    streams = [Stream(remote=str(folder), local=str(tmp_path / str(share)), proportion=share) for share in (1.0, 3.0)]
+    for _ in range(2):
+        dataset = StreamingDataset(streams=streams, epoch_size=20, **SMALL)
+        assert len(numbers(dataset)) == 20
+        assert [int(stream.choose) for stream in streams] == [5, 15]
+
+
 def test_streams_are_resampled_by_shard(folder: Path) -> None:
     dataset = StreamingDataset(remote=str(folder), epoch_size=20, **SMALL)
     units, sample_ids = dataset.resample_streams(3)

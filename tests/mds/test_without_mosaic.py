@@ -14,7 +14,8 @@ def test_all_but_other_clouds_works_without_mosaicmls_package(tokenizer: Path, s
     start.mkdir()
     (start / "sitecustomize.py").write_text("import sys; sys.modules['streaming'] = None\n")
     path = os.pathsep.join([str(start), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.mds.without_mosaic", str(tokenizer), str(tmp_path), s3_folder]
+    code = f"from tests.mds.without_mosaic import *; do_all({str(tokenizer)!r}, Path({str(tmp_path)!r}), {s3_folder!r})"
+    command = [sys.executable, "-c", code]  # a module that is run would be imported by each worker of a conversion
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | {"PYTHONPATH": path}
     )
