@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..errors import ConfigError
 from ..plan.shares import StreamShare
 
-INSTALL = "pip install mosaicml-streaming"
+INSTALL = "pip install 'lmms-stream[mosaic]'"
 HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
 
 

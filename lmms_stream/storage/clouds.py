@@ -129,7 +129,7 @@ def _of_package(url: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise StorageError(
             f"{url}: {urlsplit(url).scheme}:// is read and written by MosaicML's package, which cannot "
-            f"be imported ({error}): pip install mosaicml-streaming"
+            f"be imported ({error}): pip install 'lmms-stream[mosaic]'"
         ) from error
     return getattr(storage, name)
 

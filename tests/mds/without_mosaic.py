@@ -117,10 +117,12 @@ class Own(Stream):
 
 
 def refusals(url: str) -> None:
-    with pytest.raises(ConfigError, match="stream_name 'other' needs MosaicML's package: pip install mosaicml-streami"):
+    with pytest.raises(
+        ConfigError, match=r"stream_name 'other' needs MosaicML's package: pip install 'lmms-stream\[mosaic\]'"
+    ):
         StreamingDataset(remote=url, stream_name="other")
     with pytest.raises(
-        StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install mosaicml-streaming"
+        StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaic\]'"
     ):
         open_storage("hf://datasets/organization/name").stat("index.json")
 
