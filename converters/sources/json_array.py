@@ -281,12 +281,14 @@ def _are_messages(name: str, first: bytes) -> bool:
     """Whether a member of this name is the messages or exchanges of one row, by its first object.
 
     Under one of the usual names objects are messages, unless each is a row itself: a text, or with a list of its own.
+    `texts` holds exchanges, in which nothing is called `text`.
     """
     try:
         values = orjson.loads(first)
     except orjson.JSONDecodeError:
         return False
     if name in LISTS_OF_MESSAGES:
-        return len(values.keys() - {"id"}) > 1 and values.keys().isdisjoint(LISTS_OF_MESSAGES)
+        of_row = {*LISTS_OF_MESSAGES, "text"} if name == "texts" else LISTS_OF_MESSAGES
+        return len(values.keys() - {"id"}) > 1 and values.keys().isdisjoint(of_row)
     usual = (("role", "content"), ("from", "value"))
     return any(values.get(speaker) in FIRST_SPEAKERS and said in values for speaker, said in usual)

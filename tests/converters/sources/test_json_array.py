@@ -160,6 +160,7 @@ def test_an_object_with_a_list_of_messages_or_exchanges_is_one_row(row: dict[str
         {"data": [EXCHANGE, EXCHANGE]},
         {"pairs": [{"from": "a page", "value": 3, "text": "a"}, {"from": "a book", "value": 4, "text": "b"}]},
         {"texts": [{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]},
+        {"texts": [{"title": "t", "text": "a"}, {"title": "u", "text": "b"}]},
         {"conversations": [{"id": 1, "messages": [MESSAGE]}, {"id": 2, "messages": [MESSAGE]}]},
         {"conversations": [{"prompt": "a", "chosen": "b", "rejected": "c"}]},
     ],
