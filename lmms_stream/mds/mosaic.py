@@ -146,7 +146,7 @@ class StreamingDataset(Numbered, DatasetBase):
         )
 
     def _set_sizes(self, epoch_size: int | None) -> None:
-        """What the parent's arithmetic asks a dataset for; and how many samples an epoch takes of each stream."""
+        """Set the numbers of streams, shards and samples, and how many samples an epoch takes of each stream."""
         streams = self.core.stored
         self.num_samples = self.core.num_samples
         self.num_streams, self.num_shards = len(streams), len(self.core.reader.shards)

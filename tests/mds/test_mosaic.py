@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 import streaming
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lmms_stream import PackedStreamingDataset, Stream, StreamingDataLoader, StreamingDataset
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
+from lmms_stream.mds.mosaic_streams import weigh
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.types import World
 from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 from streaming.base.format.mds import encodings
 from torch.utils.data import DataLoader
+
+from ..strategies import examples, seeds
 
 NUM_SAMPLES = 33
 SMALL: dict[str, Any] = {"batch_size": 4, "shuffle": True}
@@ -270,6 +275,40 @@ def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> No
         dataset = StreamingDataset(streams=streams, epoch_size=20, **SMALL)
         assert len(numbers(dataset)) == 20
         assert [int(stream.choose) for stream in streams] == [5, 15]
+
+
+@st.composite
+def shares(draw: st.DrawFn, kind: str) -> list[dict[str, Any]]:
+    numbers = st.integers(1, 50) | st.floats(0.01, 9)
+    one = {
+        "proportion": st.fixed_dictionaries({"proportion": numbers}),
+        "absolute": st.fixed_dictionaries({"repeat": numbers}) | st.fixed_dictionaries({"choose": st.integers(1, 99)})
+        | st.just({}),
+        "none": st.just({}),
+    }  # fmt: skip
+    return draw(st.lists(one[kind], min_size=1, max_size=4))
+
+
+@examples(90)
+@given(
+    data=st.data(),
+    kind=st.sampled_from(["proportion", "absolute", "none"]),
+    epoch_size=st.integers(1, 10**6),
+    seed=seeds(),
+)
+def test_streams_are_weighed_as_mosaicmls_class_weighs_them(
+    data: st.DataObject, kind: str, epoch_size: int, seed: int
+) -> None:
+    settings = data.draw(shares(kind))
+    sizes = np.array([data.draw(st.integers(100, 10**6)) for _ in settings], np.int64)
+    asked = None if kind == "absolute" or data.draw(st.booleans()) else epoch_size
+    ours = [Stream(local="data", **each) for each in settings]
+    theirs = [streaming.Stream(local="data", **each) for each in settings]
+    expected = streaming.Stream.apply_weights(theirs, sizes, asked, seed)
+    assert weigh(ours, sizes, epoch_size=asked, seed=seed) == expected
+    for mine, other in zip(ours, theirs, strict=True):
+        found = mine.proportion, mine.repeat, mine.choose
+        assert tuple(map(float, found)) == (float(other.proportion), float(other.repeat), int(other.choose))
 
 
 def test_streams_are_resampled_by_shard(folder: Path) -> None:
