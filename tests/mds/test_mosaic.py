@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream import PackedStreamingDataset, Stream, StreamingDataLoader, StreamingDataset
+from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
 from lmms_stream.mds.mosaic_streams import weigh
 from lmms_stream.plan.order import OrderConfig
@@ -280,7 +281,7 @@ def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> No
 @st.composite
 def shares(draw: st.DrawFn, kind: str) -> list[dict[str, Any]]:
     numbers = st.integers(1, 50) | st.floats(0.01, 9)
-    one = {
+    one: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         "proportion": st.fixed_dictionaries({"proportion": numbers}),
         "absolute": st.fixed_dictionaries({"repeat": numbers}) | st.fixed_dictionaries({"choose": st.integers(1, 99)})
         | st.just({}),
@@ -503,3 +504,4 @@ def test_encodings_that_the_program_registered_are_read(registered: None, tmp_pa
     with MDSWriter(columns={"text": "reversed"}, out=str(tmp_path)) as writer:
         writer.write({"text": "packs"})
     assert StreamingDataset(local=str(tmp_path))[0] == {"text": "packs"}
+    assert (column_encoder("reversed")("packs"), fixed_size("reversed")) == (b"skcap", None)
