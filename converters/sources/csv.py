@@ -89,9 +89,20 @@ def _row(header: _Header, number: int, fields: list[str] | str) -> Row:
     if isinstance(fields, str):
         return Row(number, None, fields)
     if len(fields) != len(names):
-        return Row(number, None, f"{len(fields)} fields, where the header names {len(names)}: correct the row")
-    if len(fields) > 1 and tuple(fields) == names:
-        return Row(number, None, "it is the header again, as where files were joined: remove the row")
+        quotes = header.is_guess and any(field.startswith('"') for field in fields)
+        remedy = "pass --quote double if fields stand in quotes, or correct the row" if quotes else "correct the row"
+        return Row(number, None, f"{len(fields)} fields, where the header names {len(names)}: {remedy}")
+    if len(fields) > 1 and (first := fields[0].removeprefix("\ufeff")) in names:
+        again = (first, *fields[1:])
+        if again == names:
+            return Row(number, None, "it is the header again, as where files were joined: remove the row")
+        if sorted(again) == sorted(names):
+            return Row(
+                number,
+                None,
+                "it names the columns in another order, as where files were joined, and the rows after it would be "
+                "read by the first order: convert each file on its own",
+            )
     if quoted := header.quoted(fields):
         return Row(
             number, None, f"{quoted[:60]!r} seems to stand in quotes: pass --quote double, or none if it is text"

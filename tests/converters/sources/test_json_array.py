@@ -304,6 +304,20 @@ def test_the_header_of_a_file_that_was_joined_is_no_row(tmp_path: Path, name: st
     assert read(words) == [{"text": "some"}, {"text": "text"}]
 
 
+def test_headers_among_rows_are_known_with_a_byte_order_mark_and_in_another_order(tmp_path: Path) -> None:
+    found = read_numbered(write(tmp_path / "a.csv", b"text,label\nx,y\n\xef\xbb\xbftext,label\nz,w\nlabel,text\n"))
+    assert [number for number, values in found if isinstance(values, dict)] == [1, 3]
+    assert str(found[1][1]).startswith("it is the header again")
+    assert str(found[3][1]).startswith("it names the columns in another order")
+
+
+def test_rows_of_tsv_that_a_line_break_in_quotes_cuts_are_told_of_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", b'text\tlabel\n"x\ny"\tz\n')
+    assert str(read_numbered(path)[0][1]) == (
+        "1 fields, where the header names 2: pass --quote double if fields stand in quotes, or correct the row"
+    )
+
+
 def test_the_index_that_pandas_writes_is_no_column(tmp_path: Path) -> None:
     data = b",a,b\r\n0,x,y\r\n1,,z\r\n"  # DataFrame.to_csv()
     rows = [{"a": "x", "b": "y"}, {"a": "", "b": "z"}]
