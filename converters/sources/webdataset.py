@@ -21,6 +21,7 @@ CHUNK_BYTES = 1 << 20
 NAME = re.compile(
     r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL
 )  # key, and what follows the first dot of the file's name
+_OF_MACOS = re.compile(r"(^|/)\._[^/]*$")  # tar of macOS writes attributes of a file before it, in a file of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class TarTable:
             yield _sample(key, files)
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        """All members but folders, in order, of which only the last is kept in memory."""
+        """All members but folders and what macOS says of files, in order, of which only the last is kept in memory."""
         name, num_bytes = self._location.name, self._location.path.stat().st_size
         try:
             with tarfile.open(self._location.path, "r:") as archive:
@@ -138,7 +139,7 @@ class TarTable:
                     archive.members.clear()  # type: ignore[attr-defined]
                     if member.offset_data + (member.size if member.isreg() else 0) > num_bytes:
                         raise DataError(f"{name}: ends within {member.name}: copy it again")
-                    if not member.isdir():
+                    if not member.isdir() and not _OF_MACOS.search(member.name):
                         yield member
                 # tarfile takes a damaged header for the end of the archive, which is zeros
                 assert archive.fileobj is not None

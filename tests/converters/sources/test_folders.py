@@ -290,6 +290,13 @@ def test_the_identity_of_a_folder_changes_with_its_files(texts: Path) -> None:
     assert before != identity()
 
 
+def test_files_that_macos_puts_beside_the_files_of_a_tar_are_no_samples(tmp_path: Path) -> None:
+    files = [("d/0.jpg", b"a"), ("d/0.txt", b"b"), ("1.txt", b"c")]
+    beside = [(f"{name.rpartition('/')[0]}/._{name.rpartition('/')[2]}".lstrip("/"), b"\0") for name, _ in files]
+    path = write_tar(tmp_path / "a.tar", [each for pair in zip(beside, files, strict=True) for each in pair])
+    assert read(path) == [{"__key__": "d/0", "jpg": b"a", "txt": "b"}, {"__key__": "1", "txt": "c"}]
+
+
 def test_texts_and_json_in_a_tar_lose_their_byte_order_mark(tmp_path: Path) -> None:
     files = [("0.txt", "caf\u00e9\r\n"), ("0.caption", "a cat"), ("0.json", '{"w": 1}'), ("0.cls", "3")]
     path = write_tar(tmp_path / "a.tar", [(name, b"\xef\xbb\xbf" + text.encode()) for name, text in files])
