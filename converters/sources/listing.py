@@ -85,7 +85,12 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
     if not insisted and counts.keys() - {"images", "text"}:
         counts.pop("images", None)
     if not insisted and len(counts) > 1:
-        raise DataError(f"{name}: holds several formats: {_found(counts)}: name one by --format, or use a glob")
+        remedy = "name one by --format, or use a glob"
+        if "text" in counts:
+            others = " or ".join(sorted(counts.keys() - {"text"}))
+            texts = f"{name.rstrip('/')}/**/*.txt"
+            remedy = f"pass --format {others}, or the glob {texts} (--format text takes files of all names for texts)"
+        raise DataError(f"{name}: holds several formats: {_found(counts)}: {remedy}")
     chosen = wanted if insisted else next(iter(counts))
     return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
 

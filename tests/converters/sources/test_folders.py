@@ -181,8 +181,12 @@ def test_images_of_a_folder_are_rows_with_their_class(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"loose.png: one image is no source: name the folder of its class folders"):
         read(tmp_path / "set" / "loose.png")
     write(tmp_path / "set" / "README.txt", b"no row")
-    with pytest.raises(DataError, match=r"set: holds several formats: 5 images, 1 text: name one by --format"):
+    with pytest.raises(
+        DataError, match=r"set: .* 5 images, 1 text: pass --format images, or the glob \S+/\*\.txt"
+    ) as raised:
         read(tmp_path / "set")
+    assert raised.match("--format text takes files of all names for texts")
+    assert read(str(tmp_path / "set/**/*.txt")) == [{"text": "no row", "name": "README.txt"}]
     write(tmp_path / "set" / "rows.jsonl", b'{"a": 1}')
     (tmp_path / "set" / "README.txt").unlink()
     assert read(tmp_path / "set") == [{"a": 1}]
