@@ -38,13 +38,15 @@ class Agreement:
 
     def __init__(self) -> None:
         self._number: int | None = None
+        self._num_states = 0  # that were loaded
         self._is_done = False
         self._is_renewed = False
 
     def renew(self) -> None:
         """Let the next iteration compare again: it begins at another state."""
+        self._num_states += 1
         self._is_renewed |= self._is_done
-        self._number, self._is_done = None, False
+        self._is_done = False
 
     def gather(self, settings: Mapping[str, Any], world: World, gather: Callable[[Any], Sequence[Any]]) -> None:
         """Compare the settings of all ranks, which all call this; gather gives what each rank gave, in their order.
@@ -71,12 +73,13 @@ class Agreement:
         if self._number is None:
             self._number = next(_NUMBERS)
         mine = _described(settings, world)
-        key = f"{_KEY}/{self._number}"
+        key = f"{_KEY}/{self._number}/{self._num_states}"
         with _group_store() as store:
             rank, first = json.loads(store.compare_set(key, "", json.dumps([world.rank, mine])))
             _check_equal(first, mine, ranks=(rank, world.rank))
+            num_here = store.add(f"{key}/here", 1) if self._num_states else 0
             if self._is_renewed:
-                _wait_for_all(store, f"{key}/loaded", world.world_size)
+                _wait_for_all(store, f"{key}/here", num_here, world.world_size)
         self._is_done, self._is_renewed = True, False
 
 
@@ -92,9 +95,9 @@ def _group_store() -> Iterator[Any]:
         ) from error
 
 
-def _wait_for_all(store: Any, key: str, num_ranks: int) -> None:
-    """Return when each rank has called this, at the latest after the time limit of the store: ConfigError then."""
-    num_here, limit_s = store.add(key, 1), store.timeout.total_seconds()
+def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:
+    """Return when each rank has added itself to the key, or raise ConfigError after the time limit of the store."""
+    limit_s = store.timeout.total_seconds()
     deadline = time.monotonic() + limit_s
     while num_here < num_ranks:
         if time.monotonic() > deadline:

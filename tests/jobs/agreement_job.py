@@ -2,7 +2,7 @@
 
 Arguments: the dataset, a folder for `<rank>.json` with the sample ids of each step, "group" or "none", and what the
 last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded behind a first batch,
-or "alone", such a state of this rank alone.
+or "alone", such a state of this rank alone. With "looked" the first rank looks at a batch, and then all load a state.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def main() -> None:
     loader = PackedLoader(dataset, global_batch=12 if is_last and otherwise == "batch" else 6)
     if is_last and otherwise == "state":
         loader.skip_steps(1)
+    if otherwise == "looked":
+        state = loader.state_dict()
+        if os.environ["RANK"] == "0":
+            next(iter(loader))
+        loader.load_state_dict(state)
     if otherwise == "alone":
         next(iter(loader))
         dist.barrier()

@@ -30,11 +30,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("nodes", "group"), [((2, 1), "group"), ((2, 1), "none"), ((3, 2, 1), "group")])
+@pytest.mark.parametrize(
+    ("nodes", "group", "otherwise"),
+    [
+        ((2, 1), "group", "nothing"),
+        ((2, 1), "none", "nothing"),
+        ((3, 2, 1), "group", "nothing"),
+        ((2, 1), "group", "looked"),
+    ],
+)
 def test_nodes_of_unequal_size_read_each_sample_of_an_epoch_once(
-    data: Path, tmp_path: Path, nodes: Sequence[int], group: str
+    data: Path, tmp_path: Path, nodes: Sequence[int], group: str, otherwise: str
 ) -> None:
-    arguments = (str(data), str(tmp_path), group, "nothing")
+    arguments = (str(data), str(tmp_path), group, otherwise)
     done = run_job(sum(nodes), JOB, *arguments, timeout_s=120, ranks_per_node=nodes)
     assert done.returncode == 0, last_words(done.stderr)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(sum(nodes))]
