@@ -20,16 +20,18 @@ def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
     return [{"role": _SPEAKERS[number % 2], "content": text} for number, text in enumerate(texts)]
 
 
-def _begins_with_text(fields: Fields) -> bool:
-    """A list of texts, and not of messages."""
-    value = unpacked(fields.get("dialog"))
-    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
+def begins_with_text(fields: Fields, role: str = "dialog") -> bool:
+    """A list of texts, and not of messages, which may be JSON text."""
+    value = unpacked(fields.get(role))
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        return False
+    return not isinstance(unpacked(f"[{value[0]}]"), list) or not value[0].startswith("{")
 
 
 DIALOG = chat_kind(
     "dialog",
     _read_dialog,
-    needs={"dialog": ("dialog", "dialogue", "utterances")},
-    accepts=_begins_with_text,
-    needs_text="dialog (or dialogue, utterances), a list of texts",
+    needs={"dialog": ("dialog", "dialogue", "utterances", "conversations", "conversation")},
+    accepts=begins_with_text,
+    needs_text="dialog (or dialogue, utterances, conversations, conversation), a list of texts",
 )

@@ -226,11 +226,14 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
     if options.kind is not None:
         return _insisted_kind(rows, names, options, KINDS[options.kind])
-    first_rows: dict[str, int] = {}  # kind -> number of the first row of it
+    first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of the first row of it
     for number, row in enumerate(rows, start=1):
         kind = next((kind for kind in KINDS.values() if kind.fits(row, options.columns)), None)
         if kind is not None:
-            first_rows.setdefault(kind.name, number)
+            fields = Fields(row, kind.columns, options.columns)
+            is_empty = not any(is_filled(fields.get(role)) for role in kind.needs)
+            (empty_rows if is_empty else first_rows).setdefault(kind.name, number)
+    first_rows = first_rows or empty_rows
     if len(first_rows) > 1:
         where = ", ".join(f"{name} (row {number})" for name, number in first_rows.items())
         raise DataError(f"rows of several kinds in one source: {where}: convert each kind on its own, or pass --kind")

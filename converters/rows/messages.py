@@ -12,6 +12,7 @@ from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
 from .content import Turn
+from .dialog import begins_with_text
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json
 from .row_kind import ReadOptions
@@ -81,7 +82,7 @@ def _names_speaker(message: Any) -> bool:
 
 
 def _says_role(fields: Fields) -> bool:
-    return not _says_from(fields) and not holds_exchanges(fields)
+    return not _says_from(fields) and not holds_exchanges(fields) and not begins_with_text(fields, "messages")
 
 
 def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample | None:

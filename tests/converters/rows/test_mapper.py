@@ -200,6 +200,7 @@ CHATS: list[tuple[str, Row, Row, Any]] = [
     ("prompt-response", {"inputs": "hi", "targets": "hello", "task": "t"}, {}, CHAT),
     ("dialog", {"dialog": ["hi", "hello", "hi", "hello", "x"], "act": [1]}, {}, [*CHAT, *CHAT, says("user", "x")]),
     ("dialog", {"utterances": '["hi", "hello"]'}, {}, CHAT),
+    ("dialog", {"conversations": ["{hi}", "hello"], "source": "s"}, {}, [says("user", "{hi}"), CHAT[1]]),
     ("dialog", {"id": "0", "data": ["hi", "hello"]}, {"columns": {"dialog": "data"}}, CHAT),
     ("question-answer", {"question": "hi", "answer": "hello", "id": 3}, {}, CHAT),
     ("question-answer", {"q": "hi", "a": "hello"}, {"columns": {"question": "q", "answer": "a"}}, CHAT),
@@ -275,6 +276,7 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ({"messages": [*CHAT[:1], says("assistant", "x", weight=0.5)]}, {}, "weight 0.5, which must be 0 or 1"),
         ({"messages": [*CHAT[:1], says("assistant", "x", train="no")]}, {}, "train 'no', which must be 0 or 1"),
         ({"messages": []}, {}, "expected a list of messages in column 'messages', found an empty list: correct"),
+        ({"messages": ['{"role": "user"}']}, {}, "a message must be an object with a role, found"),
         ({"messages": 3}, {}, "expected a list of messages in column 'messages', found int"),
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, {}, "must be a string or a list of parts, found dict"),
         ({"messages": [*CHAT, says("user", "\ud800")]}, {}, "the messages hold what JSON cannot"),
@@ -359,7 +361,7 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: R
         ({"captions": "a cat", "image": "a.png"}, r"caption, which needs media and text: pass --columns text=captions"),
         (
             {"dialog": [{"who": "a"}]},
-            r"dialog, which needs dialog \(or dialogue, utterances\), a list of texts: complete",
+            r"dialog, which needs dialog \(or dialogue, utterances, conversations, conversation\), a list of texts:",
         ),
         ({"question": "a", "answer": None}, r"question-answer, which .*: complete the rows, or keep"),
         ({"Question": "a", "Answer": "b"}, r"question-answer, .*: pass --columns answer=Answer question=Question for"),
@@ -562,6 +564,17 @@ def test_texts_whose_columns_of_media_are_empty_stay_texts() -> None:
         assert find_mapper([row], SchemaOptions())(row, None) == {"text": "x"}
     assert mapped({"text": "x", "image": b"y"}, columns={"images": ""}) == {"text": "x"}
     assert mapped({"text": "x", "image": b"y"}, kind="text") == {"text": "x"}
+
+
+@pytest.mark.parametrize(
+    "chat", [[{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}], ["hi", "hello"]]
+)
+def test_rows_of_which_nothing_is_filled_are_of_the_kind_of_the_others(chat: list[Any]) -> None:
+    empty: Row = {"conversations": []}
+    mapper = find_mapper([empty, {"conversations": chat}], SchemaOptions())
+    assert json.loads(mapper({"conversations": chat}, None)["messages"]) == CHAT
+    with pytest.raises(DataError, match="found an empty list: correct or remove the row"):
+        mapper(empty, None)
 
 
 def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
