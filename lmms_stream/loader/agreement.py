@@ -2,7 +2,9 @@
 
 The trainer gathers the settings of all ranks. In other loops a rank compares its settings with those of the rank that
 came first, in the store of torch's process group: no rank waits for another, unless it has loaded a state since it
-compared, as one that has not compares no more. Without a process group a rank has its environment only.
+compared, as one that has not compares no more. Where an iteration ends, it compares in the same way where those up to
+this end began: one that looked at a batch alone went on behind it. Without a process group a rank has its environment
+only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -25,11 +27,13 @@ from ..version import VERSION
 _NUMBERS = count()  # of the comparisons of this process: ranks compare the same loaders in the same order
 _POLL_S = 0.05
 _KEY = "lmms_stream/agreement"
+_STEPS = "the steps where iterations began"
 _REMEDIES = {
     "lmms_stream": "install one version on all nodes",
     "world_size": "give the loader of each rank the same world, or a loader of one rank world=World()",
     "ranks_per_node": "give the loader of each rank world=World(rank=…, world_size=…, ranks_per_node=[…]), alike",
     "cursor": "load the same state on all ranks",
+    _STEPS: "look at a batch on all ranks, or with a loader of its own that has world=World()",
 }
 
 
@@ -41,10 +45,13 @@ class Agreement:
         self._num_states = 0  # that were loaded
         self._is_done = False
         self._is_renewed = False
+        self._began_at: list[int] = []  # since the last end
+        self._num_ended = 0
 
     def renew(self) -> None:
         """Let the next iteration compare again: it begins at another state."""
         self._num_states += 1
+        self._began_at, self._num_ended = [], 0
         self._is_renewed |= self._is_done
         self._is_done = False
 
@@ -81,6 +88,27 @@ class Agreement:
             if self._is_renewed:
                 _wait_for_all(store, f"{key}/here", num_here, world.world_size)
         self._is_done, self._is_renewed = True, False
+
+    def begin(self, step: int) -> None:
+        """Note that an iteration begins at a step."""
+        if step not in self._began_at:
+            self._began_at.append(step)
+
+    def end(self, world: World) -> None:
+        """Compare where iterations began up to an end with the rank that came to it first; ConfigError if they differ.
+
+        Only where ranks compared their settings in the store, and it is still there: its rank may have ended.
+        """
+        began_at, self._began_at = self._began_at, []
+        self._num_ended += 1
+        if self._number is None:
+            return
+        key = f"{_KEY}/{self._number}/{self._num_states}/ended/{self._num_ended}"
+        rank, first = world.rank, began_at
+        with suppress(RuntimeError, ValueError):
+            store = dist.distributed_c10d._get_default_store()
+            rank, first = json.loads(store.compare_set(key, "", json.dumps([rank, first])))
+        _check_equal({_STEPS: first}, {_STEPS: began_at}, ranks=(rank, world.rank))
 
 
 @contextmanager

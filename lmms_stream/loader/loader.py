@@ -254,6 +254,7 @@ class PackedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.agreement.compare(self.deal_settings, self.world)
+        self.agreement.begin(self.step)
         self._worker.start_at(self._delivery.begin(), end_workers=self._workers.end)
         for item in self._workers.items():
             for ready in item:
@@ -268,6 +269,7 @@ class PackedLoader:
                             self.left_out.add(sample)
                         yield each.made.pin_memory() if self.pin_memory else each.made
         self._delivery.end()
+        self.agreement.end(self.world)
 
     def _made(self, ready: Ready) -> Iterable[Ready]:
         """What a worker made, or left to be made."""

@@ -2,7 +2,8 @@
 
 Arguments: the dataset, a folder for `<rank>.json` with the sample ids of each step, "group" or "none", and what the
 last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded behind a first batch,
-or "alone", such a state of this rank alone. With "looked" the first rank looks at a batch, and then all load a state.
+or "alone", such a state of this rank alone. With "looked" the first rank looks at a batch, and then all load a state;
+with "glanced" it looks at less than a step, with "peeked" at a step, and none loads a state.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -47,6 +49,9 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             next(iter(loader))
         loader.load_state_dict(state)
+    if otherwise in ("glanced", "peeked") and os.environ["RANK"] == "0":
+        for _ in islice(loader, loader.micro_batches - (otherwise == "glanced")):
+            pass
     if otherwise == "alone":
         next(iter(loader))
         dist.barrier()
@@ -61,7 +66,7 @@ def main() -> None:
     steps: dict[int, list[list[int]]] = defaultdict(list)
     for batch in loader:
         steps[batch.step].append(batch.sample_ids.tolist())
-        if group == "group":
+        if group == "group" and otherwise != "peeked":
             dist.barrier()  # as the gradients of a step
     Path(folder, f"{loader.world.rank}.json").write_text(json.dumps([steps, loader.state_dict()]))
     if group == "group":

@@ -37,6 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ((2, 1), "none", "nothing"),
         ((3, 2, 1), "group", "nothing"),
         ((2, 1), "group", "looked"),
+        ((2,), "group", "glanced"),
     ],
 )
 def test_nodes_of_unequal_size_read_each_sample_of_an_epoch_once(
@@ -70,6 +71,15 @@ def test_ranks_that_do_not_agree_are_refused_before_their_first_batch(
     assert done.returncode != 0
     assert re.search(message, done.stderr), last_words(done.stderr)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_rank_that_looked_at_a_step_alone_is_found_at_the_end_of_the_epoch(data: Path, tmp_path: Path) -> None:
+    done = run_job(2, JOB, str(data), str(tmp_path), "group", "peeked", timeout_s=120)
+    assert done.returncode != 0
+    message = (
+        r"ranks do not agree on the steps where iterations began: rank . has \[.*: look at a batch on all ranks, or"
+    )
+    assert re.search(message, done.stderr), last_words(done.stderr)
 
 
 def test_nodes_whose_sizes_nobody_knows_are_refused_where_there_is_no_process_group(data: Path, tmp_path: Path) -> None:
