@@ -15,6 +15,8 @@ _NAMES = {
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
 }  # fmt: skip
 _MARKED = re.compile(rf"(?<![^/\-._ 0-9])({'|'.join(_NAMES)})(?![^/\-._ 0-9])", re.IGNORECASE)
+# Numbered files of a split whose name says more, as `datasets` writes those of train_sft and train_prefs.
+_NUMBERED = re.compile(rf"(?:.*/)?((?:{'|'.join(_NAMES)})[_.]\w+)-\d{{5}}-of-\d{{5}}\b[^/]*", re.IGNORECASE | re.DOTALL)
 
 
 def split_of(key: str) -> str | None:
@@ -36,18 +38,31 @@ def files_of_split(
     one that is wanted and not there.
     """
     splits = [split_of(file.key) for file in files]
-    counts = Counter(split for split in splits if split)
+    named = [_named(file.key) or split for file, split in zip(files, splits, strict=True)]
+    chosen, is_mixed = list(files), not (only_if_all and None in splits)
     if wanted is not None:
-        chosen = _NAMES.get(wanted.lower(), wanted)
-        if chosen not in counts:
-            raise DataError(f"{name}: holds no files of split {wanted}, found {_listed(counts)}: correct ?split=")
-        return [file for file, split in zip(files, splits, strict=True) if split == chosen]
-    if len(counts) > 1 and not (only_if_all and None in splits):
-        first = "train" if "train" in counts else min(counts)
+        known = named if wanted in named else splits
+        split = wanted if wanted in named else _NAMES.get(wanted.lower(), wanted)
+        if split not in known:
+            raise DataError(
+                f"{name}: holds no files of split {wanted}, found {_listed(Counter(filter(None, named)))}: correct "
+                "?split="
+            )
+        chosen, is_mixed = [file for file, each in zip(files, known, strict=True) if each == split], True
+        named = [each for each, of in zip(named, known, strict=True) if of == split]
+    counts = Counter(split for split in named if split)
+    if len(counts) > 1 and is_mixed:
+        first = next((each for each in sorted(counts) if each.startswith("train")), min(counts))
         raise DataError(
             f"{name}: holds splits {_listed(counts)}: name one, as {name}?split={first}, or all files by a glob"
         )
-    return list(files)
+    return chosen
+
+
+def _named(key: str) -> str | None:
+    """The whole name of the split of a numbered file, if it says more than those of all datasets."""
+    found = _NUMBERED.fullmatch(key)
+    return found[1] if found else None
 
 
 def _listed(counts: Counter[str]) -> str:

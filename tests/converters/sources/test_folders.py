@@ -226,6 +226,19 @@ def test_splits_of_a_folder_are_not_merged_without_a_word(tmp_path: Path, names:
     assert len(read(f"{tmp_path / 'data'}/**/*.jsonl?split=train")) == len(names) - 1
 
 
+def test_splits_whose_names_say_more_are_splits_of_their_own(tmp_path: Path) -> None:
+    for name in ("train_sft", "train_prefs", "test_sft"):
+        write(tmp_path / "set/data" / f"{name}-00000-of-00001.jsonl", b'{"text": "%s"}' % name.encode())
+    source = str(tmp_path / "set")
+    for wanted in ("", "?split=train"):
+        with pytest.raises(DataError, match=r"train_sft \(1 files\): name one, as \S+set\?split=train_prefs, or all"):
+            read(source + wanted)
+    with pytest.raises(DataError, match=r"no files of split dev, found test_sft \(1 files\), .*: correct"):
+        read(f"{source}?split=dev")
+    assert read(f"{source}?split=train_sft") == [{"text": "train_sft"}]
+    assert read(f"{source}?split=test") == [{"text": "test_sft"}]
+
+
 def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path: Path) -> None:
     for name in "train/a.txt", "notes on test.txt", "b.txt":
         write(tmp_path / name, b"x")
