@@ -13,7 +13,7 @@ import xxhash
 from ...errors import DataError
 from ...storage.disk_errors import disk_errors
 from ...types import StoredObject
-from .detect import format_of, named_format
+from .detect import COMPRESSIONS, format_of, named_format
 from .table import Location
 
 ALIKE = {  # formats -> what files of them are often named as
@@ -24,6 +24,8 @@ ALIKE = {  # formats -> what files of them are often named as
 _OWN_FILE = re.compile(r"(parts/\d{5}/)?(index\.json|shard\.\d{5,}\.mds(\.\w+)?)|datasets\.yaml")  # of a dataset
 _NUMBERED = re.compile(r"(.*)(?<!\d)(\d{3,6})([-_]of[-_]\d{3,6})(?!\d)", re.DOTALL)
 _FINGERPRINT = re.compile(r"-[0-9a-f]{16}(?=\.)")  # that `datasets` wrote behind the count
+_CACHED = re.compile(r"(.*/)?cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow", re.DOTALL)  # what map of `datasets` made of rows
+_LOGS = {"_delta_log", ".hoodie"}  # of tables of Delta and Hudi: they say which files count
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
 
 
@@ -72,7 +74,13 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
     for file in files:
         if ".." in PurePosixPath(file.key).parts:
             raise DataError(f"{name}: object {file.key!r} would lie outside of it: rename it")
+        if not _LOGS.isdisjoint(PurePosixPath(file.key).parts):
+            raise DataError(
+                f"{name}: is a table whose log ({file.key}) says which of its files count, and the log is not read: "
+                "write the table as Parquet files, or name those that count by a glob"
+            )
     shown = [file for file in files if is_shown(file.key)]
+    shown = [file for file in shown if not _CACHED.fullmatch(file.key)] or shown
     if insisted == "text" and shown:
         return shown
     kinds = [named_format(file.key)[0] for file in shown]
@@ -93,6 +101,19 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
         raise DataError(f"{name}: holds several formats: {_found(counts)}: {remedy}")
     chosen = wanted if insisted else next(iter(counts))
     return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
+
+
+def check_once(name: str, files: Sequence[StoredObject]) -> None:
+    """DataError if a file of a folder is there compressed as well."""
+    keys: dict[str, str] = {}
+    for file in files:
+        path = PurePosixPath(file.key)
+        plain = str(path.with_suffix("")) if path.suffix in COMPRESSIONS else file.key
+        if (other := keys.setdefault(plain, file.key)) != file.key:
+            raise DataError(
+                f"{name}: holds {other} and {file.key}, as where a file was unpacked, and would read its rows twice: "
+                "remove one, or name those to be read by a glob"
+            )
 
 
 def check_numbered(name: str, files: Sequence[StoredObject]) -> None:

@@ -22,6 +22,7 @@ from .formats import FILE_FORMATS, FORMATS, QUOTES
 from .hub import HubDataset, HubSpec
 from .listing import (
     check_numbered,
+    check_once,
     checked_format,
     data_files,
     identity_of,
@@ -245,6 +246,7 @@ class Opener:
         of_texts = (spec.format or named_format(chosen[0].key)[0]) == "text"
         chosen = files_of_split(spec.path.rstrip("/"), chosen, wanted=spec.split, only_if_all=of_texts)
         check_numbered(spec.path.rstrip("/"), chosen)
+        check_once(spec.path.rstrip("/"), chosen)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
 
     def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:

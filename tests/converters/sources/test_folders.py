@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
+from datasets import Dataset
+from datasets.arrow_writer import ArrowWriter
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.rows.mapper import find_mapper
@@ -246,6 +248,38 @@ def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path
     (tmp_path / "b.txt").unlink()
     with pytest.raises(DataError, match="holds splits test"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            "data/a.jsonl.zst",
+            r"holds data/a\.jsonl and data/a\.jsonl\.zst, as where .* twice: remove one, or name those",
+        ),
+        (
+            "_delta_log/00000000000000000000.json",
+            r"a table whose log \(_delta_log/0+\.json\) says .*: write the table as",
+        ),
+        (".hoodie/hoodie.properties", r"a table whose log \(\.hoodie/"),
+    ],
+)
+def test_rows_that_lie_in_a_folder_twice_or_count_no_more_are_refused(tmp_path: Path, other: str, message: str) -> None:
+    write(tmp_path / "set/data/a.jsonl", b'{"a": 1}')
+    write(tmp_path / "set" / other, b"not read")
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "set")
+    assert read(f"{tmp_path}/set/data/*.jsonl") == [{"a": 1}]
+
+
+def test_what_datasets_made_of_rows_beside_them_is_no_data(tmp_path: Path) -> None:
+    rows = Dataset.from_dict({"a": [1, 2]})
+    for name in ("set-train.arrow", "cache-0123456789abcdef.arrow", "cache-fedcba9876543210_00000_of_00001.arrow"):
+        with ArrowWriter(path=str(tmp_path / name), schema=rows.data.schema) as writer:
+            writer.write_table(rows.data.table)
+    assert read(tmp_path) == [{"a": 1}, {"a": 2}]
+    (tmp_path / "set-train.arrow").unlink()
+    assert len(read(tmp_path)) == 4
 
 
 def test_numbered_files_of_a_folder_are_all_there(tmp_path: Path) -> None:
