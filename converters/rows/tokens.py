@@ -46,7 +46,8 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     said = [role for role in ("loss_spans", "labels", "loss_mask") if fields.get(role) is not None]
     if len(said) > 1:
         raise DataError(
-            f"columns {' and '.join(said)} all say what is learnt: leave one, and pass --columns {said[-1]}= for others"
+            f"columns {' and '.join(str(fields.column(role)) for role in said)} all say what is learnt: "
+            f"leave one, and pass --columns {said[-1]}= for others"
         )
     if not said:
         return np.array([[0, len(ids)]], np.int32)
@@ -56,7 +57,7 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     values = _same_length(fields, said[0], value, ids)
     if said[0] == "loss_mask":
         if not np.isin(values, (0, 1)).all():
-            raise DataError("column 'loss_mask' must hold 0 and 1 alone: correct the row")
+            raise DataError(f"column {fields.column('loss_mask')!r} must hold 0 and 1 alone: correct the row")
         return learnt_spans(values == 1)
     learnt = values != IGNORED_LABEL
     if (values[learnt] != ids[learnt]).any():
@@ -159,7 +160,10 @@ def _first_numbers(numbers: NDArray[Any]) -> str:
 TOKENS = RowKind(
     name="tokens",
     needs=named_alike("input_ids"),
-    may=named_alike("labels", "loss_mask", "loss_spans", "attention_mask"),
+    may={
+        **named_alike("labels", "loss_spans", "attention_mask"),
+        "loss_mask": ("loss_mask", "completion_mask", "assistant_masks"),  # the others are TRL's
+    },
     schema=schemas.TOKENS,
     read=_read_tokens,
 )

@@ -749,6 +749,7 @@ def test_token_rows_come_back_with_what_is_learnt_of_them(tmp_path: Path) -> Non
     ids, wanted = [5, 6, 7, 8], [[1, 2], [3, 4]]
     kinds: list[Row] = [
         {"labels": [-100, 6, -100, 8]}, {"loss_mask": [0, 1, 0, 1]}, {"loss_mask": [False, True, False, True]},
+        {"completion_mask": [0, 1, 0, 1]}, {"assistant_masks": [0, 1, 0, 1]},
         {"loss_spans": wanted}, {"loss_spans": np.array(wanted), "labels": None, "attention_mask": [1, 1, 1, 1]},
     ]  # fmt: skip
     for number, kind in enumerate(kinds):
@@ -780,6 +781,7 @@ def test_token_rows_come_back_with_what_is_learnt_of_them(tmp_path: Path) -> Non
         ({"input_ids": [1, 2], "labels": [-100, -100]}, "no token would be learnt"),
         ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "column 'loss_mask' must hold 0 and 1 alone"),
         ({"input_ids": [1, 2], "loss_mask": [1, 1], "labels": [1, 2]}, "columns labels and loss_mask all say what"),
+        ({"input_ids": [1, 2], "completion_mask": [1, 1], "labels": [1, 2]}, "columns labels and completion_mask all"),
         ({"input_ids": [1, 2], "loss_spans": [[0, 3]]}, r"loss span \[0, 3\) lies outside the row's 2 tokens"),
         ({"input_ids": [1, 2], "loss_spans": [[1, 2], [0, 1]]}, r"loss span \[0, 1\) .* does not ascend"),
         ({"input_ids": [1, 2], "loss_spans": []}, "column 'loss_spans' is empty"),
