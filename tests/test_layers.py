@@ -14,6 +14,7 @@ BASE = {"checks", "errors", "types"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "versions": set(),
     "checks": {"errors"},
     "types": {"checks", "errors"},
     "yaml_text": {"errors"},
@@ -25,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {*BASE, "freed_memory", "plan/kernels"},
     "storage": BASE,
     "processors/media": BASE,
-    "processors/families": {*BASE, "processors/media"},
+    "processors/families": {*BASE, "versions", "processors/media"},
     "processors": {*BASE, "processors/media", "processors/families"},
     "processes": {"errors", "signals", "processors"},
     "mds": {*BASE, "plan", "storage", "processors", "processes"},

@@ -55,7 +55,8 @@ def save_processor(folder: Path, *, texts: Sequence[str]) -> Path:
 
 def model_fields(processor: Path, *, positions: int, hidden_size: int = 64, num_layers: int = 2) -> dict[str, Any]:
     """The fields of a config for the processor in a folder. positions: tokens that a sequence may have."""
-    added = json.loads((processor / "added_tokens.json").read_text(encoding="utf-8"))
+    tokenizer = json.loads((processor / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
     heads = 4
     eighth = hidden_size // heads // 8
     text = {

@@ -24,6 +24,7 @@ from .base import or_error
 from .byte_tokens import Span
 
 TODAY = date(2024, 7, 26)  # what templates are told today is: a text must not depend on the day it is made
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # of messages; the first that is there counts
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], tuple[str, list[Span]]]
 
@@ -55,11 +56,12 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
-        A null content is no text: "", or null where the template tests for it. by: calls the function that it is given
+        A thought is shown to the template under each of REASONING_KEYS. A null content is no text: "", or null where the template tests for it. by: calls the function that it is given
         with the messages, or with others that say the same. Raises DataError for a conversation that the template
         refuses, whatever it raises.
         """
         render = partial(by, partial(self._render, tools=tools, prompt=prompt))
+        messages = with_reasoning(messages)
         filled = without_nulls(messages)
         if filled is messages or not self.tests_null:
             return render(filled)
@@ -97,6 +99,24 @@ class ChatTemplate:
                 "in the text: write the text out where it is marked"
             )
         return text, spans
+
+
+def with_reasoning(messages: Messages) -> Messages:
+    """Return messages that have their thoughts under reasoning_content and thinking, as transformers gives templates.
+
+    >>> with_reasoning([{"role": "assistant", "reasoning": "so"}])
+    [{'thinking': 'so', 'role': 'assistant', 'reasoning': 'so', 'reasoning_content': 'so'}]
+    """
+    if not any(_reasoning_of(message) for message in messages):
+        return messages
+    return [
+        {"thinking": found, **message, "reasoning_content": found} if (found := _reasoning_of(message)) else message
+        for message in messages
+    ]
+
+
+def _reasoning_of(message: Any) -> Any:
+    return isinstance(message, Mapping) and next((message[key] for key in REASONING_KEYS if message.get(key)), None)
 
 
 def without_nulls(messages: Messages, *, but_of: str | None = None) -> Messages:

@@ -22,7 +22,7 @@ from .thoughts import Thoughts
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
-RENDERING_VERSION = 3  # raised when a template is given other values for the same conversation
+RENDERING_VERSION = 4  # raised when a template is given other values for the same conversation
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 logger = logging.getLogger("lmms_stream")

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .base import Processor
+from .chat_template import REASONING_KEYS
 
 ENDS = "ends"  # of answers, which are not trained on
 # In the order of bits. A kind has one bit, which a sample has or not; ENDS has the highest bits, a number of answers.
 KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content", ENDS)
 OnDropped = Literal["error", "warn"]
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALLING = ("tools", "tool_calls")
 _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", "function": "tool_results"}
 _VARYING_KEYS = {"name", "id", "tool_call_id", *REASONING_KEYS}  # their values are not part of a shape

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from .base import or_error
-from .not_shown import REASONING_KEYS
+from .chat_template import REASONING_KEYS
 
 _OPENING = re.compile(r"<([\w:]+)>\s*\Z")  # at the end of a generation prompt
 _PLAIN: tuple[dict[str, Any], ...] = ({"role": "user", "content": "zqq"}, {"role": "assistant", "content": "zqa"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from fractions import Fraction
@@ -17,10 +18,11 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import IGNORED_LABEL, FactsMissingError, Measured, processor_fingerprint
+from lmms_stream.processors.families.files import read_files
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from transformers import AutoProcessor
+from transformers import AutoImageProcessor, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 from tests.processes import ENVIRONMENT
@@ -110,7 +112,7 @@ def test_tokens_and_tensors_are_those_of_transformers_processor(
             continue  # transformers reads no video of one frame
         ours, expected = processor.process(sample), theirs(folders[name], processor, sample)
         assert np.array_equal(ours["input_ids"], expected["input_ids"][0]), number
-        tensors = expected.keys() - {"input_ids", "attention_mask", "second_per_grid_ts"}
+        tensors = expected.keys() - {"input_ids", "attention_mask", "second_per_grid_ts", "mm_token_type_ids"}
         assert ours["media"].keys() == tensors
         for key in tensors:
             assert ours["media"][key].shape == expected[key].shape, key
@@ -302,14 +304,29 @@ def test_older_folders_and_nested_settings_are_read(folders: dict[str, Path], tm
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
     template.unlink()
     assert MultimodalProcessor.from_pretrained(str(tmp_path)).description == processor.description
-    nested = {
-        f"{kind}_processor": json.loads((tmp_path / name).read_text())
-        for kind, name in (("image", "preprocessor_config.json"), ("video", "video_preprocessor_config.json"))
-    }
-    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        (tmp_path / name).unlink()
-    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2VLProcessor", **nested}))
+    files = {"image": tmp_path / "preprocessor_config.json", "video": tmp_path / "video_preprocessor_config.json"}
+    whole = tmp_path / "processor_config.json"
+    said = read_files(str(tmp_path))
+    for kind, file in files.items():  # as transformers 4 writes them
+        file.write_text(json.dumps({**getattr(said, kind), "processor_class": "Qwen2VLProcessor"}))
+    whole.unlink(missing_ok=True)
     assert MultimodalProcessor.from_pretrained(str(tmp_path)).description == processor.description
+    nested = {f"{kind}_processor": json.loads(file.read_text()) for kind, file in files.items()}
+    for file in files.values():  # as transformers 5 writes them
+        file.unlink()
+    whole.write_text(json.dumps({"processor_class": "Qwen2VLProcessor", **nested}))
+    assert MultimodalProcessor.from_pretrained(str(tmp_path)).description == processor.description
+
+
+def test_of_settings_that_two_files_say_those_that_transformers_takes_are_followed(tmp_path: Path) -> None:
+    save_processor(tmp_path, "qwen2_vl")
+    said = dict(read_files(str(tmp_path)).image)
+    for name, patch_size in (("preprocessor_config.json", 7), ("processor_config.json", 16)):
+        changed = {**said, "patch_size": patch_size}
+        values = {"image_processor": changed} if name == "processor_config.json" else changed
+        (tmp_path / name).write_text(json.dumps({"processor_class": "Qwen2VLProcessor", **values}))
+    theirs = AutoImageProcessor.from_pretrained(tmp_path)
+    assert read_files(str(tmp_path)).image["patch_size"] == theirs.patch_size
 
 
 SCRIPT = """
@@ -337,7 +354,9 @@ def test_a_process_without_torch_measures_and_processes_from_a_hub_id(
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
     (repository / "snapshots").mkdir()
-    (repository / "snapshots" / "0123456789abcdef0123456789abcdef01234567").symlink_to(folders["qwen3_vl"])
+    snapshot = repository / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(folders["qwen3_vl"], snapshot)
+    (snapshot / "config.json").write_text('{"model_type": "qwen3_vl"}')  # which repositories of processors have, too
     script = [sys.executable, "-c", SCRIPT, "maker/tiny-vl", str(tmp_path / "sample")]
     environment = {**os.environ, **ENVIRONMENT, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(
@@ -393,7 +412,8 @@ def test_a_family_is_added_by_adding_a_file(tmp_path: Path, monkeypatch: pytest.
     save_processor(tmp_path / "folder")
     settings = {"processor_class": "StripsProcessor", "strip": 10}
     (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(settings))
-    (tmp_path / "folder" / "video_preprocessor_config.json").unlink()
+    for name in ("video_preprocessor_config.json", "processor_config.json"):
+        (tmp_path / "folder" / name).unlink(missing_ok=True)
     (tmp_path / "families").mkdir()
     (tmp_path / "families" / "strips_of_a_test.py").write_text(FAMILY_OF_THE_TEST)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path / "families")])

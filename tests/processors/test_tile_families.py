@@ -18,13 +18,14 @@ from lmms_stream.processors.base import IGNORED_LABEL, Measured, processor_finge
 from lmms_stream.processors.families.smolvlm import in_words
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from PIL import Image, ImageOps
-from transformers import AutoProcessor, Gemma3ImageProcessor
+from transformers import AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 from tests.processors.test_multimodal import WORDS, bytes_of, frames_of, learnt_text, parts_of
 from tests.processors.tile_vlm import NUM2WORDS, TINY, save_tile_processor, tile_config
-from tests.processors.tiny_vlm import film, picture, stored
+from tests.processors.tiny_vlm import change_settings, film, picture, stored
 from tests.rounds import rounds
+from tests.versions import by_pillow
 
 NAMES = list(TINY)
 
@@ -211,17 +212,22 @@ def test_limits_on_pixels_that_tiles_cannot_follow_are_refused(name: str, folder
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_a_folder_that_are_not_followed_are_refused(name: str, tmp_path: Path) -> None:
-    save_tile_processor(tmp_path, name)
-    file = tmp_path / "preprocessor_config.json"
-    said = json.loads(file.read_text())
-    for key, value, message in (
-        ("do_rescale", False, "has do_rescale False, and only True is followed here: save it anew"),
-        ("resample", 0, r"has resample 0, and only 1, 2, 3 \(Lanczos, bilinear, bicubic\) are followed here: save it"),
-        *TINY[name].unfollowed,
+    for number, (key, value, message) in enumerate(
+        (
+            ("do_rescale", False, "has do_rescale False, and only True is followed here: save it anew"),
+            (
+                "resample",
+                0,
+                r"has resample 0, and only 1, 2, 3 \(Lanczos, bilinear, bicubic\) are followed here: save it",
+            ),
+            *TINY[name].unfollowed,
+        )
     ):
-        file.write_text(json.dumps({**said, key: value}))
+        folder = tmp_path / str(number)
+        save_tile_processor(folder, name)
+        change_settings(folder, "image", **{key: value})
         with pytest.raises(ConfigError, match=message):
-            MultimodalProcessor.from_pretrained(str(tmp_path))
+            MultimodalProcessor.from_pretrained(str(folder))
 
 
 def test_seconds_and_frames_of_videos_follow_the_settings(folders: dict[str, Path]) -> None:
@@ -251,10 +257,9 @@ def test_numbers_of_frames_are_written_as_english_writes_them() -> None:
 
 def test_images_of_gemma_have_the_crops_that_transformers_pan_and_scan_makes(tmp_path: Path) -> None:
     whole: Any = save_tile_processor(tmp_path, "gemma3")
-    file = tmp_path / "preprocessor_config.json"
     crops: dict[str, Any] = {"pan_and_scan_min_crop_size": 30, "pan_and_scan_max_num_crops": 4}
     crops |= {"pan_and_scan_min_ratio_to_activate": 1.2, "do_pan_and_scan": True}
-    file.write_text(json.dumps(json.loads(file.read_text()) | crops))
+    change_settings(tmp_path, "image", **crops)
     processor = MultimodalProcessor.from_pretrained(str(tmp_path))
     random = np.random.default_rng(0)
     found = set()
@@ -262,7 +267,7 @@ def test_images_of_gemma_have_the_crops_that_transformers_pan_and_scan_makes(tmp
         images = [picture(*random.integers(20, 200, 2).tolist()) for _ in range(2)]
         sample = stored(("user", [("image", images[0]), "and", ("image", images[1])]), ("assistant", "yes"))
         text = whole.apply_chat_template(json.loads(sample["messages"]), tokenize=False)
-        whole.image_processor = Gemma3ImageProcessor.from_pretrained(tmp_path)
+        whole.image_processor = by_pillow("Gemma3ImageProcessor").from_pretrained(tmp_path)
         opened = [[Image.open(BytesIO(each)) for each in images]]
         expected = whole(text=[text], images=opened, return_tensors="np", **crops)
         ours = processor.process(sample)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,35 +13,27 @@ from transformers import (
     AyaVisionConfig,
     AyaVisionProcessor,
     Gemma3Config,
-    Gemma3ImageProcessor,
-    Gemma3ImageProcessorFast,
     Gemma3Processor,
-    GotOcr2ImageProcessor,
-    GotOcr2ImageProcessorFast,
     Idefics3Config,
-    Idefics3ImageProcessor,
     Idefics3Processor,
     InternVLConfig,
     InternVLProcessor,
     InternVLVideoProcessor,
     Llama4Config,
-    Llama4ImageProcessorFast,
     Llama4Processor,
     LlavaOnevisionConfig,
-    LlavaOnevisionImageProcessor,
-    LlavaOnevisionImageProcessorFast,
     LlavaOnevisionProcessor,
     LlavaOnevisionVideoProcessor,
     PretrainedConfig,
     ProcessorMixin,
     Qwen2TokenizerFast,
     SmolVLMConfig,
-    SmolVLMImageProcessor,
     SmolVLMProcessor,
 )
 from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
-from tests.processors.tiny_vlm import save_bpe
+from tests.processors.tiny_vlm import save_bpe, token_ids
+from tests.versions import by_pillow, by_torchvision
 
 PINPOINTS = [[28 * rows, 28 * columns] for rows in (1, 2, 3, 4) for columns in (1, 2, 3, 4)]
 # transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here.
@@ -80,7 +71,9 @@ class Tiny(NamedTuple):
 
 def _save_internvl(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     size = {"height": 28, "width": 28}
-    images = GotOcr2ImageProcessorFast(size=dict(size), min_patches=1, max_patches=6, crop_to_patches=True)
+    images = by_torchvision("GotOcr2ImageProcessor")(
+        size=dict(size), min_patches=1, max_patches=6, crop_to_patches=True
+    )
     videos = InternVLVideoProcessor(size=dict(size))
     return InternVLProcessor(images, tokenizer, videos, image_seq_length=4, chat_template=template)
 
@@ -98,7 +91,7 @@ def _internvl(ids: dict[str, int]) -> PretrainedConfig:
 
 def _save_aya_vision(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     size = {"height": 28, "width": 28}
-    images = GotOcr2ImageProcessorFast(size=size, min_patches=1, max_patches=6, crop_to_patches=True)
+    images = by_torchvision("GotOcr2ImageProcessor")(size=size, min_patches=1, max_patches=6, crop_to_patches=True)
     return AyaVisionProcessor(images, tokenizer, patch_size=14, img_size=28, chat_template=template)
 
 
@@ -118,7 +111,7 @@ def _aya_vision(ids: dict[str, int]) -> PretrainedConfig:
 
 def _save_llava(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     size = {"height": 28, "width": 28}
-    images = LlavaOnevisionImageProcessorFast(size=dict(size), image_grid_pinpoints=PINPOINTS)
+    images = by_torchvision("LlavaOnevisionImageProcessor")(size=dict(size), image_grid_pinpoints=PINPOINTS)
     videos = LlavaOnevisionVideoProcessor(size=dict(size))
     return LlavaOnevisionProcessor(
         images, tokenizer, videos, num_image_tokens=9, vision_feature_select_strategy="full", chat_template=template,
@@ -150,12 +143,12 @@ def _has_two_frames(sample: dict[str, Any]) -> bool:
 
 
 def _save_idefics3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
-    images = Idefics3ImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
+    images = by_pillow("Idefics3ImageProcessor")(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
     return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
 
 
 def _save_smolvlm(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
-    images = SmolVLMImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
+    images = by_pillow("SmolVLMImageProcessor")(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
     videos = SmolVLMVideoProcessor(
         size={"longest_edge": 56}, max_image_size={"longest_edge": 28}, num_frames=8, fps=1, resample=3
     )
@@ -183,7 +176,7 @@ def _of_smolvlm(name: str, array: Any) -> Any:
 
 
 def _save_gemma3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
-    images = Gemma3ImageProcessorFast(size={"height": 28, "width": 28}, do_pan_and_scan=False)
+    images = by_torchvision("Gemma3ImageProcessor")(size={"height": 28, "width": 28}, do_pan_and_scan=False)
     return Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=4)
 
 
@@ -202,7 +195,7 @@ def _gemma3(ids: dict[str, int]) -> PretrainedConfig:
 
 
 def _save_llama4(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
-    images = Llama4ImageProcessorFast(size={"height": 28, "width": 28}, max_patches=6)
+    images = by_torchvision("Llama4ImageProcessor")(size={"height": 28, "width": 28}, max_patches=6)
     return Llama4Processor(images, tokenizer, patch_size=7, chat_template=template)
 
 
@@ -221,7 +214,7 @@ def _llama4(ids: dict[str, int]) -> PretrainedConfig:
 TINY: dict[str, Tiny] = {
     "internvl": Tiny(
         ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>\n", "<video>\n", _save_internvl, _internvl,
-        GotOcr2ImageProcessor.from_pretrained,
+        by_pillow("GotOcr2ImageProcessor").from_pretrained,
         {
             "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
@@ -232,13 +225,13 @@ TINY: dict[str, Tiny] = {
     ),
     "aya_vision": Tiny(
         ("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"), "<image>", "", _save_aya_vision,
-        _aya_vision, GotOcr2ImageProcessor.from_pretrained,
+        _aya_vision, by_pillow("GotOcr2ImageProcessor").from_pretrained,
         checked=("image_token_index", "vision_config.image_size"),
         refused=("video_max_pixels", "video_min_pixels"),
     ),
     "llava_onevision": Tiny(
         ("<image>", "<video>"), "<image>\n", "<video>\n", _save_llava, _llava,
-        LlavaOnevisionImageProcessor.from_pretrained,
+        by_pillow("LlavaOnevisionImageProcessor").from_pretrained,
         alike=_of_llava,
         rows=lambda array: array.shape[0] if array.ndim == 4 else array.shape[0] * array.shape[1],
         checked=("image_token_index", "vision_config.image_size", "vision_aspect_ratio", "image_grid_pinpoints"),
@@ -246,18 +239,18 @@ TINY: dict[str, Tiny] = {
     ),
     "idefics3": Tiny(
         ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"), "<image>", "", _save_idefics3,
-        _idefics3(Idefics3Config), Idefics3ImageProcessor.from_pretrained,
+        _idefics3(Idefics3Config), by_pillow("Idefics3ImageProcessor").from_pretrained,
         unfollowed=[("size", {"height": 28, "width": 28}, r"has size \{.*\}, and only longest_edge is followed here")],
         alike=_of_smolvlm,
     ),
     "smolvlm": Tiny(
         ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"), "<image>", "<video>",
-        _save_smolvlm, _idefics3(SmolVLMConfig), SmolVLMImageProcessor.from_pretrained,
+        _save_smolvlm, _idefics3(SmolVLMConfig), by_pillow("SmolVLMImageProcessor").from_pretrained,
         alike=_of_smolvlm,
     ),
     "gemma3": Tiny(
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>", "", _save_gemma3, _gemma3,
-        Gemma3ImageProcessor.from_pretrained,
+        by_pillow("Gemma3ImageProcessor").from_pretrained,
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
         checked=("image_token_index", "vision_config.image_size", "mm_tokens_per_image"),
         mixes=("flash_attention_2",),
@@ -293,10 +286,8 @@ def template_of(family: str, *, marked: bool = True) -> str:
 def save_tile_processor(folder: Path, family: str, *, template: str | None = None) -> ProcessorMixin:
     """A processor of a family as save_pretrained writes it, of tiles of few pixels and tokens."""
     tiny = TINY[family]
-    tokenizer = Qwen2TokenizerFast(
-        *save_bpe(folder),
-        additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=dict(tiny.named),
-    )  # fmt: skip
+    tokenizer = Qwen2TokenizerFast(*save_bpe(folder), extra_special_tokens=dict(tiny.named))
+    tokenizer.add_special_tokens({"additional_special_tokens": [*CHAT[1:], *tiny.special]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NUM2WORDS, in_words)
         made = tiny.save(folder, tokenizer, template or template_of(family))
@@ -306,6 +297,4 @@ def save_tile_processor(folder: Path, family: str, *, template: str | None = Non
 
 def tile_config(family: str, folder: Path) -> PretrainedConfig:
     """The config of a tiny model for the processor in a folder."""
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())
-    ids = dict(vocabulary["model"]["vocab"]) | {each["content"]: each["id"] for each in vocabulary["added_tokens"]}
-    return TINY[family].config(ids)
+    return TINY[family].config(token_ids(folder))

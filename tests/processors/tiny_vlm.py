@@ -93,12 +93,27 @@ def save_processor(
     return made
 
 
+def token_ids(folder: Path) -> dict[str, int]:
+    """The tokens of the tokenizer in a folder, with their ids."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    return dict(vocabulary["model"]["vocab"]) | {each["content"]: each["id"] for each in vocabulary["added_tokens"]}
+
+
+def change_settings(folder: Path, kind: str, **settings: Any) -> None:
+    """Change what a processor's folder says of its image or video processor, in whichever file it is said."""
+    name = "preprocessor_config.json" if kind == "image" else f"{kind}_preprocessor_config.json"
+    file, whole = folder / name, folder / "processor_config.json"
+    if file.exists():
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+        return
+    said = json.loads(whole.read_text())
+    said[f"{kind}_processor"] |= settings
+    whole.write_text(json.dumps(said))
+
+
 def tiny_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers: int = 2) -> PretrainedConfig:
     """The config of a tiny model for the processor in a folder, with the ids and sizes of that."""
-    vocabulary = json.loads((folder / "vocab.json").read_text())
-    added = json.loads((folder / "added_tokens.json").read_text()) if (folder / "added_tokens.json").exists() else {}
-    ids = {**vocabulary, **added}
-    heads = 2
+    ids, heads = token_ids(folder), 2
     third = hidden_size // heads // 8
     text = {
         "hidden_size": hidden_size, "intermediate_size": 2 * hidden_size, "num_hidden_layers": num_layers,

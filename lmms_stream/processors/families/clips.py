@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,22 +48,23 @@ class Clips:
     padded_to: int
 
     @staticmethod
-    def of(values: Mapping[str, Any], *, name: str, max_seconds: float | None) -> Clips:
+    def of(values: Mapping[str, Any], *, name: str, max_seconds: float | None, reads_all: bool = False) -> Clips:
         """values: a preprocessor_config.json. max_seconds: the user's setting, which can only lower the limit.
 
-        ConfigError for settings that are not followed here. name: the folder.
+        ConfigError for settings that are not followed here. name: the folder. reads_all: clips longer than its chunks.
         """
         check_followed(values, _ALWAYS, name=name)
         try:
             rate = int(values.get("sampling_rate", 16000))
-            longest = int(values.get("chunk_length", 30)) * rate
+            chunk = int(values.get("chunk_length", 30)) * rate
+            longest = sys.maxsize if reads_all else chunk
             made = Clips(
                 rate=rate,
                 num_bins=int(values.get("feature_size", 80)),
                 hop=int(values.get("hop_length", 160)),
                 num_points=int(values.get("n_fft", 400)),
                 max_samples=longest if max_seconds is None else min(longest, int(max_seconds * rate)),
-                padded_to=longest,
+                padded_to=chunk,
             )
         except (TypeError, ValueError) as error:
             raise ConfigError(

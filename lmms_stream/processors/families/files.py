@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from ...versions.transformers import NESTED_SETTINGS_COME_FIRST
 
 _IMAGE, _VIDEO, _PROCESSOR, _CONFIG = (
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json",
@@ -54,9 +55,15 @@ def read_files(path: str) -> ProcessorFiles:
     folder = Path(path) if Path(path).is_dir() else _of_hub(path)
     found = {name: _values(folder / name, path) for name in (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG)}
     nested = found[_PROCESSOR]
-    image = found[_IMAGE] or nested.get("image_processor") or {}
+
+    def settings(kind: str, file: str) -> Mapping[str, Any]:
+        both = [nested.get(kind) or {}, found[file]]
+        first, second = both if NESTED_SETTINGS_COME_FIRST else reversed(both)
+        return first or second
+
+    image = settings("image_processor", _IMAGE)
     # Older folders have no settings of their own for videos, and transformers takes those of images.
-    video = found[_VIDEO] or nested.get("video_processor") or image
+    video = settings("video_processor", _VIDEO) or image
     sound = nested.get("feature_extractor") or found[_IMAGE]
     if not image and not sound:
         raise ConfigError(

@@ -39,7 +39,7 @@ class HeardShape(NamedTuple):
     grid: tuple[int, int, int]
     section: Section | None
     num_frames: int
-    steps: int
+    steps: float
     clip: ClipShape
     runs: tuple[tuple[str, int], ...]
 
@@ -67,6 +67,7 @@ class Omni(FramesOfTheirOwn):
     model_class: ClassVar[str] = ""
     towers: ClassVar[Mapping[str, str]] = {"image": "visual", "video": "visual", "audio": "audio_tower"}
     pads_clips: ClassVar[bool] = False  # with silence, as far as the processor reads
+    reads_all: ClassVar[bool] = False  # also clips longer than the folder's chunks
     fewest_samples: ClassVar[int] = 1  # of a clip
     sound_surroundings: ClassVar[tuple[str, str]] = ("", "")  # tokens before and behind a clip
 
@@ -79,7 +80,9 @@ class Omni(FramesOfTheirOwn):
     def of_sound(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Mapping[str, Any]:
         """See QwenVL."""
         return {
-            "clips": Clips.of(files.sound, name=files.name, max_seconds=settings.audio_max_length),
+            "clips": Clips.of(
+                files.sound, name=files.name, max_seconds=settings.audio_max_length, reads_all=cls.reads_all
+            ),
             "audio_token_id": token_ids(cls.placeholders["audio"]),
             "with_sound": bool(settings.use_audio_in_video),
         }
@@ -147,7 +150,7 @@ class Omni(FramesOfTheirOwn):
         num_samples, is_cut = self.clips.read_of(sound, start, stop)
         return ClipShape(sound, num_samples, self.num_frames(num_samples), start, is_cut)
 
-    def steps(self, section: Section, num_frames: int) -> int:
+    def steps(self, section: Section, num_frames: int) -> float:
         """See FramesOfTheirOwn; positions along time follow from the seconds of a pair instead."""
         return 1
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ...versions.transformers import CUTS_SECONDS_OF_FRAMES
 from .files import ProcessorFiles
 from .frames import Section
 from .qwen2_vl import Qwen2VL
@@ -30,9 +33,12 @@ class Qwen25VL(Qwen2VL):
         tower = files.config.get("vision_config")
         return {} if tower is None else {"tokens_per_second": tower.get("tokens_per_second", _UNSAID)}
 
-    def steps(self, section: Section, num_frames: int) -> int:
-        """See FramesOfTheirOwn. Seconds of a pair of frames are cut to a whole number, as the model's own code does."""
-        return int(self.videos.temporal_patch_size * section.seconds / num_frames) * self.tokens_per_second
+    def steps(self, section: Section, num_frames: int) -> float:
+        """See FramesOfTheirOwn. By the arithmetic of the installed model's own code, whose numbers are float32."""
+        seconds = self.videos.temporal_patch_size * section.seconds / num_frames
+        if CUTS_SECONDS_OF_FRAMES:
+            return int(seconds) * self.tokens_per_second
+        return float(np.float32(self.tokens_per_second) * np.float32(seconds))
 
     def model_settings(self) -> dict[str, Any]:
         """See QwenVL."""

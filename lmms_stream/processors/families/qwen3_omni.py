@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...versions.transformers import CUTS_SOUNDS_OF_QWEN3_OMNI
 from .family import Layout
 from .omni import Omni
 from .short_clips import ShortClips, halved
@@ -47,6 +48,7 @@ class Qwen3Omni(Omni):
     positions_per_second = 13
     position_type = np.float32
     sound_surroundings = (AUDIO_START, AUDIO_END)
+    reads_all = not CUTS_SOUNDS_OF_QWEN3_OMNI
     fewest_samples = 201  # more than half of the window of a frame
 
     def num_tokens(self, frames: int) -> int:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...errors import DataError
 from .family import Layout
 from .frames import Section, ends_and_between
 from .qwen_vl import END, START, VIDEO, QwenVL, Shape, check_aspect
@@ -50,7 +49,7 @@ class Qwen3VL(QwenVL):
         """See QwenVL."""
         return ends_and_between(section, num_frames)
 
-    def runs(self, layout: Layout) -> list[tuple[int, int, int, int]]:
+    def runs(self, layout: Layout) -> list[tuple[int, int, int, float]]:
         """See QwenVL."""
         ((num_times, height, width, steps),) = super().runs(layout)
         return [(1, height, width, steps)] * num_times
@@ -65,15 +64,11 @@ class Qwen3VL(QwenVL):
     def _fitting(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
         """Height and width of frames whose sides are whole numbers of tokens, within the limits on pixels of them all.
 
-        That is smart_resize of transformers' Qwen3VLVideoProcessor, in whose arithmetic it is written.
+        That is smart_resize of transformers' Qwen3VLVideoProcessor, in whose arithmetic it is written; versions before
+        5.18 refuse sides shorter than a token's.
         """
         videos = self.videos
         factor, group = videos.patch_size * videos.merge_size, videos.temporal_patch_size
-        if min(height, width) < factor:
-            raise DataError(
-                f"a video has {width} x {height} pixels, and {self.name} reads those of {factor} x {factor} at least: "
-                "make it larger or remove it"
-            )
         check_aspect(height, width)
         new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
         num_pixels = round(num_frames / group) * group * new_height * new_width

@@ -36,7 +36,8 @@ _MAX_ASPECT = 200  # the longer side over the shorter one; transformers refuses 
 class Shape(NamedTuple):
     """width, height: of what the tower sees. grid: of its patches, along time, height and width.
 
-    section, num_frames: what is read of a video. steps: what a step of the grid along time adds to the positions there.
+    section, num_frames: what is read of a video. steps: what a step of the grid along time adds to the positions there,
+    of which the whole number counts.
     """
 
     facts: ImageFacts | VideoFacts
@@ -45,7 +46,7 @@ class Shape(NamedTuple):
     grid: tuple[int, int, int]
     section: Section | None = None
     num_frames: int = 0
-    steps: int = 1
+    steps: float = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,30 +158,36 @@ class QwenVL:
         num_steps = -(-num_frames // videos.temporal_patch_size)
         return num_steps, height // videos.patch_size, width // videos.patch_size
 
-    def runs(self, layout: Layout) -> list[tuple[int, int, int, int]]:
+    def runs(self, layout: Layout) -> list[tuple[int, int, int, float]]:
         """Of each placeholder of a medium: its grid of tokens along time, height and width, and the steps of time."""
         shape: Shape = layout.shape
         merge = (self.images if layout.kind == "image" else self.videos).merge_size
         return [(shape.grid[0], shape.grid[1] // merge, shape.grid[2] // merge, shape.steps)]
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
-        """See Family. A medium begins where the text before it ends, and text goes on behind its largest position."""
+        """See Family. A medium begins where the text before it ends, and text goes on behind its largest position.
+
+        transformers has text go on behind the largest side of a video since 5.3, though its frames go on for longer;
+        the models were trained as it is written here.
+        """
         runs = [run for layout in layouts for run in self.runs(layout)]
         if not runs:
             return np.broadcast_to(np.arange(len(input_ids)), (3, len(input_ids))).copy()
         at = np.flatnonzero((input_ids == self.image_token_id) | (input_ids == self.video_token_id))
-        num_times, heights, widths, steps = np.array(runs, np.int64).T
+        num_times, heights, widths = np.array([run[:3] for run in runs], np.int64).T
+        steps = np.array([run[3] for run in runs], np.float32)
         sizes = num_times * heights * widths
         stops = sizes.cumsum()
         advance = np.ones(len(input_ids), np.int64)
         advance[at] = 0
-        advance[at[stops - 1]] = 1 + np.maximum(np.maximum((num_times - 1) * steps, heights - 1), widths - 1)
+        last = _along_time(num_times - 1, steps)
+        advance[at[stops - 1]] = 1 + np.maximum(np.maximum(last, heights - 1), widths - 1)
         positions = np.broadcast_to(advance.cumsum() - advance, (3, len(input_ids))).copy()
         within = np.arange(len(at)) - np.repeat(stops - sizes, sizes)
         along_width = np.repeat(widths, sizes)
         rows, columns = np.divmod(within, along_width)
         times, rows = np.divmod(rows, np.repeat(heights, sizes))
-        positions[:, at] += np.stack([times * np.repeat(steps, sizes), rows, columns])
+        positions[:, at] += np.stack([_along_time(times, np.repeat(steps, sizes)), rows, columns])
         return positions
 
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
@@ -283,9 +290,14 @@ class FramesOfTheirOwn(QwenVL):
         """See QwenVL."""
         return starts_of_equal_parts(section, num_frames)
 
-    def steps(self, section: Section, num_frames: int) -> int:
+    def steps(self, section: Section, num_frames: int) -> float:
         """What a pair of frames adds to the positions along time."""
         return 1
+
+
+def _along_time(times: NDArray[np.int64], steps: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The positions of steps of time by the arithmetic of the models' code, whose numbers are float32."""
+    return (times.astype(np.float32) * steps).astype(np.int64)
 
 
 def fitting(height: int, width: int, vision: Vision) -> tuple[int, int]:

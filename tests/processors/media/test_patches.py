@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors.media.patches import to_patches
 from numpy.typing import NDArray
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-from transformers.models.qwen2_vl.image_processing_qwen2_vl_fast import Qwen2VLImageProcessorFast
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+from tests.versions import by_pillow, by_torchvision
 
 CLIP: dict[str, Any] = {
     "mean": [0.48145466, 0.4578275, 0.40821073],
@@ -31,12 +31,17 @@ def noise(*shape: int) -> NDArray[np.uint8]:
 
 
 def slow(frames: NDArray[np.uint8], *, cut: dict[str, Any], values: dict[str, Any]) -> NDArray[np.float32]:
-    processor = Qwen2VLImageProcessor(do_resize=False, image_mean=values["mean"], image_std=values["std"], **cut)
-    patches, _ = processor._preprocess(
-        list(frames), do_resize=False, do_rescale=True, rescale_factor=1 / 255, do_normalize=True,
-        image_mean=values["mean"], image_std=values["std"], input_data_format="channels_last", **cut,
-    )  # fmt: skip
-    return np.asarray(patches)
+    """The patches of each frame, shown as often as a patch has frames; a patch of several has one of each."""
+    processor = by_pillow("Qwen2VLImageProcessor")(
+        do_resize=False, image_mean=values["mean"], image_std=values["std"], **cut
+    )
+    made = processor(list(frames), input_data_format="channels_last", return_tensors="np")["pixel_values"]
+    size, group = cut["patch_size"] ** 2, cut["temporal_patch_size"]
+    of_frames = made.reshape(len(frames), -1, 3, group, size)
+    of_frames = np.concatenate([of_frames, *[of_frames[-1:]] * (-len(frames) % group)])
+    grouped = of_frames.reshape(-1, group, *of_frames.shape[1:])
+    patches = np.stack([grouped[:, at, :, :, at] for at in range(group)], axis=3)
+    return np.asarray(patches.reshape(-1, 3 * group * size))
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +74,7 @@ def test_all_levels_of_a_channel_have_the_bits_of_transformers() -> None:
 
 def test_patches_of_an_image_are_those_of_the_fast_processor_within_1e_6() -> None:
     image = noise(28 * 6, 28 * 9)
-    expected = Qwen2VLImageProcessorFast(do_resize=False)(
+    expected = by_torchvision("Qwen2VLImageProcessor")(do_resize=False)(
         torch.from_numpy(image).permute(2, 0, 1), return_tensors="pt", input_data_format="channels_first"
     )
     assert expected["image_grid_thw"].tolist() == [[1, 12, 18]]

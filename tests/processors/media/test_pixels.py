@@ -15,12 +15,13 @@ from lmms_stream.processors.media.patches import to_patches
 from lmms_stream.processors.media.resize import resize
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor, smart_resize
-from transformers.models.qwen2_vl.image_processing_qwen2_vl_fast import Qwen2VLImageProcessorFast
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+from tests.versions import by_pillow, by_torchvision, limits_on_pixels
 
 from .test_images import encoded, photograph
 
-LIMITS = {"min_pixels": 56 * 56, "max_pixels": 200 * 200}
+LIMITS = 56 * 56, 200 * 200
 STD = [0.26862954, 0.26130258, 0.27577711]
 LEVEL = 1 / 255 / min(STD)  # what one of 255 levels of a pixel is, normalised
 # In levels: Pillow before 13 has another order of its two passes, and the fast processor's weights have 16 bits. Single
@@ -30,7 +31,7 @@ CLOSE = {"most": 16.0, "mean": 0.5}
 
 def ours(data: bytes) -> NDArray[np.float32]:
     image = decode_image(data)
-    height, width = smart_resize(image.shape[0], image.shape[1], 28, **LIMITS)
+    height, width = smart_resize(image.shape[0], image.shape[1], 28, *LIMITS)
     return to_patches(
         resize(image, width=width, height=height)[None], patch_size=14, merge_size=2, temporal_patch_size=2,
         mean=[0.48145466, 0.4578275, 0.40821073], std=STD,
@@ -39,7 +40,9 @@ def ours(data: bytes) -> NDArray[np.float32]:
 
 def theirs(processor: Any, data: bytes) -> NDArray[np.float32]:
     image = ImageOps.exif_transpose(Image.open(BytesIO(data)))
-    return np.asarray(processor(image, do_convert_rgb=True, **LIMITS, return_tensors="pt")["pixel_values"])
+    return np.asarray(
+        processor(image, do_convert_rgb=True, **limits_on_pixels(*LIMITS), return_tensors="pt")["pixel_values"]
+    )
 
 
 def differ_at_most(values: NDArray[np.float32], others: NDArray[np.float32], most: float, mean: float) -> bool:
@@ -58,9 +61,9 @@ def test_pixel_values_are_those_of_transformers(form: str, size: tuple[int, int]
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(photograph("RGBA" if (mode, form) == ("CMYK", "PNG") else mode, size), form, exif=exif)
-    values, expected = ours(data), theirs(Qwen2VLImageProcessor(), data)
+    values, expected = ours(data), theirs(by_pillow("Qwen2VLImageProcessor")(), data)
     assert values.shape == expected.shape
     if int(PIL.__version__.split(".")[0]) >= 13:
         assert np.array_equal(values, expected)
     assert differ_at_most(values, expected, **CLOSE)
-    assert differ_at_most(values, theirs(Qwen2VLImageProcessorFast(), data), **CLOSE)
+    assert differ_at_most(values, theirs(by_torchvision("Qwen2VLImageProcessor")(), data), **CLOSE)

@@ -1,0 +1,4 @@
+"""What differs between the versions of the libraries that may be installed. A file a library.
+
+transformers    where processors find settings, what they cut of sounds, positions of models
+"""

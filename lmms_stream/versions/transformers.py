@@ -1,0 +1,16 @@
+"""What differs between the versions of transformers, each with the version that ends it. Nothing is imported."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+_INSTALLED = tuple(int(part) for part in version("transformers").split(".")[:2])
+
+# Until 5.0: Qwen3-Omni's processor cuts sounds at the chunk_length of its folder; since then it reads them whole.
+CUTS_SOUNDS_OF_QWEN3_OMNI = _INSTALLED < (5, 0)
+
+# Until 5.0: settings in files of their own come before those nested in processor_config.json; since then after them.
+NESTED_SETTINGS_COME_FIRST = _INSTALLED >= (5, 0)
+
+# Until 5.18: Qwen2.5-VL's model cuts the seconds of a pair of frames to a whole number before it counts positions.
+CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
