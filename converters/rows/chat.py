@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from ...errors import DataError
-from ...processors.not_shown import REASONING_KEYS
+from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas

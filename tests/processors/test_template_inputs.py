@@ -128,7 +128,8 @@ def test_calls_whose_arguments_a_template_joins_are_those_of_transformers(
     chat = [question, call, {"role": "tool", "content": "None"}, {"role": "assistant", "content": "x"}]
     for messages in (chat, chat[:2]):
         # By the function below apply_chat_template, which leaves nulls out since transformers 5.
-        (text,), _ = render_jinja_template([messages], chat_template=template)
+        made: Any = render_jinja_template([messages], chat_template=template)
+        text = made[0][0]
         ids = processor.process(stored(messages))["input_ids"]
         assert processor.tokenizer.decode(ids) == text
         assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
