@@ -56,9 +56,9 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
-        A thought is shown to the template under each of REASONING_KEYS. A null content is no text: "", or null where the template tests for it. by: calls the function that it is given
-        with the messages, or with others that say the same. Raises DataError for a conversation that the template
-        refuses, whatever it raises.
+        A thought is given under the keys that templates read. A null content is no text: "", or null where the template
+        tests for it. by: calls the function that it is given with the messages, or with others that say the same.
+        Raises DataError for a conversation that the template refuses, whatever it raises.
         """
         render = partial(by, partial(self._render, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
