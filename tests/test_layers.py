@@ -57,7 +57,9 @@ ALLOWED: dict[str, set[str]] = {
         "mds", "converters", "converters/rows", "converters/sources", "loader",
     },
     "train/run": {"loader", *BASE, "mds"},
-    "train/model": {*BASE, "freed_memory", "processors", "processors/families", "processes", "loader", "train/run"},
+    "train/model": {
+        *BASE, "versions", "freed_memory", "processors", "processors/families", "processes", "loader", "train/run",
+    },
     "train/reference": {*BASE, "storage", "train/run", "train/model"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},
     "train/checkpoint": {*BASE, "version", "freed_memory", "storage", "mds", "train/run", "train/model"},

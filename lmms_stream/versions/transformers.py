@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 _INSTALLED = tuple(int(part) for part in version("transformers").split(".")[:2])
 
@@ -14,3 +15,9 @@ NESTED_SETTINGS_COME_FIRST = _INSTALLED >= (5, 0)
 
 # Until 5.18: Qwen2.5-VL's model cuts the seconds of a pair of frames to a whole number before it counts positions.
 CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Have a model's blocks run again in the backward pass. Until 5.23 the method has another name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

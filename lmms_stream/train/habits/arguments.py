@@ -134,11 +134,12 @@ def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, 
     }
     if name == "constant":  # transformers' has no warm-up
         return values
-    if arguments.warmup_steps:
-        return {**values, "warmup_steps": arguments.warmup_steps}
+    if arguments.warmup_steps >= 1:
+        return {**values, "warmup_steps": math.ceil(arguments.warmup_steps)}
+    ratio = arguments.warmup_steps or getattr(arguments, "warmup_ratio", 0.0)
     if max_steps is not None:
-        return {**values, "warmup_steps": math.ceil(max_steps * arguments.warmup_ratio)}
-    return {**values, "warmup_ratio": arguments.warmup_ratio}
+        return {**values, "warmup_steps": math.ceil(max_steps * ratio)}
+    return {**values, "warmup_ratio": ratio}
 
 
 def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What becomes of each field of transformers.TrainingArguments, in the order of that class.
+"""What becomes of each field of transformers.TrainingArguments, in the order of that class in 4.57; then those of 5.
 
 Only this file knows of a field whether it is refused or moot; `arguments` translates those that are honoured.
 """
@@ -64,8 +64,8 @@ ROWS = (
     honoured("max_steps", "max_steps; above 0 it wins over num_train_epochs, as in transformers"),
     honoured("lr_scheduler_type", "lr_scheduler_type"),
     honoured("lr_scheduler_kwargs", "what the schedule takes besides"),
-    honoured("warmup_ratio", "warmup_ratio; with max_steps rounded up to steps, as in transformers"),
-    honoured("warmup_steps", "warmup_steps, before warmup_ratio"),
+    honoured("warmup_ratio", "warmup_ratio; with max_steps rounded up to steps, as in transformers 4"),
+    honoured("warmup_steps", "warmup_steps, before warmup_ratio; below 1 a share of the run, as in transformers 5"),
     honoured("log_level", "the level of transformers' loggers; the run's own is that of the logger lmms_stream"),
     honoured("log_level_replica", "the same on other ranks"),
     moot("log_on_each_node", "rank 0 logs"),
@@ -172,4 +172,14 @@ ROWS = (
     refused("liger_kernel_config", "liger's own defaults are taken: leave it out"),
     moot("eval_use_gather_object", _COLLECTED),
     refused("average_tokens_across_devices", "the loss of a step is its sum over the global batch by the loss tokens of the global batch: leave it True"),
+    honoured("activation_checkpointing", "gradient_checkpointing, block by block"),
+    honoured("activation_checkpointing_kwargs", "use_reentrant, of which False is what is done; others are refused"),
+    refused("train_sampling_strategy", "the order of samples is the dataset's: leave it random, or give a dataset whose order is not shuffled", lambda value: value in ("random", "group_by_length")),
+    moot("dataloader_in_order", "steps come in the order of the plan"),
+    moot("dataloader_multiprocessing_context", "workers are started as is safe beside the threads of a run"),
+    moot("ddp_static_graph", _SHARDED),
+    moot("enable_jit_checkpoint", "a run that is told to stop saves a checkpoint in any case"),
+    moot("trackio_bucket_id", "it is Trackio's"),
+    moot("trackio_static_space_id", "it is Trackio's"),
+    moot("use_cache", "no keys and values are kept in training"),
 )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...checks import check_fields
 from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
@@ -123,10 +125,9 @@ class ModelConfig:
     def _without_weights(self, source: ModelConfig, generation: str | None) -> PreTrainedModel:
         """source: what has its config; generation: the folder or hub id of its generation config, if it has one."""
         from transformers import GenerationConfig
-        from transformers.integrations.accelerate import init_empty_weights
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        model = source._made(init_empty_weights() if is_first else torch.device("meta"))
+        model = source._made(_parameters_on_meta() if is_first else torch.device("meta"))
         model.tie_weights()  # which making them empty has undone
         if self.pretrained is not None:  # from_pretrained writes it to all configs, from_config does not
             of_parts = (getattr(model.config, name, None) for name in model.config.sub_configs)
@@ -231,6 +232,22 @@ class ModelConfig:
             return of_family
         made: PretrainedConfig = transformers.AutoConfig.for_model(model_type, **fields)
         return made
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Inside, modules are made with parameters that have no values, and with buffers that have."""
+
+    def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None:
+            return None
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(empty)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _has_config(pretrained: str) -> bool:

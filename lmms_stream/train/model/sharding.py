@@ -13,6 +13,7 @@ import torch.fx.experimental._config as shape_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
+from ...versions.transformers import checkpoint_activations
 from ..run.mesh import Meshes
 from ..run.settings import TrainConfig
 from .adapters import record_base
@@ -218,4 +219,4 @@ def checkpoint_blocks(model: Any) -> None:
         raise ConfigError(
             f"{type(model).__name__} cannot run its blocks again: set train.gradient_checkpointing to false"
         )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(model)

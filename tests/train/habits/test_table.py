@@ -16,9 +16,18 @@ from lmms_stream.types import World
 from transformers import TrainingArguments
 from trl import SFTConfig
 
+from tests.versions import IS_5
+
 from .rows import config
 
-ROWS = (*fields.ROWS, *sft_fields.ROWS)
+FIELDS = {field.name for field in dataclasses.fields(SFTConfig)}
+NEW_IN_5 = {
+    "activation_checkpointing", "activation_checkpointing_kwargs", "train_sampling_strategy", "dataloader_in_order",
+    "dataloader_multiprocessing_context", "ddp_static_graph", "enable_jit_checkpoint", "trackio_bucket_id",
+    "trackio_static_space_id", "use_cache",
+}  # fmt: skip
+ALL_ROWS = (*fields.ROWS, *sft_fields.ROWS)
+ROWS = [row for row in ALL_ROWS if row.name in FIELDS]
 REFUSED = [row for row in ROWS if row.fate == "refused"]
 MOOT = [row for row in ROWS if row.fate == "moot"]
 OTHER: dict[str, Any] = {  # values other than the default, where it does not say of what type they are
@@ -66,6 +75,7 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "optim_args": ("momentum=0.5", {"optim_args": {"momentum": 0.5}}),
     "report_to": (["tensorboard", "mlflow"], {"report_to": ["tensorboard"]}),
     "gradient_checkpointing": (True, {"gradient_checkpointing": True}),
+    "activation_checkpointing": (True, {"gradient_checkpointing": True}),
     "ddp_timeout": (50, {"timeout_s": 50.0}),
     "torch_compile": (True, {"torch_compile": True}),
     "eval_on_start": (True, {"eval_on_start": True}),
@@ -73,7 +83,8 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
 # What becomes of these is in other tests: of data and models in test_resolve, of the loop in test_script, use_cpu in
 # test_fields.
 ELSEWHERE = {
-    "load_best_model_at_end", "data_seed", "gradient_checkpointing_kwargs", "full_determinism", "use_liger_kernel",
+    "load_best_model_at_end", "data_seed", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs",
+    "full_determinism", "use_liger_kernel",
     "use_cpu", *(row.name for row in sft_fields.ROWS),
     # read by transformers itself, when the arguments are made, or by scripts: in test_fields
     "tf32", "log_level", "log_level_replica", "resume_from_checkpoint",
@@ -87,11 +98,15 @@ def test_every_field_has_one_row(kind: type) -> None:
 
 
 def test_every_row_is_of_a_field() -> None:
-    names = [row.name for row in ROWS]
+    names = [row.name for row in ALL_ROWS]
     assert len(names) == len(set(names))
-    known = {field.name for field in dataclasses.fields(SFTConfig)}
-    assert set(names) == known
-    assert {row.name for row in fields.ROWS} == {field.name for field in dataclasses.fields(TrainingArguments)}
+    of_transformers = {field.name for field in dataclasses.fields(TrainingArguments)}
+    if IS_5:
+        assert of_transformers <= {row.name for row in fields.ROWS}
+        assert of_transformers >= NEW_IN_5
+    else:
+        assert {row.name for row in fields.ROWS} == of_transformers | NEW_IN_5
+    assert {row.name for row in sft_fields.ROWS} == FIELDS - of_transformers
 
 
 def test_arguments_that_are_no_sftconfig_have_its_defaults(tmp_path: Path) -> None:
@@ -134,7 +149,7 @@ def test_all_moot_fields_that_are_set_are_named_in_one_warning(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     named = [part.partition(" (")[0] for part in record.getMessage().partition("here: ")[2].split("; ")]
-    assert [name for name in named if name in expected] == expected
+    assert {name for name in named if name in expected} == {*expected}
     table.check(args, tells=False)
     assert len(caplog.records) == 1
 
@@ -161,11 +176,11 @@ def test_a_field_of_a_later_version_is_refused_where_it_is_set(tmp_path: Path) -
 
 
 def test_every_honoured_field_is_tried() -> None:
-    assert {row.name for row in ROWS if row.fate == "honoured"} <= BECOMES.keys() | ELSEWHERE
+    assert {row.name for row in ALL_ROWS if row.fate == "honoured"} <= BECOMES.keys() | ELSEWHERE
     assert not BECOMES.keys() & ELSEWHERE
 
 
-@pytest.mark.parametrize("name", BECOMES)
+@pytest.mark.parametrize("name", [name for name in BECOMES if name in FIELDS])
 def test_an_honoured_field_becomes_what_its_row_says(name: str, tmp_path: Path) -> None:
     value, expected = BECOMES[name]
     made: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"} | {name: value}
@@ -177,6 +192,14 @@ def test_an_honoured_field_becomes_what_its_row_says(name: str, tmp_path: Path) 
     }
     assert changed <= expected.keys()
     assert changed or name == "eval_steps"
+
+
+@pytest.mark.skipif(not IS_5, reason="transformers 4 has warmup_ratio for it")
+def test_warmup_steps_below_1_are_a_share_of_the_run(tmp_path: Path) -> None:
+    made = config_of(TrainingArguments(str(tmp_path), warmup_steps=0.25, max_steps=10, use_cpu=True))
+    assert (made.warmup_steps, made.warmup_ratio) == (3, 0.0)
+    made = config_of(TrainingArguments(str(tmp_path), warmup_steps=0.25, use_cpu=True))
+    assert (made.warmup_steps, made.warmup_ratio) == (0, 0.25)
 
 
 def _needed(name: str, tmp_path: Path) -> dict[str, Any]:
