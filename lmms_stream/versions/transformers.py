@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -21,3 +23,19 @@ def checkpoint_activations(model: Any) -> None:
     """Have a model's blocks run again in the backward pass. Until 5.23 the method has another name."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+
+
+@contextmanager
+def attention_is_ours() -> Iterator[None]:
+    """Inside, models may be given an attention with "sdpa" in its name that is ours.
+
+    Since 5.0 transformers refuses these names for classes that its own sdpa is not for, such as gpt-oss.
+    """
+    from transformers import PreTrainedModel
+
+    kept = PreTrainedModel._sdpa_can_dispatch
+    PreTrainedModel._sdpa_can_dispatch = lambda self, is_init_check=False: True  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PreTrainedModel._sdpa_can_dispatch = kept  # type: ignore[method-assign]

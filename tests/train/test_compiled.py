@@ -162,7 +162,7 @@ def test_compiled_blocks_run_their_own_forward_methods(tmp_path: Path) -> None:
     trainer = trainer_of_media(tmp_path, is_compiled=False)
     compile_blocks(trainer.model)
     forwards = [
-        vars(module)["forward"].__func__
+        module.forward.__func__
         for module in trainer.model.model.modules()
         if type(module).__name__.endswith(("VLDecoderLayer", "VLAttention"))
     ]

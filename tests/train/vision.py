@@ -14,6 +14,8 @@ from lmms_stream.train.model.towers import model_inputs
 from lmms_stream.types import Batch, Processed, Sample
 from numpy.typing import NDArray
 
+from tests.versions import IS_5
+
 VOCABULARY = 131
 IDS = {"image": 1, "video": 2, "vision_start": 3, "vision_end": 4}
 FIRST_PLAIN = 5
@@ -103,6 +105,8 @@ def sample_of(model: Any, parts: Sequence[Part], rng: np.random.Generator) -> Pr
     joined = {name: np.concatenate(arrays) for name, arrays in media.items()}
     tokens = np.array(ids)
     grids = {name: torch.from_numpy(value) for name, value in joined.items() if name.endswith("_grid_thw")}
+    if IS_5:
+        grids["mm_token_type_ids"] = torch.from_numpy((tokens == IDS["image"]) + 2 * (tokens == IDS["video"]))[None]
     positions, _ = model.model.get_rope_index(torch.from_numpy(tokens)[None], **grids)
     learnt = (tokens >= FIRST_PLAIN) & (rng.random(len(tokens)) < 0.7)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -20,16 +21,23 @@ from ...checks import check_fields
 from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
+from ...versions.transformers import attention_is_ours
 from .adapters import add_adapter
 from .attention import Attention, implementations
 from .diffusion import build_diffusers, diffusers_config
 from .own_class import build_own
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
+from .varlen import SDPA_VARLEN
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 logger = logging.getLogger("lmms_stream")
+
+
+_UNBUILT = (
+    LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError, StrictDataclassError,
+)  # what transformers raises for configs that cannot be # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,10 +152,11 @@ class ModelConfig:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             try:
-                model = self._build(empty)
+                with attention_is_ours() if self.attention == SDPA_VARLEN else nullcontext():
+                    model = self._build(empty)
             except LmmsStreamError:
                 raise
-            except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
+            except _UNBUILT as error:
                 if "trust_remote_code" in str(error) and not self.trust_remote_code:
                     raise ConfigError(
                         f"model {self.pretrained} has Python files of its own, which can do anything here: read them, "

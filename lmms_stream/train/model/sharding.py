@@ -25,7 +25,7 @@ from .tensor_parallel import cut_model
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
 
-_RENAMES = "transformers/utils/deprecation.py"
+_RENAMES, _RUNS_AGAIN = "transformers/utils/deprecation.py", "transformers/modeling_layers.py"
 
 
 def shard_model(
@@ -149,13 +149,16 @@ def _leave_out_wrappers(block: torch.nn.Module) -> None:
     """Have parts of a block run their own forward methods, without what renames keywords of older versions.
 
     transformers wraps forward methods by one function for all of them, whose graphs torch counts together, so that
-    each layer's and each attention's would be compiled until none is any more.
+    each layer's and each attention's would be compiled until none is any more. So it does, since 5, with what runs a
+    layer again in the backward pass, where that is not asked for.
     """
     for module in block.modules():
-        forward: Any = type(module).forward
-        is_wrapped = hasattr(forward, "__wrapped__") and forward.__code__.co_filename.endswith(_RENAMES)
-        if is_wrapped and "forward" not in vars(module):
-            module.forward = MethodType(forward.__wrapped__, module)
+        own: Any = type(module).forward
+        wrappers = (_RENAMES,) if getattr(module, "gradient_checkpointing", False) else (_RENAMES, _RUNS_AGAIN)
+        while hasattr(own, "__wrapped__") and own.__code__.co_filename.endswith(wrappers):
+            own = own.__wrapped__
+        if own is not type(module).forward and "forward" not in vars(module):
+            module.forward = MethodType(own, module)
 
 
 def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:
