@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..rounds import in_long_rounds
+from ..versions import IS_5
 
 TINY = {
     "vocab_size": 128,
@@ -34,8 +35,6 @@ TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-
-from tests.versions import IS_5
 
 
 def samples() -> list[Processed]:
