@@ -65,8 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     "train/checkpoint": {*BASE, "version", "freed_memory", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train/habits": {
-        *BASE, "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "datasets",
-        "train/run", "train/model",
+        *BASE, "versions", "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows",
+        "datasets", "train/run", "train/model",
     },
     "train": {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -39,3 +39,26 @@ def attention_is_ours() -> Iterator[None]:
         yield
     finally:
         PreTrainedModel._sdpa_can_dispatch = kept  # type: ignore[method-assign]
+
+
+# Names of arguments: until 5.23, and since then.
+_RENAMED = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+
+
+def as_installed(said: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Arguments of any version by the names of the installed one. names: of its TrainingArguments.
+
+    Since 5.0 a share of the run is said by warmup_steps, which was warmup_ratio. Other values stay as they are.
+    """
+    values = dict(said)
+    for old, new in _RENAMED.items():
+        other, known = (old, new) if new in names else (new, old)
+        if other in values:
+            values.setdefault(known, values.pop(other))
+    if "warmup_ratio" in values and "warmup_ratio" not in names:
+        ratio = values.pop("warmup_ratio")
+        values["warmup_steps"] = values.get("warmup_steps") or ratio
+    return values

@@ -11,9 +11,10 @@ from lmms_stream.demo.charts import write_charts
 from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.errors import ConfigError
 from lmms_stream.ledger.run import Ledger
+from lmms_stream.train.habits.arguments import train_config
 from lmms_stream.train.habits.launch_file import launch_of
 from lmms_stream.train.habits.launch_keys import TRAINER_ARGS
-from lmms_stream.train.launched import read_launch
+from lmms_stream.train.launched import planned_launch, read_launch
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.types import World
@@ -191,12 +192,28 @@ def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(
         assert (caplog.text.count(f"{name} (") == 1) == (TRAINER_ARGS[name].fate == "moot"), name
 
 
+def test_arguments_of_older_and_newer_versions_are_heard_or_refused(data: dict[str, Any], tmp_path: Path) -> None:
+    """Whichever version of transformers is installed."""
+    of_both = {"warmup_ratio": 0.25, "activation_checkpointing": True, "overwrite_output_dir": True, "use_cache": False}
+    args = data["trainer_args"] | {"output_dir": str(tmp_path), "save_safetensors": True, **of_both}
+    _, arguments = read_launch(data | {"trainer_args": args}, source="f")
+    found = train_config(arguments, world=World(world_size=1), steps_of=round)
+    assert (found.warmup_steps, found.gradient_checkpointing) == (1, True)  # a quarter of 4 steps
+    for name, value in {
+        "save_safetensors": False,
+        "jit_mode_eval": True,
+        "train_sampling_strategy": "sequential",
+    }.items():
+        with pytest.raises(ConfigError, match=f"{name} is '?{value}'?, which is refused: "):
+            planned_launch(data | {"trainer_args": {**args, name: value}}, source="f", world=World(world_size=1))
+
+
 def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, Any], tmp_path: Path) -> None:
     """Their launcher saves every field with its value; most say nothing."""
     from transformers import TrainingArguments
 
     said = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]).to_dict()
-    del said["push_to_hub_token"]  # which is deprecated
+    said.pop("push_to_hub_token", None)  # which is deprecated
     said |= {
         "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "reshard_after_forward": False,
                         "min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False},

@@ -11,10 +11,12 @@ from ...config import build_config
 from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...mds.engine_fields import check_names
+from ...versions.transformers import as_installed
 from ..model.build import ModelConfig
 from ..model.plain import DIFFUSERS_CLASS
 from ..run.settings import TrainConfig
 from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger
+from .table import row_of
 
 TOP = ("trainer_type", "dataset_config", "model_config", "trainer_args", "extra_kwargs", "config_yaml")
 TRAINERS = ("fsdp2_trainer", "hf_trainer", "sit_trainer")
@@ -132,6 +134,8 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     from transformers import TrainingArguments
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
+    said = as_installed(said, theirs)
+    said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
     check_names(said, [*theirs, *TRAINER_ARGS], source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
@@ -147,3 +151,16 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
                     f"{source}: lr_scheduler_kwargs of wsd")  # fmt: skip
         values |= details
     return arguments, values
+
+
+def _is_of_before(name: str, value: Any, source: str) -> bool:
+    """Whether it is an argument that the installed transformers no longer has, and one that cannot matter."""
+    row = row_of(name)
+    if row is None or name in TRAINER_ARGS:
+        return False
+    says_more = (
+        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
+    )
+    if row.fate == "refused" and says_more:
+        raise ConfigError(f"{source}: {name} is {value!r}, which is refused: {row.text}")
+    return True
