@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AZURITE := $(VENV)/azurite/node_modules/azurite/package.json
 TEST_PROCESSES ?= 3
+EXTRAS := azure,completion,demo,dev,docs,gcs,generation,huggingface,media,mosaicml,ray,tensorboard,wandb
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test test-long check compiled docs bench clean
@@ -11,7 +12,8 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,docs,generation,media,ray,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --quiet --no-deps mosaicml-streaming==0.13.0
 	touch $@
 
 demo: setup
