@@ -87,8 +87,8 @@ def _read_order(path: Path) -> NDArray[np.int64] | None:
     """The order in a file, mapped; None where the file is missing or damaged."""
     try:
         data = map_in_use(path)
-        np.lib.format.read_magic(data)  # type: ignore[no-untyped-call]
-        shape, _, dtype = np.lib.format.read_array_header_1_0(data)  # type: ignore[no-untyped-call]
+        np.lib.format.read_magic(data)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(data)
         work: NDArray[np.int64] = np.frombuffer(data, dtype, offset=data.tell()).reshape(shape)
     except (FileNotFoundError, ValueError):
         return None

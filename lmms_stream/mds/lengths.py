@@ -103,9 +103,9 @@ def array_matches(path: Path, *, content_hash: str) -> bool:
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
         with path.open("rb") as file:
-            if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
+            if np.lib.format.read_magic(file) != (1, 0):
                 return False
-            np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+            np.lib.format.read_array_header_1_0(file)
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except (OSError, ValueError):

@@ -223,7 +223,7 @@ def write_provenance(
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     with (folder / PROVENANCE_NAME).open("wb") as file:
         header = {"descr": "<u8", "fortran_order": False, "shape": (num_samples,)}
-        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        np.lib.format.write_array_header_1_0(file, header)
         for array in rows:
             for start in range(0, len(array), _CHUNK):
                 data = array[start : start + _CHUNK].astype("<u8").tobytes()

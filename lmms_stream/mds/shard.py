@@ -53,7 +53,8 @@ class Shard:
     @property
     def sample_bytes(self) -> NDArray[np.int64]:
         """int64[num_samples], bytes of each sample as it lies in the file."""
-        return np.diff(np.frombuffer(self._data, "<u4", self.info.num_samples + 1, 4).astype(np.int64))
+        starts = np.frombuffer(self._data, "<u4", self.info.num_samples + 1, 4).astype(np.int64)
+        return starts[1:] - starts[:-1]
 
     @property
     def first_bytes(self) -> NDArray[np.int64]:

@@ -196,7 +196,8 @@ class Lane:
 
     def _segment_lengths(self, expected: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         limit = self._packing.packing_length
-        return np.minimum(expected - pieces * limit, limit)
+        lengths: NDArray[np.int64] = np.minimum(expected - pieces * limit, limit)
+        return lengths
 
     def _begin_next_block(self, state: LaneState) -> LaneState:
         epoch, block = state.epoch, state.block + 1

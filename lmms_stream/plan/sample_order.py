@@ -194,7 +194,7 @@ class SampleOrder:
         cuts = np.searchsorted(owners[by_owner], np.array([*streams, len(self._counts)])).tolist()
         for stream, (begin, end) in zip(streams, pairwise(cuts), strict=True):
             mine = by_owner[begin:end]
-            ids[mine] = self._passes[stream].ids(node, numbers[mine] + self._starts[stream][node])
+            ids[mine] = self._passes[stream].ids(node, np.asarray(numbers[mine], np.int64) + self._starts[stream][node])
         return ids
 
     def _interleave(self, node: int, streams: list[int], first: int, stop: int) -> tuple[NDArray[np.uint16], Ids]:

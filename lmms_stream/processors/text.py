@@ -57,9 +57,11 @@ class TextProcessor:
         """What stands before a text and behind it: what is said, or what the tokenizer puts there."""
         framed = self.tokenizer.encode(_ANY_TEXT, add_special_tokens=True)
         own = np.flatnonzero(np.array(framed.special_tokens_mask) == 0)
-        before, after = framed.ids[: own[0]], framed.ids[own[-1] + 1 :]
+        before: Sequence[int] | NDArray[np.int32] = framed.ids[: own[0]]
+        after: Sequence[int] | NDArray[np.int32] = framed.ids[own[-1] + 1 :]
         end = self.tokenizer.eos_token_id
-        after += [end] if end is not None and after[-1:] != [end] else []
+        if end is not None and after[-1:] != [end]:
+            after = [*after, end]
         if "prefix" in self._said:
             before = self.tokenizer.ids([self._said["prefix"]], add_special_tokens=False)[0]
         if "suffix" in self._said:

@@ -34,11 +34,11 @@ def attention_is_ours() -> Iterator[None]:
     from transformers import PreTrainedModel
 
     kept = PreTrainedModel._sdpa_can_dispatch
-    PreTrainedModel._sdpa_can_dispatch = lambda self, is_init_check=False: True  # type: ignore[method-assign]
+    PreTrainedModel._sdpa_can_dispatch = lambda self, is_init_check=False: True
     try:
         yield
     finally:
-        PreTrainedModel._sdpa_can_dispatch = kept  # type: ignore[method-assign]
+        PreTrainedModel._sdpa_can_dispatch = kept
 
 
 # Names of arguments: until 5.23, and since then.

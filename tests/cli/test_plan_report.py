@@ -141,7 +141,7 @@ def test_overlong_samples_with_media_are_reported_apart(media_folder: Path, over
     assert report.samples_per_pack == pytest.approx((~dropped).sum() / report.num_packs)
     kept = np.minimum(plan.lengths[~dropped], 128) if overlong == "truncate" else plan.lengths[~dropped]
     assert report.num_tokens == kept.sum()
-    longer_than_half = np.count_nonzero(2 * kept[kept <= 128] > 128)
+    longer_than_half = int(np.count_nonzero(2 * kept[kept <= 128] > 128))
     assert report.lower_bound == max(-(-int(kept.sum()) // 128), longer_than_half) <= report.num_packs
     assert report_epoch(make_plan(), source="x", epoch=0).num_overlong_media is None
 

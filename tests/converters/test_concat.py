@@ -68,6 +68,7 @@ def ids_of(tokenizer: Path, numbers: range | list[int]) -> list[list[int]]:
     """The tokens of texts with an end-of-text token, by the library alone."""
     library = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     end = library.token_to_id(json.loads((tokenizer / "tokenizer_config.json").read_text())["eos_token"])
+    assert end is not None
     return [[*library.encode(text_of(number)).ids, end] for number in numbers]
 
 

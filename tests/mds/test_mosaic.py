@@ -369,7 +369,7 @@ def test_what_is_said_twice_is_an_error(folder: Path, twice: dict[str, Any], mes
 # Streams of other classes, and shards of other formats
 
 
-class Copying(streaming.Stream):  # type: ignore[misc]
+class Copying(streaming.Stream):
     """A stream as users write it, which fetches in its own way."""
 
     def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
@@ -382,7 +382,7 @@ class Copying(streaming.Stream):  # type: ignore[misc]
     fetched: list[str] = []  # noqa: RUF012
 
 
-class Preparing(streaming.Stream):  # type: ignore[misc]
+class Preparing(streaming.Stream):
     prepared = 0
 
     def prepare_shard(self, shard: Any) -> int:
@@ -485,7 +485,7 @@ def test_a_shard_of_another_format_that_is_cut_short_or_has_unsafe_columns_is_an
         _ = StreamingDataset(local=str(tmp_path))[:]
 
 
-class Reversed(encodings.Encoding):  # type: ignore[misc]
+class Reversed(encodings.Encoding):
     """An encoding that a program registers."""
 
     def encode(self, obj: Any) -> bytes:

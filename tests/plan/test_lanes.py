@@ -279,7 +279,7 @@ def test_expected_is_the_length_of_the_whole_sample() -> None:
     for _ in range(len(case.plan_packs(0, 0))):
         pack = lane.next_pack()
         assert np.array_equal(pack.expected, case.lengths[pack.sample_ids])
-        split += np.count_nonzero(pack.expected > 1024)
+        split += int(np.count_nonzero(pack.expected > 1024))
     assert split
 
 

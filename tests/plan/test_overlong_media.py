@@ -75,7 +75,7 @@ def test_a_plan_counts_what_is_dropped_and_has_the_patches_of_its_packs(overlong
     too_long = plan.lengths > 1024
     packs = plan.packs(0, 0, plan.num_packs(0))
     assert (plan.num_overlong(0), plan.num_overlong_media(0)) == (
-        np.count_nonzero(too_long), np.count_nonzero(too_long & has_media),
+        int(np.count_nonzero(too_long)), int(np.count_nonzero(too_long & has_media)),
     )  # fmt: skip
     assert plan.num_overlong_media(0) > 0
     assert sorted(set(packs.sample_ids.tolist())) == np.flatnonzero(~(too_long & has_media)).tolist()

@@ -36,7 +36,7 @@ _BYTES = _alphabet()
 
 def bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
     """The bytes of a text that a token stands for."""
-    token = tokenizer.id_to_token(token_id)
+    token = str(tokenizer.id_to_token(token_id))
     added = tokenizer.get_added_tokens_decoder()
     if token_id in added:
         return str(added[token_id].content).encode()

@@ -40,7 +40,10 @@ def byte_level(*changes: Change, post: Any = None, cuts: Any = None, normalizer:
 
 
 def with_tokens(*tokens: str | AddedToken) -> Change:
-    return lambda tokenizer: tokenizer.add_tokens(list(tokens)) and None
+    def add(tokenizer: Tokenizer) -> None:
+        tokenizer.add_tokens(list(tokens))
+
+    return add
 
 
 TEMPLATE = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])

@@ -87,7 +87,7 @@ def save_sound_processor(
     if family == "qwen2_audio":
         made: Any = Qwen2AudioProcessor(sounds, tokenizer, chat_template=template)
         made.save_pretrained(folder)
-        return made  # type: ignore[no-any-return]
+        return made
     side = 28 if family == "qwen2_5_omni" else 32
     images = Qwen2VLImageProcessor(min_pixels=4 * side**2, max_pixels=64 * side**2, patch_size=side // 2)
     videos = Qwen2VLVideoProcessor(patch_size=side // 2)
@@ -97,7 +97,7 @@ def save_sound_processor(
     # The released folders hold the settings of images and sounds in one file; save_pretrained writes the last alone.
     both = {**images.to_dict(), **sounds.to_dict(), "processor_class": kind.__name__}
     (folder / "preprocessor_config.json").write_text(json.dumps(both))
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def token_ids(folder: Path) -> dict[str, int]:

@@ -137,7 +137,7 @@ def test_models_that_need_more_than_samples_by_themselves_get_another_attention(
     model_type: str, fields: dict[str, Any], chosen: str
 ) -> None:
     model = build(model_type, **fields)
-    assert "sdpa_varlen" in model.model.attention_choices  # type: ignore[operator]
+    assert "sdpa_varlen" in model.model.attention_choices
     prove_packing(model, device=CPU)
     assert model.model.config._attn_implementation == chosen
     prove_packing(model, device=CPU)

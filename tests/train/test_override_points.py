@@ -157,7 +157,8 @@ class Predicted(TrainerCallback):
 
 
 def model_init() -> torch.nn.Module:
-    return ModelConfig(config=MODEL).build()
+    made: torch.nn.Module = ModelConfig(config=MODEL).build()
+    return made
 
 
 def shifted_losses(predictions: Any, *, is_logits: bool) -> dict[str, float]:
@@ -286,7 +287,7 @@ def test_a_model_is_saved_as_it_is_as_a_folder_of_transformers(config: Path, tmp
     trainer.train()
     trainer.save_model()
     trainer.save_model(tmp_path / "elsewhere")
-    expected = {name: each.full_tensor() for name, each in trainer.model.model.named_parameters()}  # type: ignore[attr-defined]
+    expected = {name: each.full_tensor() for name, each in trainer.model.model.named_parameters()}
     for folder in (tmp_path, tmp_path / "elsewhere"):
         loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
         assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

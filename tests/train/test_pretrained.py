@@ -63,7 +63,7 @@ def test_weights_that_are_read_one_by_one_are_those_that_from_pretrained_loads(
     assert of_whole.keys() == of_unread.keys()
     assert all(torch.equal(buffer, of_unread[name]) for name, buffer in of_whole.items())
     assert unread.config.to_dict() == whole.config.to_dict()
-    assert unread.generation_config.to_dict() == whole.generation_config.to_dict()  # type: ignore[union-attr]
+    assert unread.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
 def test_a_tensor_that_was_read_is_no_part_of_its_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from .runs import trainer_of, write_run
 FIRST_ALONE = np.array([[0, 1]], np.int32)  # no token before it predicts it, so nothing is trained on
 
 
-def write(folder: Path, spans: np.ndarray, *, num_samples: int = 160) -> Path:  # type: ignore[type-arg]
+def write(folder: Path, spans: np.ndarray, *, num_samples: int = 160) -> Path:
     write_samples(folder, [(np.full(60, number, np.int32), spans) for number in range(num_samples)])
     return folder
 

@@ -28,7 +28,8 @@ def processor_of(name: str) -> MultimodalProcessor:
 
 @lru_cache
 def config_of(name: str) -> dict[str, Any]:
-    return tile_config(name, Path(processor_of(name).tokenizer.name)).to_dict()
+    config: dict[str, Any] = tile_config(name, Path(processor_of(name).tokenizer.name)).to_dict()
+    return config
 
 
 def build(name: str, *, attention: Any = "sdpa", **changed: Any) -> Any:

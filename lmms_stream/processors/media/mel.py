@@ -52,7 +52,8 @@ def mel_features(
     out = np.full((num_bins, length // hop), _SILENCE, np.float32)
     out[:, : powers.shape[1]] = powers
     loudest = out.max()
-    return (np.maximum(out, loudest - np.float32(_RANGE)) + np.float32(4.0)) / np.float32(4.0)
+    scaled: NDArray[np.float32] = (np.maximum(out, loudest - np.float32(_RANGE)) + np.float32(4.0)) / np.float32(4.0)
+    return scaled
 
 
 def _log_powers(

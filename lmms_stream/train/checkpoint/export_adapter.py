@@ -79,7 +79,7 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
     def empty() -> PreTrainedModel:
         model: Any = empty_model(made, found, parts.trust_remote_code)
         model.to(model.config.dtype)
-        return model  # type: ignore[no-any-return]
+        return model
 
     check_by_parts(parts.config)
     base, model = empty(), add_adapter(empty(), parts.config)

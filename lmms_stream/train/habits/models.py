@@ -41,7 +41,7 @@ def model_of(
         raise ConfigError(
             "peft_config is given for a model that has an adapter already: leave it out, or merge that adapter before"
         )
-    made: torch.nn.Module = peft_model(model, peft_config)  # type: ignore[arg-type]
+    made: torch.nn.Module = peft_model(model, peft_config)
     return made
 
 

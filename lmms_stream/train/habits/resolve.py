@@ -135,7 +135,7 @@ def _steps_of(train: Datasets | None, epochs: float, arguments: TrainingArgument
         )
     if opens_loader(train):
         raise ConfigError("packs of sources that are read without conversion are not known beforehand: set max_steps")
-    per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    per_rank: int = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     num_packs = core_of(train).plan.num_packs(0)  # type: ignore[arg-type]  # it has a core
     steps_an_epoch = math.ceil(num_packs / (per_rank * world.num_groups))
     return max(1, math.ceil(epochs * steps_an_epoch))

@@ -175,10 +175,10 @@ class ModelConfig:
             own_model = build_own(
                 self.class_path, self.args, dtype=getattr(torch, self.dtype), is_empty=empty is not None
             )
-            return own_model  # type: ignore[return-value]
+            return own_model
         if (diffused := diffusers_config(self.pretrained, self.config)) is not None:
             dtype = getattr(torch, self.dtype)
-            return build_diffusers(diffused, self.pretrained, dtype=dtype, is_empty=empty is not None)  # type: ignore[return-value]
+            return build_diffusers(diffused, self.pretrained, dtype=dtype, is_empty=empty is not None)
         own = self._family_class()
         config = self._config(own)
         check_config(config)
@@ -252,7 +252,7 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(empty)
+    hook = register_module_parameter_registration_hook(empty)  # type: ignore[arg-type]
     try:
         yield
     finally:

@@ -140,7 +140,8 @@ def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor"
     shape_config.use_duck_shape = False
     of_tower = {module for tower in model.towers.values() for module in tower.modules()}
     for block in model.model.modules():
-        if isinstance(block, FSDPModule) and block not in of_tower:
+        is_sharded: bool = isinstance(block, FSDPModule)
+        if is_sharded and block not in of_tower:
             _leave_out_wrappers(block)
             block.compile(dynamic=True, backend=backend)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ class Drawn(NamedTuple):
 def draw_blocks(packs: Sequence[Batch], draw: Draw, *, latent_size: int, timestep_shift: float = 1.0) -> Drawn:
     """What is drawn for packs on the CPU, in the order of their tokens; an evaluation drops nothing."""
     kinds, lengths, samples, dropped = [], [], [], []
-    noise, times, is_made = [np.zeros((0, latent_size), np.float32)], [np.zeros(0, np.float32)], [np.zeros(0, bool)]
+    noise: list[NDArray[Any]] = [np.zeros((0, latent_size), np.float32)]
+    times: list[NDArray[Any]] = [np.zeros(0, np.float32)]
+    is_made: list[NDArray[Any]] = [np.zeros(0, bool)]
     number = 0
     for pack in packs:
         for sample_id, table, dropout in _tables(pack):

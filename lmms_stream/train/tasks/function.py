@@ -43,7 +43,7 @@ def losses_of_function(
     for pack in packs:
         rows = slice(start, start + pack.num_tokens)
         start += pack.num_tokens
-        outputs = CausalLMOutput(logits=logits[:, rows])  # type: ignore[arg-type]  # of any floating type
+        outputs = CausalLMOutput(logits=logits[:, rows])  # of any floating type
         num_items = torch.tensor(count, device=logits.device)
         value = function(outputs, batch.labels[:, rows], num_items_in_batch=num_items)
         values.append(value * count if pack.num_loss_tokens else 0 * logits[:, rows].float().sum())

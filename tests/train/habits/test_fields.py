@@ -50,7 +50,7 @@ def test_tf32_is_torchs_switch_which_the_trainer_leaves_as_it_is(
     assert (asked, switches) in [([tf32], (not tf32, not tf32)), ([], (tf32, tf32))]
 
 
-class OfOther(SFTConfig):  # type: ignore[misc]
+class OfOther(SFTConfig):
     """Arguments as a rank has them that does not log."""
 
     @property

@@ -156,7 +156,7 @@ def test_all_moot_fields_that_are_set_are_named_in_one_warning(
 
 def test_a_field_of_a_users_own_class_is_for_its_own_code(tmp_path: Path) -> None:
     @dataclasses.dataclass
-    class Own(SFTConfig):  # type: ignore[misc]
+    class Own(SFTConfig):
         temperature: float = 1.0
 
     table.check(Own(str(tmp_path), use_cpu=True, bf16=False, report_to="none", temperature=2.0))
@@ -164,7 +164,7 @@ def test_a_field_of_a_users_own_class_is_for_its_own_code(tmp_path: Path) -> Non
 
 def test_a_field_of_a_later_version_is_refused_where_it_is_set(tmp_path: Path) -> None:
     @dataclasses.dataclass
-    class Later(SFTConfig):  # type: ignore[misc]
+    class Later(SFTConfig):
         novelty: float = 1.0
 
     Later.__module__ = "trl.trainer.sft_config"
