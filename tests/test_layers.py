@@ -8,11 +8,12 @@ from .arrows import arrows, circles, files, imports, room_of
 
 PURE_ROOMS = ("plan", "plan/kernels")
 PURE_LIBRARIES = {"numpy", "numba"}
-BASE = {"checks", "errors", "types"}
+BASE = {"checks", "errors", "extras", "types"}
 
 # room -> the rooms that it may import from; a room's own files may import each other, but not in circles
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "extras": {"errors"},
     "version": set(),
     "versions": set(),
     "checks": {"errors"},

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...errors import DataError
+from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
 from ..media.references import SampleMedia
@@ -112,6 +113,7 @@ class Mapper:
     @property
     def fingerprint_text(self) -> str:
         """JSON of all that changes what is stored for a row."""
+        need("PIL", by="images")
         from PIL import __version__ as pillow_version
 
         options = {name: getattr(self.options, name) for name in ("system", "learn", "media_root", "max_image_pixels")}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
 from ...errors import DataError, LmmsStreamError, StorageError
+from ...extras import need
 from .arrow import check_columns, rows_of
 from .by_index import NumberedRows
 from .table import Location, carried, carry, in_units
@@ -70,8 +71,7 @@ class HubDataset:
     """
 
     def __init__(self, spec: HubSpec, *, name: str):
-        import datasets
-
+        datasets = need("datasets", by="datasets of the hub")
         self.name = name
         self._spec = spec
         if (Path(datasets.__file__).parent / "packaged_modules" / spec.name / "__init__.py").is_file():

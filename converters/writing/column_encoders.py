@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from ...extras import need
 from ...mds.decoding import DTYPE_CODES, array_layout, registered_encodings
 
 Encode = Callable[[Any], bytes]
@@ -134,6 +135,7 @@ encode_int32 = _array_encoder("ndarray:int32")  # like MDSWriter's, an array has
 def _encode_file(form: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
+    need("PIL", by="images")
     from PIL import Image, JpegImagePlugin
 
     image = _of_type(Image.Image, value)
@@ -148,6 +150,7 @@ def _encode_file(form: str, value: Any) -> bytes:
 def _encode_pixels(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
+    need("PIL", by="images")
     from PIL import Image
 
     image = _of_type(Image.Image, value)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LmmsStreamError
+from ..extras import need
 from ..signals import Terminated, raised_termination
 from ..version import VERSION
 from . import convert, datasets, ledger, plan, profile, runs, simulate, unload, watch
@@ -77,7 +78,7 @@ class Completion(argparse.Action):
     """Print a script by which a shell completes commands, options and paths, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
-        import shtab
+        shtab = need("shtab", by="completions")
 
         for each in (parser, *_commands(parser).values()):
             for action in each._actions:

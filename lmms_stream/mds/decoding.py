@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ShardError
+from ..extras import need
 from ..processors.json_text import parsed
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ _OF_BYTES: dict[str, Callable[[bytes], Any]] = {
 
 
 def _image_of_file(data: bytes) -> Image:
+    need("PIL", by="images")
     from PIL import Image
 
     if data.startswith(_POSTSCRIPT):
@@ -157,6 +159,7 @@ def _image_of_file(data: bytes) -> Image:
 
 def _image_of_pixels(data: bytes) -> Image:
     """Width, height and the length of the mode's name, in 32 bits each; the name; the pixels."""
+    need("PIL", by="images")
     from PIL import Image
 
     width, height, num_letters = struct.unpack_from("<3I", data)

@@ -126,7 +126,8 @@ class EpochPlan:
                 here = phases == phase
                 nodes[here], positions[here] = self._in_phase(phase, numbers[here])
         found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | positions, side="right") - 1
-        return nodes, np.asarray(found - self._first_blocks[nodes], np.int64), positions - self._packs_before_block[found]
+        blocks = np.asarray(found - self._first_blocks[nodes], np.int64)
+        return nodes, blocks, positions - self._packs_before_block[found]
 
     def _in_phase(self, phase: int, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Canonical node of each pack, and the number of its node's packs before it."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
+from ..extras import need
 from ..types import Processed, Sample
 from .base import Measured, SeenMedium
 from .image_settings import Crop, ImageSettings, Objective
@@ -82,6 +83,7 @@ class ImageProcessor:
 
     def _pixels(self, sample: Sample, rng: np.random.Generator | None) -> NDArray[np.uint8]:
         """uint8[S, S, 3]. rng: what is drawn from; None for the middle."""
+        need("PIL", by="images")
         from PIL import Image
 
         image = Image.fromarray(decode_image(sample["image"]))
@@ -101,6 +103,7 @@ def resized_by_halves(image: Image, size: int) -> Image:
 
     https://github.com/openai/guided-diffusion, image_datasets.py, center_crop_arr.
     """
+    need("PIL", by="images")
     from PIL import Image as Pillow
 
     while min(image.size) >= 2 * size:
@@ -110,6 +113,7 @@ def resized_by_halves(image: Image, size: int) -> Image:
 
 def resized(image: Image, size: int) -> Image:
     """An image whose shorter side is `size`, bicubic."""
+    need("PIL", by="images")
     from PIL import Image as Pillow
 
     scale = size / min(image.size)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..converters.media.references import SampleMedia
 from ..errors import ConfigError, DataError
+from ..extras import need
 from ..processors.chat_template import ChatTemplate, without_nulls
 from ..processors.media.images import decode_image
 from ..processors.media.stored import media_part
@@ -229,6 +230,7 @@ def _refuse_media(messages: Messages) -> None:
 
 
 def _image(data: bytes) -> Any:
+    need("PIL", by="images")
     from PIL import Image
 
     return Image.fromarray(decode_image(data))

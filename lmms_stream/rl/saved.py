@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, LmmsStreamError, ObjectMissingError
+from ..extras import need
 from ..storage.storage import Storage
 from .sample import Sample
 
@@ -110,6 +111,7 @@ def _restored_array(kind: str, about: Mapping[str, Any], array: NDArray[Any]) ->
 
         return torch.from_numpy(array.copy()).view(getattr(torch, about["dtype"])).reshape(about["shape"])
     if kind == "image":
+        need("PIL", by="images")
         from PIL import Image
 
         return Image.frombytes(about["mode"], tuple(about["size"]), array.tobytes())

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ..errors import ObjectChangedError, ObjectMissingError, StorageError
+from ..extras import install
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients, Watched
 from .disk_errors import disk_error
@@ -152,7 +153,7 @@ class AzureStorage:
     def _explain(self, error: Exception, where: str) -> StorageError | None:
         """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
         if isinstance(error, ImportError):
-            return StorageError(f"{where}: {error}: pip install azure-storage-blob azure-identity")
+            return StorageError(f"{where}: {error}: {install('azure')}")
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from requests.exceptions import RequestException
 

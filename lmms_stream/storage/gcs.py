@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from ..errors import ObjectChangedError, ObjectMissingError, StorageError
+from ..extras import install
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients, Watched
 from .disk_errors import disk_error
@@ -205,7 +206,7 @@ def _explain(error: Exception, where: str) -> StorageError | None:
     if isinstance(error, StorageError):
         return error
     if isinstance(error, ImportError):
-        return StorageError(f"{where}: {error}: pip install google-cloud-storage")
+        return StorageError(f"{where}: {error}: {install('google')}")
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, Unauthorized
     from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError
     from requests.exceptions import RequestException

@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import DataError
+from ...extras import need
 from .deep_grey import eight_bits, has_unknown_range
 from .fact_types import ImageFacts
 from .formats import media_format
@@ -115,6 +116,7 @@ def orientation_of(image: Image) -> int:
     The same that ImageOps.exif_transpose goes by, without decoding. A PNG may say it behind its pixels: those are known
     once it is loaded.
     """
+    need("PIL", by="images")
     from PIL import Image
 
     if image.format == "TIFF" or _MAY_ORIENT.isdisjoint(image.info):  # Pillow turns a TIFF itself
@@ -169,6 +171,7 @@ def pillow_format(data: bytes, *, subject: str = "it") -> str:
 
 
 def _open(data: bytes) -> Image:
+    need("PIL", by="images")
     from PIL import Image
 
     name = pillow_format(data)
@@ -186,6 +189,7 @@ def _open(data: bytes) -> Image:
 
 
 def _resized(image: Image, width: int, height: int) -> bytes:
+    need("PIL", by="images")
     from PIL import Image
 
     form = "JPEG" if image.format == "MPO" else image.format
@@ -205,6 +209,7 @@ def _resized(image: Image, width: int, height: int) -> bytes:
 
 def _exif_to_keep(image: Image) -> bytes | None:
     """EXIF data that say how the image is turned, also where its XMP data say it; None if there are none."""
+    need("PIL", by="images")
     from PIL import Image
 
     said: bytes | None = image.info.get("exif")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...extras import need
 from .deep_grey import eight_bits
 from .formats import mime_type
 from .image_header import JPEG_FORMATS, ON_ITS_SIDE, orientation_of, pillow_format
@@ -69,6 +70,7 @@ def decode_image(
 
 def _opened(data: bytes, max_pixels: int) -> Image:
     """The image with its header read; its pixels are decoded later."""
+    need("PIL", by="images")
     from PIL import Image
 
     mime_type(data, "image")  # an error for what is none

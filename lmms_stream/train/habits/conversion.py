@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ...converters.convert import convert
 from ...converters.rows.options import SchemaOptions
 from ...errors import ConfigError, DataError
+from ...extras import need
 from ...mds.core import PackedDataset
 from ...mds.streams import StreamConfig
 from ...plan.order import OrderConfig
@@ -150,7 +151,7 @@ class Conversion:
 
 def _check(dataset: Any, name: str) -> None:
     """ConfigError for what is no datasets.Dataset with rows."""
-    import datasets
+    datasets = need("datasets", by="rows of the hub's library")
 
     if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise ConfigError(
@@ -174,7 +175,7 @@ def _check(dataset: Any, name: str) -> None:
 
 def _tokenized(dataset: Any, reader: RowReader, path: Path, *, name: str, num_proc: int | None) -> list[str]:
     """Arrow files of the dataset's tokens, in its order."""
-    import datasets
+    datasets = need("datasets", by="rows of the hub's library")
 
     ids = datasets.List(datasets.Value("int32"))
     made = dataset.with_format(None).map(

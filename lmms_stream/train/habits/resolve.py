@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 from ...errors import ConfigError
+from ...extras import need
 from ...mds.core import core_of, gives_packs, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
@@ -72,10 +73,8 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
 
 def _arguments(given: Given) -> TrainingArguments:
     """The arguments, by default those that TRL has."""
-    try:
-        from transformers import TrainingArguments
-    except ImportError as error:
-        raise ConfigError(f"transformers' arguments need accelerate ({error}): pip install accelerate") from error
+    need("accelerate", by="transformers' arguments")
+    from transformers import TrainingArguments
 
     if isinstance(given.args, TrainingArguments):
         return given.args
