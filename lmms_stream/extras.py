@@ -15,12 +15,15 @@ _OF = {  # module: the package that has it, and the extra
     "datasets": ("datasets", "huggingface"),
     "google": ("google-cloud-storage", "gcs"),
     "shtab": ("shtab", "completion"),
+    "streaming": ("mosaicml-streaming", "mosaicml"),
 }
 
 
 def install(module: str) -> str:
-    """The command that installs a module's package."""
-    return f"pip install 'lmms-stream[{_OF[module][1]}]'"
+    """The command that installs a module's package; that of MosaicML without its bounds on NumPy and transformers."""
+    package, extra = _OF[module]
+    also = f" && pip install --no-deps {package}" if module == "streaming" else ""
+    return f"pip install 'lmms-stream[{extra}]'{also}"
 
 
 def need(module: str, *, by: str) -> Any:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LmmsStreamError
+from ..errors import ConfigError, LmmsStreamError
 from ..extras import need
 from ..signals import Terminated, raised_termination
 from ..version import VERSION
@@ -78,7 +78,10 @@ class Completion(argparse.Action):
     """Print a script by which a shell completes commands, options and paths, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
-        shtab = need("shtab", by="completions")
+        try:
+            shtab = need("shtab", by="completions")
+        except ConfigError as error:
+            parser.exit(1, f"error: {error}\n")
 
         for each in (parser, *_commands(parser).values()):
             for action in each._actions:

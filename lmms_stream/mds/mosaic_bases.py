@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import ConfigError
+from ..extras import install
 from ..plan.shares import StreamShare
 
-INSTALL = "pip install 'lmms-stream[mosaic]'"
 HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
 
 
@@ -145,4 +145,4 @@ IS_INSTALLED = StreamBase is not PlainStream
 def check_installed(what: str) -> None:
     """ConfigError where the package is missing. what: the setting that needs it."""
     if not IS_INSTALLED:
-        raise ConfigError(f"{what} needs MosaicML's package: {INSTALL}")
+        raise ConfigError(f"{what} needs MosaicML's package: {install('streaming')}")

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ObjectMissingError, StorageError
+from ..extras import install
 from ..types import StoredObject
 from .disk_errors import disk_error
 from .failures import answer_of, causes, first_line, is_out_of_reach
@@ -129,7 +130,7 @@ def _of_package(url: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise StorageError(
             f"{url}: {urlsplit(url).scheme}:// is read and written by MosaicML's package, which cannot "
-            f"be imported ({error}): pip install 'lmms-stream[mosaic]'"
+            f"be imported ({error}): {install('streaming')}"
         ) from error
     return getattr(storage, name)
 
