@@ -118,11 +118,11 @@ class Own(Stream):
 
 def refusals(url: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"stream_name 'other' needs MosaicML's package: pip install 'lmms-stream\[mosaic\]'"
+        ConfigError, match=r"stream_name 'other' needs MosaicML's package: pip install 'lmms-stream\[mosaicml\]'"
     ):
         StreamingDataset(remote=url, stream_name="other")
     with pytest.raises(
-        StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaic\]'"
+        StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaicml\]'"
     ):
         open_storage("hf://datasets/organization/name").stat("index.json")
 
