@@ -18,6 +18,9 @@ NESTED_SETTINGS_COME_FIRST = _INSTALLED >= (5, 0)
 # Until 5.18: Qwen2.5-VL's model cuts the seconds of a pair of frames to a whole number before it counts positions.
 CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
 
+# Until 5.9: sdpa and eager get no mask in Qwen3-Omni's tower of sound, so clips see one another.
+MIXES_CLIPS_OF_QWEN3_OMNI = _INSTALLED < (5, 9)
+
 
 def checkpoint_activations(model: Any) -> None:
     """Have a model's blocks run again in the backward pass. Until 5.23 the method has another name."""

@@ -269,7 +269,7 @@ class Omni(FramesOfTheirOwn):
         if FRAMES not in inputs:
             return inputs
         lengths = inputs[LENGTHS].tolist()
-        frames = inputs[FRAMES].to(next(model.audio_tower.parameters()).dtype)
+        frames = inputs[FRAMES].to(model.dtype)
         features = frames.new_zeros(len(lengths), max(lengths), frames.shape[1])
         mask = inputs[LENGTHS].new_zeros(len(lengths), max(lengths))
         for number, clip in enumerate(frames.split(lengths)):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...versions.transformers import CUTS_SOUNDS_OF_QWEN3_OMNI
+from ...versions.transformers import CUTS_SOUNDS_OF_QWEN3_OMNI, MIXES_CLIPS_OF_QWEN3_OMNI
 from .family import Layout
 from .omni import Omni
 from .short_clips import ShortClips, halved
@@ -36,8 +36,7 @@ class Qwen3Omni(Omni):
     }  # fmt: skip
     surroundings = (START, END)
     media_tokens: ClassVar[tuple[str, ...]] = (*placeholders.values(), START, END, AUDIO_START, AUDIO_END)
-    # sdpa and eager mix the clips of a pack: transformers gives them no mask in the tower of sound.
-    attentions = ("flash_attention_2", "sdpa_varlen")
+    attentions = ("flash_attention_2", "sdpa_varlen", *(() if MIXES_CLIPS_OF_QWEN3_OMNI else ("sdpa", "eager")))
     image_defaults: ClassVar[Mapping[str, Any]] = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     video_defaults: ClassVar[Mapping[str, Any]] = {
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
