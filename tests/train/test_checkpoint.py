@@ -366,10 +366,13 @@ def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
     write_tokens(tmp_path / "data", num_samples=60)
     vision = {
         "model_type": "qwen2_vl",
-        "text_config": {**MODEL, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}} | {"model_type": ""},
+        "text_config": {
+            **MODEL, "model_type": "", "num_key_value_heads": 2,
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+        },
         "vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2},
         **{f"{name}_token_id": 1 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
-    }
+    }  # fmt: skip
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
     settings = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**settings, "model": {"config": vision}}))

@@ -83,7 +83,9 @@ class Dummies:
         inputs = model_inputs(self._family, base, self.of_kind[kind])
         own = getattr(self._family, "features", None)  # of a family whose model has no method of that name
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
-        return getattr(features, "pooler_output", features)  # of transformers 5
+        if not hasattr(features, "pooler_output"):
+            return features
+        return features.pooler_output, *(getattr(features, "deepstack_features", None) or ())  # of transformers 5
 
 
 def _num_rows(features: torch.Tensor) -> int:
