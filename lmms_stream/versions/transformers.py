@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 _INSTALLED = tuple(int(part) for part in version("transformers").split(".")[:2])
 
@@ -20,6 +23,55 @@ CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
 
 # Until 5.9: sdpa and eager get no mask in Qwen3-Omni's tower of sound, so clips see one another.
 MIXES_CLIPS_OF_QWEN3_OMNI = _INSTALLED < (5, 9)
+
+# Until 5.0: save_pretrained is given weights by their names in the model and renames them itself.
+KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
+
+
+def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    """What files hold of these tensors. Until 5.0 the same; since then experts, which a model has in one tensor, alone."""
+    if _INSTALLED < (5, 0):
+        return tensors
+    made: dict[str, Any] = import_module("transformers.core_model_loading").revert_weight_conversion(model, tensors)
+    return made
+
+
+class MadeOf(NamedTuple):
+    """Keys of files, and how their tensors become some of a model; None where the only one is copied."""
+
+    keys: tuple[str, ...]
+    convert: Callable[[Sequence[Any]], dict[str, Any]] | None
+
+
+HAS_RULES_FOR_NAMES = _INSTALLED >= (5, 0)
+
+
+def made_of_files(model: Any, keys: Iterable[str]) -> list[tuple[str, MadeOf]]:
+    """Names of a model's weights, with what in files they are made of, as from_pretrained has it since 5.0."""
+    core = import_module("transformers.core_model_loading")
+    rules = import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
+    renames = [each for each in rules if isinstance(each, core.WeightRenaming)]
+    converters = [each for each in rules if isinstance(each, core.WeightConverter)]
+    state, prefix = model.state_dict(), model.base_model_prefix
+    found: dict[tuple[str, str | None], list[tuple[str, str]]] = {}
+    for key in sorted(keys, key=core.dot_natural_key):
+        name, pattern = core.rename_source_key(key, renames, converters, prefix, state)
+        if name not in state and key in state:
+            name, pattern = core.rename_source_key(key, [], [], prefix, state)
+        found.setdefault((name, None if pattern else key), []).append((key, pattern))
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+
+    def convert(name: str, parts: Sequence[tuple[str, str]], tensors: Sequence[Any]) -> dict[str, Any]:
+        mapping = deepcopy(by_pattern[parts[0][1]])
+        for (key, pattern), tensor in zip(parts, tensors, strict=True):
+            mapping.add_tensor(name, key, pattern, tensor)
+        made = mapping.convert(name, model=model, config=model.config)
+        return {each: made[each][0] if isinstance(made[each], list) else made[each] for each in made}
+
+    return [
+        (name, MadeOf(tuple(key for key, _ in parts), None if copied else partial(convert, name, parts)))
+        for (name, copied), parts in found.items()
+    ]
 
 
 def checkpoint_activations(model: Any) -> None:

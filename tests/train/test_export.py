@@ -92,6 +92,10 @@ VISION = {
     "vision_config": {"depth": 2, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2},
     **{f"{name}_token_id": 500 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
 }
+EXPERTS = {
+    **MODEL, "model_type": "qwen3_moe", "num_key_value_heads": 2, "head_dim": 8,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("shard_size", ["5GB", "40KB"])
@@ -103,6 +107,7 @@ VISION = {
         {"config": {**MODEL, "tie_word_embeddings": True}},
         {"config": {**MODEL, "model_type": "bert", "is_decoder": True}},  # its tied weights have several names
         {"config": VISION},  # its weights have other names in files
+        {"config": EXPERTS},  # in which transformers 5 joins what files hold of each
     ],
 )
 def test_an_export_is_what_transformers_saves(

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Ll
 
 from ..conftest import write_tokens
 from .runs import MODEL, write_run
-from .test_export import VISION
+from .test_export import EXPERTS, VISION
 
 GEMMA = {**MODEL, "model_type": "gemma3_text", "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16}
 MODELS: dict[str, dict[str, Any]] = {
@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "rotary": {"config": GEMMA},
     "of several names": {"config": {**MODEL, "model_type": "bert", "is_decoder": True}},
     "of other names in files": {"config": VISION},
+    "of experts": {"config": EXPERTS},
 }
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, ConfigError
 from ..model.adapters import adapter_of
-from .configs import save_config
 from .names import ADAPTER_NAME, Dtype
 from .plain_export import is_plain, plain_config, weights_stem, write_plain_weights
 
@@ -180,6 +179,7 @@ def _write_weights(
     import torch
 
     from .choice import chosen, weights_or_average
+    from .configs import save_config
     from .store import METADATA_NAME
     from .tensors import files_with, read_metadata, read_tensors, stored_tensors
     from .weight_files import write_weights
@@ -195,12 +195,11 @@ def _write_weights(
         weights[name] = torch.empty(stored[name].size, dtype=wanted_dtype, device="meta")
     main_dtype: Any = next(each.dtype for each in weights.values() if each.is_floating_point())
     model.to(main_dtype)
-    names = save_config(model, made)
+    saved = save_config(model, made, weights)
     choice = weights_or_average(metadata, found, model, average=average)
-    folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(names.values()))))
+    folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(saved.sources))))
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
-        values = chosen(choice, {names[name]: tensor for name, tensor in tensors.items()})
-        read_tensors(folder, values, metadata=metadata)
+        read_tensors(folder, chosen(choice, tensors), metadata=metadata)
 
-    write_weights(made, {saved: weights[name] for saved, name in names.items()}, fill)
+    write_weights(made, saved.empty, saved.filled_by(fill))

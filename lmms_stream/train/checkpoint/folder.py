@@ -61,15 +61,14 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _save_pretrained(model: Any, out: Path, tensors: _Gathered) -> None:
-    names = save_config(model, out)
-    empty = {saved: tensors.empty(name) for saved, name in names.items()}
+    saved = save_config(model, out, {name: tensors.empty(name) for name in tensors.names})
 
     def fill(wanted: dict[str, torch.Tensor]) -> None:
-        found = tensors.gather([names[saved] for saved in wanted])
-        for saved, tensor in wanted.items():
-            tensor.copy_(found[names[saved]])
+        found = tensors.gather([*wanted])
+        for name, tensor in wanted.items():
+            tensor.copy_(found[name])
 
-    write_weights(out, empty, fill)
+    write_weights(out, saved.empty, saved.filled_by(fill))
 
 
 class _Gathered:

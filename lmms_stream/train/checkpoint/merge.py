@@ -32,13 +32,13 @@ def write_merged(made: Path, base: PreTrainedModel, merged: MergedTensors, *, dt
         base = base.to(getattr(torch, dtype))
     for name in (ADAPTER_NAME, *BASE_CONFIGS):
         (made / name).unlink(missing_ok=True)
-    names, empty = save_config(base, made), base.state_dict()
+    saved = save_config(base, made, base.state_dict())
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
-        for saved, tensor in tensors.items():
-            tensor.copy_(merged.read(names[saved]))
+        for name, tensor in tensors.items():
+            tensor.copy_(merged.read(name))
 
-    write_weights(made, {saved: empty[name] for saved, name in names.items()}, fill)
+    write_weights(made, saved.empty, saved.filled_by(fill))
 
 
 class MergedTensors:

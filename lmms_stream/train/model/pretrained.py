@@ -8,12 +8,14 @@ it is refused (WholeOnlyError), so that a tensor is read as from_pretrained woul
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ...errors import ConfigError, LmmsStreamError
+from ...versions.transformers import HAS_RULES_FOR_NAMES, made_of_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,19 +28,27 @@ class WholeOnlyError(ConfigError):
     """The weights of a model cannot be read one by one, and why."""
 
 
-class _Stored(NamedTuple):
-    """Where a tensor lies, and the number format that the model has it in."""
-
-    file: str
-    key: str
-    dtype: torch.dtype
-
-
 class _InFile(NamedTuple):
     file: str
     key: str
     shape: tuple[int, ...]
     is_float: bool
+
+
+class _Held(NamedTuple):
+    """What files hold of a tensor of a model. make: of tensors of the files; None where the only one is copied."""
+
+    parts: tuple[_InFile, ...]
+    shape: tuple[int, ...]
+    is_float: bool
+    make: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
+
+
+class _Stored(NamedTuple):
+    """Where a tensor lies, and the number format that the model has it in."""
+
+    held: _Held
+    dtype: torch.dtype
 
 
 class PretrainedTensors:
@@ -52,12 +62,17 @@ class PretrainedTensors:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor, on the CPU, in memory of its own, in the model's number format. Raises KeyError."""
-        from safetensors import safe_open
+        held, dtype = self._stored[name]
+        tensors = [_read(part, dtype) for part in held.parts]
+        return tensors[0] if held.make is None else held.make(tensors).clone(memory_format=torch.contiguous_format)
 
-        file, key, dtype = self._stored[name]
-        with safe_open(file, framework="pt") as opened:  # opened anew: what was read stays mapped while it is open
-            found: torch.Tensor = opened.get_tensor(key)
-        return found.to(dtype, copy=True) if found.is_floating_point() else found.clone()
+
+def _read(part: _InFile, dtype: torch.dtype) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(part.file, framework="pt") as opened:  # opened anew: what was read stays mapped while it is open
+        found: torch.Tensor = opened.get_tensor(part.key)
+    return found.to(dtype, copy=True) if found.is_floating_point() else found.clone()
 
 
 def unread_weights(model: torch.nn.Module) -> PretrainedTensors | None:
@@ -87,10 +102,9 @@ def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
     except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise WholeOnlyError(f"its files cannot be listed ({' '.join(str(error).split())[:200]})") from error
     faults = []
-    for rename in _renames(model):
-        named = {rename(each.key): each for each in held}
+    for name in [_by_rules_of_5] if HAS_RULES_FOR_NAMES else [partial(_renamed, each) for each in _renames(model)]:
         try:
-            return PretrainedTensors(_stored(model, named, is_distinct=len(named) == len(held)))
+            return PretrainedTensors(_stored(model, name(model, held)))
         except WholeOnlyError as fault:
             faults.append(fault)
     raise faults[0]
@@ -160,10 +174,47 @@ def _renames(model: Any) -> list[Callable[[str], str]]:
     return [lambda key: key, by_rules, lambda key: f"{model.base_model_prefix}.{key}"]
 
 
-def _stored(model: torch.nn.Module, named: Mapping[str, _InFile], *, is_distinct: bool) -> dict[str, _Stored]:
+def _renamed(rename: Callable[[str], str], _: torch.nn.Module, held: Sequence[_InFile]) -> dict[str, _Held]:
+    return _distinct((rename(each.key), _Held((each,), each.shape, each.is_float)) for each in held)
+
+
+def _by_rules_of_5(model: torch.nn.Module, held: Sequence[_InFile]) -> dict[str, _Held]:
+    """What files hold by names in a model: what is converted is made of tensors without values, to learn its shape."""
+    by_key = {each.key: each for each in held}
+    found: list[tuple[str, _Held]] = []
+    for name, (keys, convert) in made_of_files(model, by_key):
+        parts = tuple(by_key[key] for key in keys)
+        if convert is None:
+            found.append((name, _Held(parts, parts[0].shape, parts[0].is_float)))
+            continue
+        try:
+            made = convert([torch.empty(part.shape, device="meta") for part in parts])
+        except Exception as error:  # of conversions in transformers, which raise many kinds
+            raise WholeOnlyError(f"{name} cannot be made of {keys[0]} and others by itself ({error})") from error
+        is_float = all(part.is_float for part in parts)
+        found += [
+            (each, _Held(parts, tuple(made[each].shape), is_float, partial(_one_of, convert, each))) for each in made
+        ]
+    return _distinct(found)
+
+
+def _one_of(
+    convert: Callable[[Sequence[torch.Tensor]], Mapping[str, torch.Tensor]], name: str, tensors: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    return convert(tensors)[name]
+
+
+def _distinct(named: Iterable[tuple[str, _Held]]) -> dict[str, _Held]:
+    found: dict[str, _Held] = {}
+    for name, each in named:
+        if name in found:
+            raise WholeOnlyError("its files hold several tensors of one name")
+        found[name] = each
+    return found
+
+
+def _stored(model: torch.nn.Module, named: Mapping[str, _Held]) -> dict[str, _Stored]:
     """Where each tensor of a model lies; WholeOnlyError unless each is there once, of its shape, and nothing else."""
-    if not is_distinct:
-        raise WholeOnlyError("its files hold several tensors of one name")
     state = model.state_dict()
     if strange := sorted(named.keys() - state.keys()):
         raise WholeOnlyError(f"its files hold {strange[0]}, which {type(model).__name__} does not have")
@@ -180,5 +231,5 @@ def _stored(model: torch.nn.Module, named: Mapping[str, _InFile], *, is_distinct
         each, tensor = named[held[0]], state[names[0]]
         if each.shape != tuple(tensor.shape) or each.is_float != tensor.is_floating_point():
             raise WholeOnlyError(f"its {held[0]} of shape {list(each.shape)} is {list(tensor.shape)} in the model")
-        found |= dict.fromkeys(names, _Stored(each.file, each.key, tensor.dtype))
+        found |= dict.fromkeys(names, _Stored(each, tensor.dtype))
     return found
