@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "train/reference": {*BASE, "storage", "train/run", "train/model"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},
-    "train/checkpoint": {*BASE, "version", "freed_memory", "storage", "mds", "train/run", "train/model"},
+    "train/checkpoint": {*BASE, "version", "versions", "freed_memory", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train/habits": {
         *BASE, "versions", "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows",

@@ -29,7 +29,7 @@ KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_for
 
 
 def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """What files hold of these tensors. Until 5.0 the same; since then experts, which a model has in one tensor, alone."""
+    """What files hold of these tensors. Until 5.0 the same; since then each expert, say, of a tensor of all."""
     if _INSTALLED < (5, 0):
         return tensors
     made: dict[str, Any] = import_module("transformers.core_model_loading").revert_weight_conversion(model, tensors)

@@ -201,8 +201,8 @@ def test_every_pack_calls_every_tower_whatever_it_holds(family: str, tiny: dict[
         packed.model.zero_grad()
         packed(collate(samples, range(len(samples)))).tokens.sum().backward()
         for kind, tower in packed.towers.items():
-            last = next(each for name, each in tower.named_parameters() if "layers.1." in name or "blocks.1." in name)
-            assert last.grad is not None, kind
+            lacks = [name for name, each in tower.named_parameters() if each.requires_grad and each.grad is None]
+            assert {*lacks} <= {"audio_bos_eos_token.weight"}, kind  # which no forward pass of transformers uses
 
 
 def test_a_model_with_several_towers_and_no_method_for_one_is_named(tiny: dict[str, Tiny]) -> None:
