@@ -81,13 +81,15 @@ def test_a_clip_is_read_the_same_whatever_lies_beside_it(family: str, tiny: dict
 
     def features(*chosen: Processed) -> torch.Tensor:
         media = {name: torch.from_numpy(value) for name, value in collate_media(chosen).items()}
-        return features_of(model.get_audio_features(**one.processor.family.model_inputs(model, media)))  # type: ignore[attr-defined]
+        inputs = model_inputs(one.processor.family, model, media)
+        found: torch.Tensor = features_of(model.get_audio_features(**inputs))
+        return found
 
     together, alone = features(*samples), [features(each) for each in samples]
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
     plain = one.build("eager").eval()
     media = {name: torch.from_numpy(value) for name, value in samples[1]["media"].items()}
-    expected = features_of(plain.get_audio_features(**one.processor.family.model_inputs(plain, media)))  # type: ignore[attr-defined]
+    expected = features_of(plain.get_audio_features(**model_inputs(one.processor.family, plain, media)))
     torch.testing.assert_close(alone[1], expected, rtol=0, atol=1e-5)
 
 
@@ -295,8 +297,9 @@ def test_the_flops_of_sounds_are_what_torch_counts(family: str, frozen: list[str
 
     one = tiny[family]
     packed = one.packed("eager").train()
-    if IS_5:
-        packed.model.set_experts_implementation("eager")  # the products of "grouped_mm" are none that torch counts
+    if IS_5:  # whose products of experts are otherwise none that torch counts
+        model: Any = packed.model
+        model.set_experts_implementation("eager")
     freeze(packed.model, [each for each in frozen if any(fnmatch(n, each) for n, _ in packed.model.named_parameters())])
     flops = model_flops(packed.model, towers=packed.towers)
     assert flops is not None

@@ -127,8 +127,8 @@ def _attend_both_ways(
 ) -> torch.Tensor:
     """Each stretch between two bounds by itself, as towers of sound attend.
 
-    In Qwen3-Omni's transformers gives sdpa and eager no mask, so that clips see each other; here they do not. A mask
-    can only say more inside of a stretch.
+    In Qwen3-Omni's transformers before 5.9 gives sdpa and eager no mask, so that clips see each other; here they do
+    not. A mask can only say more inside of a stretch.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
