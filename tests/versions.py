@@ -24,8 +24,3 @@ def limits_on_pixels(least: int, most: int) -> dict[str, Any]:
     if IS_5:
         return {"size": {"shortest_edge": least, "longest_edge": most}}
     return {"min_pixels": least, "max_pixels": most}
-
-
-def features_of(found: Any) -> Any:
-    """What a model's get_audio_features and so on put where the tokens of media stand."""
-    return found.pooler_output if IS_5 else found

@@ -83,9 +83,16 @@ class Dummies:
         inputs = model_inputs(self._family, base, self.of_kind[kind])
         own = getattr(self._family, "features", None)  # of a family whose model has no method of that name
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
-        if not hasattr(features, "pooler_output"):
-            return features
-        return features.pooler_output, *(getattr(features, "deepstack_features", None) or ())  # of transformers 5
+        return features_of(features)
+
+
+def features_of(found: Any) -> Any:
+    """What get_image_features and so on give that a model puts where tokens of media stand, or adds there later."""
+    if not hasattr(found, "last_hidden_state"):  # of transformers 4
+        return found
+    # Until 5.21 the towers of sound of Omni models have no pooler_output.
+    first = found.last_hidden_state if found.pooler_output is None else found.pooler_output
+    return first, *(getattr(found, "deepstack_features", None) or ())
 
 
 def _num_rows(features: torch.Tensor) -> int:
