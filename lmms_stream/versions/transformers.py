@@ -72,6 +72,8 @@ def made_of_files(model: Any, keys: Iterable[str]) -> list[tuple[str, MadeOf]]:
         (name, MadeOf(tuple(key for key, _ in parts), None if copied else partial(convert, name, parts)))
         for (name, copied), parts in found.items()
     ]
+# Until 5.18: LLaVA-OneVision's model puts the token that ends a video behind the features that it is given.
+ENDS_FEATURES_OF_LLAVA_VIDEOS = _INSTALLED >= (5, 18)
 
 
 def checkpoint_activations(model: Any) -> None:
@@ -117,3 +119,45 @@ def as_installed(said: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         ratio = values.pop("warmup_ratio")
         values["warmup_steps"] = values.get("warmup_steps") or ratio
     return values
+        PreTrainedModel._sdpa_can_dispatch = kept  # type: ignore[method-assign]
+
+
+@contextmanager
+def masks_of_packs() -> Iterator[None]:
+    """Inside, transformers makes each mask as for a pack, by the places of tokens in the pack.
+
+    Since 5.0 it reads from the device, for each mask, whether there are several samples. Since 5.23 it numbers tokens
+    from the start of their sample, and Gemma 3, in its layers with windows, looks these numbers up in the pack: an
+    image of the second sample would be seen where the first sample has one.
+    """
+    if _INSTALLED < (5, 0):
+        yield
+        return
+    from transformers import masking_utils
+
+    ours = {"find_packed_sequence_indices": _samples_of_tokens}
+    if _INSTALLED >= (5, 23):
+        ours["remap_positions_for_packed_sequence"] = _as_it_is
+    kept = {name: getattr(masking_utils, name) for name in ours}
+    vars(masking_utils).update(ours)
+    try:
+        yield
+    finally:
+        vars(masking_utils).update(kept)
+
+
+def _samples_of_tokens(position_ids: Any) -> Any:
+    """int64[1, T], from 0, of positions that go up by 1 in each sample."""
+    return (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+
+def _as_it_is(mask_function: Any, _: Any) -> Any:
+    return mask_function
+
+
+def name_missing_output() -> None:
+    """Let Llama 4 run: since 5.24 it asks the output of its part of text for image_outputs, which that has not."""
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+    if _INSTALLED >= (5, 24) and not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+        MoeCausalLMOutputWithPast.image_outputs = None  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from ...versions.transformers import name_missing_output
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .settings import MediaSettings
@@ -105,8 +106,11 @@ class Llama4(TiledFamily):
 
     def features(self, base: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
         """See Family."""
-        strategy = base.config.vision_config.vision_feature_select_strategy
-        return base.multi_modal_projector(base.get_image_features(**inputs, vision_feature_select_strategy=strategy))
+        return base.multi_modal_projector(base.vision_model(**inputs).last_hidden_state)
+
+    def prepare_model(self, model: Any) -> None:
+        """See Family."""
+        name_missing_output()
 
     def model_settings(self) -> dict[str, Any]:
         """See TiledFamily."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from ...versions.transformers import ENDS_FEATURES_OF_LLAVA_VIDEOS
 from ..media.fact_types import ImageFacts
 from ..media.memory import Memory, new_memory
 from .family import Layout, TokenIds
@@ -195,7 +196,12 @@ class LlavaOnevision(TiledFamily):
         if kind == "image":
             return base.get_image_features(**inputs)
         layer, strategy = base.config.vision_feature_layer, base.config.vision_feature_select_strategy
-        (of_frames,) = base.get_video_features(inputs["pixel_values_videos"], layer, strategy)
+        found = base.get_video_features(
+            inputs["pixel_values_videos"], vision_feature_layer=layer, vision_feature_select_strategy=strategy
+        )
+        if ENDS_FEATURES_OF_LLAVA_VIDEOS:
+            return found
+        (of_frames,) = getattr(found, "pooler_output", found)
         features = of_frames.new_empty(len(of_frames) + 1, of_frames.shape[1])
         features[:-1], features[-1] = of_frames, base.image_newline  # which the model puts behind each video
         return features

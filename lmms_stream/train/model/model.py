@@ -15,6 +15,7 @@ from ...processors.base import Processor
 from ...processors.families.family import Family, towers_of
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
+from ...versions.transformers import masks_of_packs
 from .adapters import run_module, take_adapter
 from .build import check_config
 from .head import SharedParameters
@@ -108,6 +109,7 @@ class PackedModel(torch.nn.Module):
             ways.insert(0, "chunks")
         return tuple(ways)
 
+    @masks_of_packs()
     def forward(self, batch: Batch, packs: Sequence[Batch] = ()) -> PackLosses:
         """packs: those that the batch is joined of (default: it is one)."""
         learnt, targets = learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)
@@ -187,6 +189,7 @@ class PackedModel(torch.nn.Module):
 
         return head
 
+    @masks_of_packs()
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
         logits = self._whole(self.model(**self._own(self._run_inputs(batch), batch)).logits, batch, dim=1)
