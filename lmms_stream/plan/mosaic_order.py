@@ -147,9 +147,9 @@ def _partitioned(num_samples: int, num_canonical: int, readers: Readers, batch_s
         )
     numbers = _canonical_rows(num_samples, num_canonical, num_nodes=nodes)
     of_nodes = numbers.T.ravel()[position - position % nodes :].reshape(-1, nodes).T
-    of_nodes = np.concatenate([of_nodes, _repeated(of_nodes, ranks)], axis=1).reshape(nodes, -1, ranks)
-    padding = np.full((nodes, -of_nodes.shape[1] % (workers * batch_size), ranks), -1)
-    of_ranks = np.concatenate([of_nodes, padding], axis=1).transpose(0, 2, 1)
+    rows = np.concatenate([of_nodes, _repeated(of_nodes, ranks)], axis=1).reshape(nodes, -1, ranks)
+    padding = np.full((nodes, -rows.shape[1] % (workers * batch_size), ranks), -1)
+    of_ranks = np.concatenate([rows, padding], axis=1).transpose(0, 2, 1)
     work: Ids = of_ranks.reshape(nodes, ranks, -1, workers, batch_size).transpose(0, 1, 3, 2, 4)
     return work
 

@@ -32,8 +32,24 @@ def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     """What files hold of these tensors. Until 5.0 the same; since then each expert, say, of a tensor of all."""
     if _INSTALLED < (5, 0):
         return tensors
-    made: dict[str, Any] = import_module("transformers.core_model_loading").revert_weight_conversion(model, tensors)
+    with _own_classes(model):
+        made: dict[str, Any] = import_module("transformers.core_model_loading").revert_weight_conversion(model, tensors)
     return made
+
+
+@contextmanager
+def _own_classes(model: Any) -> Iterator[None]:
+    """Inside, parts of a model that FSDP shards are of the classes that transformers knows."""
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [(module, type(module)) for module in model.modules() if isinstance(module, FSDPModule)]
+    for module, of_fsdp in sharded:
+        module.__class__ = of_fsdp.__mro__[2]  # after FSDP's class of it, and FSDPModule
+    try:
+        yield
+    finally:
+        for module, of_fsdp in sharded:
+            module.__class__ = of_fsdp
 
 
 class MadeOf(NamedTuple):
@@ -72,6 +88,8 @@ def made_of_files(model: Any, keys: Iterable[str]) -> list[tuple[str, MadeOf]]:
         (name, MadeOf(tuple(key for key, _ in parts), None if copied else partial(convert, name, parts)))
         for (name, copied), parts in found.items()
     ]
+
+
 # Until 5.18: LLaVA-OneVision's model puts the token that ends a video behind the features that it is given.
 ENDS_FEATURES_OF_LLAVA_VIDEOS = _INSTALLED >= (5, 18)
 
@@ -119,7 +137,6 @@ def as_installed(said: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         ratio = values.pop("warmup_ratio")
         values["warmup_steps"] = values.get("warmup_steps") or ratio
     return values
-        PreTrainedModel._sdpa_can_dispatch = kept  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -135,7 +152,7 @@ def masks_of_packs() -> Iterator[None]:
         return
     from transformers import masking_utils
 
-    ours = {"find_packed_sequence_indices": _samples_of_tokens}
+    ours: dict[str, Any] = {"find_packed_sequence_indices": _samples_of_tokens}
     if _INSTALLED >= (5, 23):
         ours["remap_positions_for_packed_sequence"] = _as_it_is
     kept = {name: getattr(masking_utils, name) for name in ours}
@@ -160,4 +177,4 @@ def name_missing_output() -> None:
     from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
     if _INSTALLED >= (5, 24) and not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
-        MoeCausalLMOutputWithPast.image_outputs = None  # type: ignore[attr-defined]
+        MoeCausalLMOutputWithPast.image_outputs = None

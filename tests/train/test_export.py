@@ -15,10 +15,12 @@ from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.checkpoint import tensors, weight_files
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
+from lmms_stream.train.checkpoint.folder import save_folder
 from lmms_stream.train.checkpoint.tensors import read_tensors
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..conftest import run_cli, write_tokens
@@ -127,6 +129,10 @@ def test_an_export_is_what_transformers_saves(
     assert ("model.safetensors.index.json" in expected) == (shard_size == "40KB")
     (out / "export.json").unlink()
     assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+    fully_shard(built)
+    save_folder(built, tmp_path / "sharded", {})
+    saved = {path.name: path.read_bytes() for path in (tmp_path / "sharded").glob("*.safetensors*")}
+    assert saved == {name: expected[name] for name in saved}
 
 
 def test_an_export_holds_few_tensors_at_a_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
