@@ -6,7 +6,12 @@ TEST_PROCESSES ?= 3
 EXTRAS := azure,completion,demo,dev,docs,gcs,generation,huggingface,media,mosaicml,ray,tensorboard,wandb
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-long check compiled docs bench clean
+OLDEST := $(VENV)/oldest
+OLDEST_PACKAGES := transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36.2 numpy==2.1.3 diffusers==0.38.0 \
+	datasets==5.0.1
+OLDEST_TESTS ?= tests
+
+.PHONY: setup demo test test-oldest test-minimal test-long check compiled docs bench clean
 
 setup: $(VENV)/.installed
 
@@ -32,6 +37,17 @@ test: setup
 	$(MAKE) --jobs 2 check compiled
 	$(PYTEST)
 
+# The oldest versions that may be installed, laid over the newest ones.
+$(OLDEST)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDEST) $(OLDEST_PACKAGES)
+	touch $@
+
+test-oldest: $(OLDEST)/.installed
+	PYTHONPATH=$(OLDEST) $(PYTEST) $(OLDEST_TESTS)
+
+test-minimal: setup
+	$(BIN)/python -m pytest tests/test_minimal.py
+
 # An emulator of Azure Blob Storage; npm comes with the wheel of Node.js.
 $(AZURITE): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[emulators]"
@@ -52,6 +68,7 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/assign.py
