@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from ...errors import CheckpointError
 from ...version import VERSION
 from ..model.adapters import adapter_of
@@ -49,7 +51,10 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
     Also where its adapter does, or the weights under it.
     """
-    differing = _differing(saved["model"], now["model"], but=_NOT_THE_MODEL)
+    before_model = saved["model"]
+    if saved["versions"].get("transformers") != now["versions"].get("transformers"):
+        before_model = _as_read_now(before_model)
+    differing = _differing(before_model, now["model"], but=_NOT_THE_MODEL)
     before, after = saved.get("adapter"), now.get("adapter")
     if (before is None) != (after is None):
         differing.append("all of it, now an adapter" if before is None else "an adapter, now all of it")
@@ -62,6 +67,19 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
             f"checkpoint {where} is of another model ({'; '.join(differing)}): "
             "restore the model settings, or start over in another output_dir"
         )
+
+
+def _as_read_now(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model's config of another version of transformers, as the installed version reads it; unsaid values are left
+    out, as versions differ in what they say of themselves."""
+    from transformers import AutoConfig
+
+    try:
+        read = AutoConfig.for_model(**config).to_dict()
+    except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError):  # of no class of transformers'
+        read = {**config}
+    plain: dict[str, Any] = json.loads(json.dumps(read, default=str))
+    return {name: value for name, value in plain.items() if value is not None}
 
 
 def _differing(saved: Mapping[str, Any], now: Mapping[str, Any], *, but: Set[str]) -> list[str]:
