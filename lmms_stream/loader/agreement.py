@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..plan.cursor import differing_fields
 from ..types import World
 from ..version import VERSION
@@ -116,6 +116,8 @@ def _group_store() -> Iterator[Any]:
     """Yield the store of the process group; WorkerError if it does not answer."""
     try:
         yield dist.distributed_c10d._get_default_store()
+    except LmmsStreamError:
+        raise
     except RuntimeError as error:
         raise WorkerError(
             f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the first "

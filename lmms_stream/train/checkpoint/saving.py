@@ -113,17 +113,29 @@ class RunSaver:
         load_state may refuse the state before anything is loaded. choice: instead of args.resume.
         """
 
+        written_with: list[str] = []
+
         def check(checkpoint: Checkpoint) -> None:
+            written_with.append(checkpoint.state["fingerprint"]["versions"].get("transformers", ""))
             check_same_model(checkpoint.state["fingerprint"], self._fingerprint, where=checkpoint.where)
             load_state(checkpoint.state)
 
-        found = self._checkpointer.resume(
-            self._model,
-            self._optimizer,
-            choice=choice or self._args.resume,
-            check=check,
-            resets_other_optimizer=self._args.on_other_optimizer == "reset",
-        )
+        try:
+            found = self._checkpointer.resume(
+                self._model,
+                self._optimizer,
+                choice=choice or self._args.resume,
+                check=check,
+                resets_other_optimizer=self._args.on_other_optimizer == "reset",
+            )
+        except CheckpointError as error:
+            installed = self._fingerprint["versions"]["transformers"]
+            if written_with in ([], [installed]):
+                raise
+            raise CheckpointError(
+                f"{error} (it was written with transformers {written_with[0]}, and the models of {installed}, which is "
+                f"installed, may have other parts: pip install transformers=={written_with[0]} to go on)"
+            ) from error
         if found is None:
             return None
         self._latest = found.where
