@@ -73,7 +73,7 @@ class StoredDataset:
 
     def identity(self, name: str) -> dict[str, Any]:
         """What changes with its content: of shards without a checksum their size and time, or the store's tag."""
-        digest = xxhash.xxh3_64(self.digest)
+        digest = xxhash.xxh3_64(self.digest.encode())
         unchecked = [info.zip_name or info.name for info in self.shards if info.checksum is None]
         is_asked = unchecked and not isinstance(self.storage, LocalStorage)  # files of a folder are looked at at once
         listed = {file.key: file for file in self.storage.list_objects("")} if is_asked else {}
@@ -81,7 +81,7 @@ class StoredDataset:
             found = listed.get(key)
             if found is None or not found.tag:  # some stores list names alone
                 found = self.storage.stat(key)
-            digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
+            digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0".encode())
         return {"name": name, "num_files": len(self.shards), "size": self.num_bytes, "tag": digest.hexdigest()}
 
 

@@ -78,25 +78,29 @@ def list_files(
             number += 1
             key = f"{name} ({number})"
         identity = json.dumps([opened.identity, opened.settings] if opened.settings else opened.identity, **_SORTED)
-        found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity), opened)
+        found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity.encode()), opened)
     return found | {key: SourceFile(key, "refused", None, error) for key, error in refused.items()}
+
+
+def _number_of(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode(errors="surrogateescape"))
 
 
 def lane_of(key: str, unit: int, num_lanes: int) -> int:
     """The lane that reads a unit of a file."""
-    return (xxhash.xxh3_64_intdigest(key) + unit) % num_lanes
+    return (_number_of(key) + unit) % num_lanes
 
 
 def file_order(keys: Sequence[str], *, seed: int | None, epoch: int) -> list[str]:
     """Files in the order in which they are read: as given without a seed, shuffled with one."""
     if seed is None:
         return list(keys)
-    return sorted(keys, key=lambda key: (xxhash.xxh3_64_intdigest(f"{seed}\0{epoch}\0{key}"), key))
+    return sorted(keys, key=lambda key: (_number_of(f"{seed}\0{epoch}\0{key}"), key))
 
 
 def row_order(num_rows: int, key: str, unit: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """The shuffled order of the rows of a unit."""
-    return np.random.default_rng([seed, epoch, xxhash.xxh3_64_intdigest(key), unit]).permutation(num_rows)
+    return np.random.default_rng([seed, epoch, _number_of(key), unit]).permutation(num_rows)
 
 
 def sample_id_of(key: str, unit: int, row: int) -> int:
@@ -104,7 +108,7 @@ def sample_id_of(key: str, unit: int, row: int) -> int:
 
     20 bits of the file's name, 23 of the unit's number, 20 of the row's in the unit.
     """
-    of_file = xxhash.xxh3_64_intdigest(key) & 0xFFFFF
+    of_file = _number_of(key) & 0xFFFFF
     return of_file << 43 | (unit & 0x7FFFFF) << 20 | (row & 0xFFFFF)
 
 

@@ -175,7 +175,7 @@ class Shards:
         self.num_rows = self._dataset.num_samples
         digest = xxhash.xxh3_64()
         for info in self._dataset.shard_infos:
-            digest.update(f"{info.name}\0{info.size}\0{info.checksum}\0{info.num_samples}\0")
+            digest.update(f"{info.name}\0{info.size}\0{info.checksum}\0{info.num_samples}\0".encode())
         self.digest = f"mds:{digest.hexdigest()}"
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:

@@ -44,7 +44,7 @@ class Rows:
         self.num_rows = int(self._firsts[-1])
         digest = xxhash.xxh3_128()
         for each in self._ranges:
-            digest.update(f"{each.file.digest}\0{each.first}\0{each.num_rows}\0")
+            digest.update(f"{each.file.digest}\0{each.first}\0{each.num_rows}\0".encode())
         self.digest = digest.hexdigest()
 
     def read(self, numbers: NDArray[np.int64]) -> Read:

@@ -64,7 +64,7 @@ class PeerGroup:
 
     def home_of(self, source: str, name: str) -> int:
         """The node that knows who has a file."""
-        return xxhash.xxh3_64_intdigest(f"{source}/{name}") % len(self.addresses)
+        return xxhash.xxh3_64_intdigest(f"{source}/{name}".encode()) % len(self.addresses)
 
 
 def host_and_port(address: str) -> tuple[str, int]:

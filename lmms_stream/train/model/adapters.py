@@ -160,7 +160,7 @@ def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedT
             continue
         tensor = each if unread is None or name_under(name) not in unread else unread.read(name_under(name))
         if not tensor.is_meta:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}")
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -45,7 +45,7 @@ def weights_digest(model: PackedModel) -> str:
         value = parameter.detach()
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         if dist.get_rank() == 0:
-            digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}")
+            digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
             values: Any = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             digest.update(values)
     told = [digest.hexdigest()]
