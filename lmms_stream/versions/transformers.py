@@ -24,6 +24,24 @@ CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
 # Until 5.9: sdpa and eager get no mask in Qwen3-Omni's tower of sound, so clips see one another.
 MIXES_CLIPS_OF_QWEN3_OMNI = _INSTALLED < (5, 9)
 
+# Until 5.0: gpt-oss's experts are given weights of all experts for each token; since then those of the chosen ones.
+GIVES_WEIGHTS_OF_CHOSEN_EXPERTS = _INSTALLED >= (5, 0)
+
+# Words of plans for tensor parallelism: since 5.0, and until then.
+_OF_PLANS = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "rowwise_rep"}
+
+
+def plan_of_cuts(model: Any) -> dict[str, str]:
+    """Names of a model's parts, with * for numbers -> how a plan for tensor parallelism cuts them, in words of 4.57.
+
+    Without the embedding, which since 5.0 is cut by its rows: it may stay whole, as it did.
+    """
+    # 4.57 replaces what a class says of its head by what the config says of the blocks.
+    plans = (getattr(type(model), "_tp_plan", None), getattr(model, "_tp_plan", None))
+    plan: dict[str, str] = {name: word for each in plans for name, word in (each or {}).items()}
+    return {name: _OF_PLANS.get(word, word) for name, word in plan.items() if word != "embedding_rowwise"}
+
+
 # Until 5.0: save_pretrained is given weights by their names in the model and renames them itself.
 KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
 

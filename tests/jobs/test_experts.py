@@ -67,8 +67,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
 
 
-def expected(kind: Any, packs: list[list[int]], *, router_weight: float) -> tuple[Tensors, list[set[str]]]:
-    """Gradients by transformers' own losses of each pack; and for each pack which parameters it uses."""
+def expected(kind: Any, packs: list[list[int]], *, router_weight: float) -> tuple[Tensors, list[set[tuple[str, int]]]]:
+    """Gradients by transformers' own losses of each pack; and for each pack which rows of experts it uses."""
     model, found = plain(kind), samples()
     num_tokens = sum(len(found[i][0]) for pack in packs for i in pack)
     num_targets = num_tokens - sum(len(pack) for pack in packs)
@@ -85,7 +85,9 @@ def expected(kind: Any, packs: list[list[int]], *, router_weight: float) -> tupl
         model.zero_grad()
         (loss + router_weight * out.aux_loss * len(positions) / num_tokens).backward()
         gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-        used.append(set(gradients))
+        of_experts = {name: gradient for name, gradient in gradients.items() if ".experts." in name}
+        rows = {name: gradient.flatten(1).any(dim=1).nonzero()[:, 0] for name, gradient in of_experts.items()}
+        used.append({(name, int(row)) for name, numbers in rows.items() for row in numbers})
         for name, gradient in gradients.items():
             total[name] += gradient
     return {f"model.{name}": value for name, value in total.items()}, used

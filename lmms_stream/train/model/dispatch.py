@@ -93,6 +93,63 @@ class ByExpert:
         return of_experts[:, : self._num_tokens].flatten(0, 1)
 
 
+class OwnChoices:
+    """Tokens, each with the experts it goes to -> those that go to this rank's, once for each; and back.
+
+    hidden_states float[T, H], indices int64[T, k], weights float[T, k] -> float[n, H], int64[n, 1], float[n, 1].
+    The last row has no weight: it is there so that there are some, and all parameters of experts have a gradient.
+    """
+
+    names = (("hidden_states", "top_k_index", "top_k_weights"), ByToken.names)  # of the arguments of experts
+
+    def __init__(self, group: dist.ProcessGroup, num_experts: int):
+        self._num_own = num_experts // group.size()
+        self._first = group.rank() * self._num_own
+        self._choices = torch.Size()
+        self._chosen = torch.Tensor()
+
+    def rows(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = indices.flatten() - self._first
+        self._choices = indices.shape
+        self._chosen = ((own >= 0) & (own < self._num_own)).nonzero()[:, 0]
+        tokens = pad(self._chosen // indices.shape[1], (0, 1))
+        of_rows = (own[self._chosen], weights.flatten()[self._chosen])
+        return hidden[tokens], *(pad(each, (0, 1))[:, None] for each in of_rows)
+
+    def joined(self, made: torch.Tensor) -> torch.Tensor:
+        """What experts make of rows, float[n, H] -> the sums of tokens, float[T, H], zeros where none goes here."""
+        each = made.new_zeros(self._choices.numel(), made.shape[-1]).index_copy(0, self._chosen, made[:-1])
+        return each.view(*self._choices, -1).sum(dim=1)
+
+
+class ByChoice:
+    """As transformers 5 calls experts: with each token once, the experts it goes to, and the weights of these.
+
+    hidden_states float[…, T, H], indices int64[T, k], weights float[T, k] -> float[…, T, H].
+    """
+
+    def __init__(self, group: dist.ProcessGroup, num_experts: int):
+        self._group, self._own = group, OwnChoices(group, num_experts)
+        self._shape = torch.Size()
+
+    def num_tokens(self, inputs: Inputs) -> int:
+        return [*inputs.values()][1].shape[0]
+
+    def sent(self, inputs: Inputs, *, longest: int) -> dict[str, torch.Tensor]:
+        hidden, indices, weights = inputs.values()
+        self._shape = hidden.shape
+        rows = self._own.rows(
+            gathered(padded(hidden.flatten(0, -2), longest), self._group),
+            _gather(padded(indices, longest, value=-1), self._group),
+            gathered(padded(weights, longest), self._group),
+        )
+        return dict(zip(inputs, rows, strict=True))
+
+    def returned(self, output: torch.Tensor) -> torch.Tensor:
+        own = scattered(self._own.joined(output), self._group)
+        return own[: self._shape[:-1].numel()].view(self._shape)
+
+
 class Longest:
     """The most tokens that a rank of a group runs at once."""
 

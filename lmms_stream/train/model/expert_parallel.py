@@ -14,19 +14,26 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ...errors import ConfigError
-from .dispatch import ByExpert, ByToken, Dispatch, Longest, averaged, run_again_to
+from ...versions.transformers import GIVES_WEIGHTS_OF_CHOSEN_EXPERTS
+from .dispatch import ByChoice, ByExpert, ByToken, Dispatch, Longest, OwnChoices, averaged, run_again_to
 from .unused import with_zeros
 
 _OF_EXPERTS = "grouped_gemm"  # a plan's word for parameters of all experts of a block
+_EXPERTS = "moe_tp_experts"  # for the module that has them, where a plan for tensor parallelism alone is there
+_CALLS: Mapping[tuple[str, ...], Callable[[dist.ProcessGroup, int], Dispatch]] = {
+    **dict.fromkeys(OwnChoices.names, ByChoice if GIVES_WEIGHTS_OF_CHOSEN_EXPERTS else ByToken),
+    ByExpert.names: ByExpert,
+}
 
 
 def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
@@ -48,6 +55,7 @@ def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
                 )
             part = distribute_tensor(parameter.data, mesh, [Shard(0)])
             setattr(experts, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
+        experts.num_experts = num_experts // mesh.size()
         _Experts(dispatch(mesh.get_group(), num_experts), longest, mesh, asks=number == 0).hook(experts)
     return found
 
@@ -83,35 +91,36 @@ def _part(parameter: torch.Tensor) -> torch.Tensor:
 
 def _names(model: Any) -> list[str]:
     """The modules whose parameters hold experts, by the model's plan, in their order."""
-    # That of gpt-oss is in its plan for tensor parallelism.
+    # That of gpt-oss, until 5.0, and that of Llama 4, in late versions, is in its plan for tensor parallelism.
     plans: list[Mapping[str, str]] = [getattr(model, name, None) or {} for name in ("_ep_plan", "_tp_plan")]
-    plan = next((each for each in plans if _OF_EXPERTS in each.values()), None)
-    if plan is None:
+    words = (_OF_EXPERTS, _EXPERTS)
+    plan, word = next(((each, word) for each in plans for word in words if word in each.values()), ({}, ""))
+    if not word:
         is_cut = any("experts" in name for name in plans[1])
         raise ConfigError(
             f"transformers has no plan for expert parallelism of {type(model).__name__}, as it has for those of Llama "
             "4 and gpt-oss: set train.expert_parallel to 1. Experts are sharded over ranks as other weights are"
             f"{', and train.tensor_parallel cuts them' if is_cut else ''}"
         )
-    names = [name for name, _ in model.named_parameters() if plan.get(re.sub(r"\d+", "*", name)) == _OF_EXPERTS]
+    named = model.named_parameters() if word == _OF_EXPERTS else model.named_modules()
+    names = [name for name, _ in named if plan.get(re.sub(r"\d+", "*", name)) == word]
     if not names:
         raise ConfigError(
             f"{type(model).__name__} has none of the parameters that transformers' plan names for its experts (as "
-            f"{next(name for name, word in plan.items() if word == _OF_EXPERTS)}; an adapter of them has others): set "
+            f"{next(name for name, each in plan.items() if each == word)}; an adapter of them has others): set "
             "train.expert_parallel to 1"
         )
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names)) if word == _OF_EXPERTS else names
 
 
-def _dispatch(experts: torch.nn.Module) -> type[ByToken] | type[ByExpert]:
+def _dispatch(experts: torch.nn.Module) -> Callable[[dist.ProcessGroup, int], Dispatch]:
     names = tuple(inspect.signature(experts.forward).parameters)
-    for found in (ByToken, ByExpert):
-        if names == found.names:
-            return found
-    raise ConfigError(
-        f"{type(experts).__name__} takes {', '.join(names)}, and train.expert_parallel knows experts that take "
-        f"{' or '.join(', '.join(known.names) for known in (ByToken, ByExpert))}: set it to 1"
-    )
+    if names not in _CALLS:
+        raise ConfigError(
+            f"{type(experts).__name__} takes {', '.join(names)}, and train.expert_parallel knows experts that take "
+            f"{' or '.join(map(', '.join, _CALLS))}: set it to 1"
+        )
+    return _CALLS[names]
 
 
 class _Experts:
@@ -132,7 +141,7 @@ class _Experts:
 
     def _begin(
         self, experts: torch.nn.Module, given: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]
-    ) -> tuple[tuple[()], dict[str, torch.Tensor]]:
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         inputs = inspect.signature(experts.forward).bind(*given, **named).arguments
         if self._asks:
             self._longest.ask(self._dispatch.num_tokens(inputs), inputs["hidden_states"].device)
@@ -143,7 +152,7 @@ class _Experts:
         sent = self._dispatch.sent(inputs, longest=self._longest.num_tokens)
         everything = (*sent.values(), *experts._parameters.values())
         self._used = [each for each in everything if each is not None and each.requires_grad]
-        return (), sent
+        return tuple(sent.values()), {}
 
     def _end(self, experts: torch.nn.Module, _: Any, output: torch.Tensor) -> torch.Tensor:
         experts._parameters.update(self._whole)

@@ -4,6 +4,8 @@ A plan names linear maps and how they are cut. "colwise": each rank computes som
 "rowwise": of its part of the input, each rank computes a part of the sum that is the output. Between the two, as in an
 attention or an MLP, ranks have heads or channels of their own, and nothing is sent (Shoeybi et al. 2019,
 https://arxiv.org/abs/1909.08053). "colwise_rep" joins the outputs, "rowwise_rep" cuts the input.
+"moe_tp_experts" names modules whose parameters hold all experts of a block, of which transformers cuts each, as MLPs.
+Here each rank has some of them whole, and computes what these make of the tokens: a part of the sum that is the output.
 
 transformers applies its plans for inference as it loads weights. Here weights come later, from rank 0, FSDP shards the
 parts again, and every parameter is to have its whole gradient: so all parameters are DTensors of the tensor parallel
@@ -12,6 +14,7 @@ ranks, those that no plan names the same on each, and modules compute with the l
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -24,8 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from ...errors import ConfigError
+from ...versions.transformers import plan_of_cuts
 from .adapters import adapter_of
 from .cuts import copied, gathered, split, summed
+from .dispatch import OwnChoices
 
 # How a plan's word cuts the weight of a linear map, and its bias.
 _CUTS: Mapping[str, tuple[Placement, Placement]] = {
@@ -34,7 +39,12 @@ _CUTS: Mapping[str, tuple[Placement, Placement]] = {
     "rowwise": (Shard(1), Replicate()),
     "rowwise_rep": (Shard(1), Replicate()),
     "replicate": (Replicate(), Replicate()),
+    "replicated_with_grad_allreduce": (Replicate(), Replicate()),
+    "moe_tp_experts": (Shard(0), Shard(0)),
 }
+_EXPERTS = "moe_tp_experts"
+_OF_OWN_HEADS = "replicated_with_grad_allreduce"  # a norm that sees those of its rank alone
+_LINEAR = ("colwise", "colwise_rep", "rowwise", "rowwise_rep")
 _HEAD_NORMS = ("q_norm", "k_norm")  # of each head by itself: each rank sees those of its heads
 
 
@@ -53,6 +63,7 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
     words = {name: word for name, word in words.items() if not _is_shared(model.get_submodule(name), words, shared)}
     inner = {at: cut for name, word in words.items() for at, cut in _inner(model, name, word).items()}
     partial = {*_inside(model, {*words, *inner}, words), *(at for at, cut in inner.items() if cut.is_partial)}
+    partial |= {name for name, word in words.items() if word == _OF_OWN_HEADS}
     inputs = {_parent(name): _SharedInput() for name, word in words.items() if word.startswith("rowwise")}
     made: dict[int, torch.nn.Parameter] = {}
     for name, module in model.named_modules():
@@ -61,13 +72,17 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
         if not own and name not in words:
             continue
         cuts = dict(zip(("weight", "bias"), inner[name].placements if name in inner else _CUTS[word], strict=True))
+        choices = None
+        if word == _EXPERTS:
+            cuts, choices = dict.fromkeys(own, Shard(0)), OwnChoices(mesh.get_group(), module.num_experts)
+            module.num_experts //= mesh.size()
         for key, parameter in own.items():
             if id(parameter) not in made:
                 whole = distribute_tensor(parameter.data, mesh, [cuts.get(key, Replicate())])
                 made[id(parameter)] = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
             setattr(module, key, made[id(parameter)])
         shared_input = inputs.get(_parent(name))
-        _Part(word=word, mesh=mesh, is_partial=name in partial, shared=shared_input).hook(module)
+        _Part(word=word, mesh=mesh, is_partial=name in partial, shared=shared_input, choices=choices).hook(module)
 
 
 @contextmanager
@@ -106,12 +121,20 @@ class _SharedInput:
 class _Part:
     """Runs a module with the local tensors of its parameters. is_partial: it sees what this rank's part makes alone.
 
-    shared: of the maps whose outputs one other map reads, which comes after them.
+    shared: of the maps whose outputs one other map reads, which comes after them. choices: of a module of experts.
     """
 
-    def __init__(self, *, word: str, mesh: DeviceMesh, is_partial: bool, shared: _SharedInput | None):
+    def __init__(
+        self,
+        *,
+        word: str,
+        mesh: DeviceMesh,
+        is_partial: bool,
+        shared: _SharedInput | None,
+        choices: OwnChoices | None,
+    ):
         self._word, self._mesh = word, mesh
-        self._shared = shared
+        self._shared, self._choices = shared, choices
         self._of_gradients = [Partial()] if is_partial else None  # to be summed over ranks
         self._bias: torch.Tensor | None = None
         self._whole: dict[str, Any] = {}
@@ -127,10 +150,13 @@ class _Part:
             if isinstance(each, DTensor):
                 local = each.to_local(grad_placements=self._of_gradients)
                 module._parameters[name] = local  # type: ignore[assignment]
-        if self._word == "replicate":
+        group = self._mesh.get_group()
+        if self._choices is not None:
+            hidden, indices, weights = inputs
+            return self._choices.rows(copied(hidden, group), indices, copied(weights, group))
+        if self._word not in _LINEAR:
             return inputs
         given, *others = inputs
-        group = self._mesh.get_group()
         if self._word in ("colwise", "colwise_rep"):
             return copied(given, group) if self._shared is None else self._shared.copied(given, group), *others
         if self._shared is not None:
@@ -143,6 +169,8 @@ class _Part:
         module._parameters.update(self._whole)
         self._whole = {}
         group = self._mesh.get_group()
+        if self._choices is not None:
+            return summed(self._choices.joined(output), group)
         if self._word == "colwise_rep":
             return gathered(output, group)
         if self._word in ("rowwise", "rowwise_rep"):
@@ -160,11 +188,7 @@ def _plan(model: Any) -> dict[str, str]:
             f"train.tensor_parallel cuts adapters of peft_type LORA without use_dora alone, and this one is "
             f"{adapter.config.get('peft_type')}: set it to 1, as ranks share the frozen weights in any case (FSDP)"
         )
-    # transformers 4.57 replaces what a class says of its head by what the config says of the blocks.
-    plan: dict[str, str] = {
-        **(getattr(type(model), "_tp_plan", None) or {}),
-        **(getattr(model, "_tp_plan", None) or {}),
-    }
+    plan = plan_of_cuts(model)
     if not any(word != "colwise_rep" or "*" in name for name, word in plan.items()):  # of the head alone
         raise ConfigError(
             f"transformers has no plan for tensor parallelism of {type(model).__name__}: set train.tensor_parallel to "
@@ -178,11 +202,20 @@ def _check_words(model: Any, words: Mapping[str, str]) -> None:
         module = model.get_submodule(name)
         kind = type(module).__name__
         is_linear = isinstance(base_of(module), torch.nn.Linear)
-        if word not in _CUTS or (word != "replicate" and not is_linear) or _adds_bias(module, word):
+        is_known = _are_experts(module) if word == _EXPERTS else word in _CUTS and (is_linear or word not in _LINEAR)
+        if not is_known or _adds_bias(module, word):
             raise ConfigError(
                 f"transformers' plan for {type(model).__name__} cuts {name} ({kind}) by {word!r}, which is not here: "
                 "set train.tensor_parallel to 1, and shard the model over more ranks"
             )
+
+
+def _are_experts(module: torch.nn.Module) -> bool:
+    """Whether all that a module has are parameters of its experts, one after another, which it runs by choices."""
+    own = list(module.parameters(recurse=False))
+    is_called = tuple(inspect.signature(module.forward).parameters) in OwnChoices.names
+    count = getattr(module, "num_experts", None)
+    return is_called and len(own) == len(list(module.parameters())) and all(len(each) == count for each in own)
 
 
 def _check_heads(model: Any, words: Mapping[str, str], degree: int) -> None:
@@ -204,6 +237,13 @@ def _divides(model: Any, name: str, word: str, degree: int) -> bool:
     """Whether a map can be cut; a head whose vocabulary cannot be stays whole, others are refused."""
     module = model.get_submodule(name)
     cut = _CUTS[word][0]
+    if word == _EXPERTS:
+        if module.num_experts % degree:
+            raise ConfigError(
+                f"train.tensor_parallel {degree} does not divide the {module.num_experts} experts of {name}: choose a "
+                f"divisor of {module.num_experts}"
+            )
+        return True
     if not isinstance(cut, Shard) or module.weight.shape[cut.dim] % degree == 0:
         return True
     if word == "colwise_rep":
@@ -253,7 +293,7 @@ def _inner(model: Any, name: str, word: str) -> dict[str, _Inner]:
     The other of the two is the same on each rank, and has a gradient that is a sum over ranks.
     """
     module = model.get_submodule(name)
-    if base_of(module) is module or word == "replicate":
+    if base_of(module) is module or word not in _LINEAR:
         return {}
     cuts, whole = _CUTS[word], _CUTS["replicate"]
     of_outputs = word.startswith("colwise")
