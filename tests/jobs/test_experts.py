@@ -93,6 +93,7 @@ def expected(kind: Any, packs: list[list[int]], *, router_weight: float) -> tupl
     return {f"model.{name}": value for name, value in total.items()}, used
 
 
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")  # of peft, for lora
 @pytest.mark.parametrize(
     ("kind", "names", "num_runs"),
     [(EXPERTS, ("experts", "padded", "again", "older"), 8), (QWEN, ("qwen", "copies"), 4), (LORA, ("lora",), 2)],

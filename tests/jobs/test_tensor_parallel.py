@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import last_words, write_samples
 from tests.rounds import LONG, in_long_rounds
+from tests.versions import IS_5
 
 from .launcher import run_job
 from .test_sharding import SIZES, VISION, alone, difference, plain, tokens_and_learnt
@@ -20,6 +21,11 @@ LLAMA: dict[str, Any] = {"config": {"model_type": "llama", **SIZES}, "seed": 3}
 LORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}}
 DORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear", "use_dora": True}}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+DEEPSEEK = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+    "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}  # fmt: skip
 NO_LOSS: dict[str, Any] = {"router_aux_loss_coef": 0.0}  # which plain transformers adds by batch
 TP: dict[str, Any] = {"tensor_parallel": 2}
 
@@ -28,6 +34,7 @@ def of_type(model_type: str, **fields: Any) -> dict[str, Any]:
     return {"config": {"model_type": model_type, **SIZES, **fields}, "seed": 3}
 
 
+QWEN2_MOE = of_type("qwen2_moe", **MOE, **NO_LOSS, shared_expert_intermediate_size=16)
 CASES: dict[str, dict[str, Any]] = {
     # An odd vocabulary, whose head stays whole, and tied to the embedding; biases of what is cut.
     "qwen2": {"model": of_type("qwen2", tie_word_embeddings=True), "train": TP},
@@ -56,17 +63,25 @@ SEVERAL: dict[str, dict[str, Any]] = {
     "padded": {"model": LLAMA, "train": {**TP, "per_device_batch": 2, "pad_to": 160}},
 }
 TOLERANCES = {"lora-small": 0.1, "small": 0.05, "mixed": 0.05}  # in bfloat16
+if IS_5:  # whose experts are in one parameter for all of a block
+    CASES["mixtral"] = SEVERAL.pop("mixtral")
+    SEVERAL["qwen2_moe"] = {"model": QWEN2_MOE, "train": TP}
+    SEVERAL["deepseek_v3"] = {"model": of_type("deepseek_v3", **DEEPSEEK, **NO_LOSS), "train": TP}
 DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.3, "embedding_dropout": 0.2}
 REFUSED: dict[str, dict[str, Any]] = {
     "heads": {"model": LLAMA, "train": {"tensor_parallel": 4}},
     "dora": {"model": DORA, "train": TP},
-    "qwen2_moe": {"model": of_type("qwen2_moe", **MOE, shared_expert_intermediate_size=16), "train": TP},
     "opt": {"model": of_type("opt", ffn_dim=64, word_embed_proj_dim=32), "train": TP},
     "compiled": {"model": LLAMA, "train": {**TP, "torch_compile": True}},
     "channels": {"model": of_type("llama", intermediate_size=63), "train": TP},
-    "deepseek_v3": {"model": of_type("deepseek_v3"), "train": TP},
     "ranks": {"model": LLAMA, "train": {"tensor_parallel": 3}},
 }
+if IS_5:
+    REFUSED["experts"] = {"model": of_type("mixtral", num_local_experts=3), "train": TP}
+    REFUSED["llama4"] = {"model": of_type("llama4_text", num_local_experts=2, interleave_moe_layer_step=1), "train": TP}
+else:
+    REFUSED["qwen2_moe"] = {"model": QWEN2_MOE, "train": TP}
+    REFUSED["deepseek_v3"] = {"model": of_type("deepseek_v3"), "train": TP}
 
 
 @pytest.fixture(scope="module")
@@ -121,22 +136,27 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
         "of 2",
         "dora": "train.tensor_parallel cuts adapters of peft_type LORA without use_dora alone, and this one is LORA: "
         "set it to 1",
-        "qwen2_moe": "Qwen2MoeForCausalLM with attention ",
         "opt": f"transformers has no plan for tensor parallelism of OPTForCausalLM: {remedy}",
         "compiled": "train.tensor_parallel 2 and torch_compile do not go together yet",
         "channels": "train.tensor_parallel 2 does not divide the 63 outputs of model.layers.0.mlp.gate_proj: choose a "
         "divisor of 63",
-        "deepseek_v3": "transformers' plan for DeepseekV3ForCausalLM cuts model.layers.0.mlp (DeepseekV3MLP) by "
-        f"'gather', which is not here: {remedy}",
         "ranks": "train.tensor_parallel 3 does not divide the world size 4: choose a divisor",
     }
+    not_here = "transformers' plan for {} cuts {} by '{}', which is not here: " + remedy
+    if IS_5:
+        messages["experts"] = "train.tensor_parallel 2 does not divide the 3 experts of model.layers.0.mlp.experts: "
+        words = ("model.layers.0.feed_forward.experts (Llama4TextExperts)", "moe_tp_experts")
+        messages["llama4"] = not_here.format("Llama4ForCausalLM", *words)
+    else:
+        messages["qwen2_moe"] = "Qwen2MoeForCausalLM with attention "
+        words = ("model.layers.0.mlp (DeepseekV3MLP)", "gather")
+        messages["deepseek_v3"] = not_here.format("DeepseekV3ForCausalLM", *words)
     assert messages.keys() == REFUSED.keys()
     for name, message in messages.items():
         assert [made["error"].startswith(message) for made in results[name]] == [True] * 4, results[name]
-    assert (
-        "train.tensor_parallel 2 cuts its heads, which not every model's code can take: "
-        in results["qwen2_moe"][0]["error"]
-    )
+    if not IS_5:
+        told = "train.tensor_parallel 2 cuts its heads, which not every model's code can take: "
+        assert told in results["qwen2_moe"][0]["error"]
 
 
 @in_long_rounds
