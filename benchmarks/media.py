@@ -112,11 +112,12 @@ def cpu_seconds(ways: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[s
 
 def measure_images(rounds: int) -> list[bool]:
     import torch
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl_fast import Qwen2VLImageProcessorFast
+
+    from tests.versions import by_pillow, by_torchvision
 
     torch.set_num_threads(1)
-    buffer, slow, fast = BytesIO(), Qwen2VLImageProcessor(), Qwen2VLImageProcessorFast()
+    name = "Qwen2VLImageProcessor"
+    buffer, slow, fast = BytesIO(), by_pillow(name)(), by_torchvision(name)()
     photograph().save(buffer, "JPEG", quality=90)
     data = buffer.getvalue()
     met, rows = [], []

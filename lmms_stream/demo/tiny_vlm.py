@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..versions.transformers import by_torchvision
+
 VOCABULARY = 1024
 INITIALIZER_RANGE = 0.05  # transformers' 0.02 is for wide models: one of 64 hardly sees its images with it
 SPECIAL = (
@@ -30,7 +32,7 @@ CHAT_TEMPLATE = (
 def save_processor(folder: Path, *, texts: Sequence[str]) -> Path:
     """A processor of the family's classes, its tokenizer trained on texts, as save_pretrained writes it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2_5_VLProcessor, Qwen2TokenizerFast, Qwen2VLImageProcessorFast
+    from transformers import Qwen2_5_VLProcessor, Qwen2TokenizerFast
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,7 @@ def save_processor(folder: Path, *, texts: Sequence[str]) -> Path:
         str(folder / "vocab.json"), str(folder / "merges.txt"), additional_special_tokens=list(SPECIAL[1:])
     )
     processor = Qwen2_5_VLProcessor(
-        Qwen2VLImageProcessorFast(), tokenizer, Qwen2VLVideoProcessor(), chat_template=CHAT_TEMPLATE
+        by_torchvision("Qwen2VLImageProcessor")(), tokenizer, Qwen2VLVideoProcessor(), chat_template=CHAT_TEMPLATE
     )
     processor.save_pretrained(folder)
     return folder

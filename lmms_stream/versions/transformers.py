@@ -42,8 +42,26 @@ def plan_of_cuts(model: Any) -> dict[str, str]:
     return {name: _OF_PLANS.get(word, word) for name, word in plan.items() if word != "embedding_rowwise"}
 
 
+def by_torchvision(name: str) -> Any:
+    """The image processor of a name that resizes by torchvision. Until 5.0 it has another name than Pillow's."""
+    return getattr(import_module("transformers"), name if _INSTALLED >= (5, 0) else f"{name}Fast")
+
+
 # Until 5.0: save_pretrained is given weights by their names in the model and renames them itself.
 KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Inside, transformers draws no bars. Since 5.0 save_pretrained draws one."""
+    from transformers.utils import logging
+
+    kept = logging._tqdm_active
+    logging._tqdm_active = False
+    try:
+        yield
+    finally:
+        logging._tqdm_active = kept
 
 
 def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:

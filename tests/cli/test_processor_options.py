@@ -104,7 +104,7 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
     assert planned.returncode == 0, planned.stderr
     shown = run_cli("inspect", target, "-i", "2", *chosen)
     assert shown.returncode == 0, shown.stderr
-    assert "<|image_pad|>" in shown.stdout
+    assert "<|vision_start|>[image of 84 x 84, 9 tokens]<|vision_end|>" in shown.stdout
     assert "It is 2.<|im_end|>" in shown.stdout
     checked = run_cli("verify", target, "--deep", *settings, "--tokenizer", str(folder), "--processor", "vision")
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -20,13 +20,14 @@ from transformers import (
     Qwen2_5_VLProcessor,
     Qwen2TokenizerFast,
     Qwen2VLConfig,
-    Qwen2VLImageProcessorFast,
     Qwen2VLProcessor,
     Qwen3VLConfig,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+from tests.versions import by_torchvision
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SPECIAL = (
@@ -81,11 +82,11 @@ def save_processor(
     size = {"shortest_edge": 4 * side**2, "longest_edge": 64 * side**2}
     if family == "qwen3_vl":
         half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-        images = Qwen2VLImageProcessorFast(size=dict(size), patch_size=16, **half)
+        images = by_torchvision("Qwen2VLImageProcessor")(size=dict(size), patch_size=16, **half)
         videos: Any = Qwen3VLVideoProcessor(size={"shortest_edge": 4 * side**2, "longest_edge": 256 * side**2})
         made: ProcessorMixin = Qwen3VLProcessor(images, tokenizer, videos, chat_template=template)
     else:
-        images = Qwen2VLImageProcessorFast(size=dict(size))
+        images = by_torchvision("Qwen2VLImageProcessor")(size=dict(size))
         videos = Qwen2VLVideoProcessor(size={"shortest_edge": 4 * side**2, "longest_edge": 16 * side**2})
         kind = Qwen2VLProcessor if family == "qwen2_vl" else Qwen2_5_VLProcessor
         made = kind(images, tokenizer, videos, chat_template=template)

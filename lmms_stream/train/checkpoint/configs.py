@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._pytree import tree_leaves
 
-from ...versions.transformers import KEEPS_NAMES, as_in_files
+from ...versions.transformers import KEEPS_NAMES, as_in_files, without_progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +32,8 @@ def save_config(model: PreTrainedModel, made: Path, empty: Mapping[str, torch.Te
         name: numbers.setdefault(id(parameter_of.get(name, name)), torch.tensor([number]))
         for number, name in enumerate(names)
     }
-    model.save_pretrained(made, state_dict=as_numbers, **KEEPS_NAMES)
+    with without_progress():  # of numbers
+        model.save_pretrained(made, state_dict=as_numbers, **KEEPS_NAMES)
     path = made / "model.safetensors"
     number_of = {saved: int(number) for saved, number in load_file(path).items()}
     path.unlink()

@@ -38,8 +38,8 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
     config: Any = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     texts = {"config.json": config.to_json_string()}
-    if model.generation_config is not None:
-        texts["generation_config.json"] = model.generation_config.to_json_string()
+    if (generation := getattr(model, "generation_config", None)) is not None:  # since transformers 5 not all have it
+        texts["generation_config.json"] = generation.to_json_string()
     if (adapter := adapter_of(model)) is not None:
         texts[ADAPTER_NAME] = json.dumps({**adapter.config, "inference_mode": True}, indent=2, sort_keys=True) + "\n"
     files = {name: text.encode() for name, text in texts.items()}

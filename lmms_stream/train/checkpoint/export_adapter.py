@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ...errors import CheckpointError
+from ...versions.transformers import without_progress
 from ..model.adapters import adapter_of, add_adapter, base_digest, peft_model, take_adapter
 from ..model.pretrained import PretrainedTensors, WholeOnlyError, find_tensors
 from .choice import chosen, weights_or_average
@@ -102,7 +103,8 @@ def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
         merged = merged.to(getattr(torch, dtype))
     for name in (ADAPTER_NAME, *BASE_CONFIGS):
         (made / name).unlink(missing_ok=True)
-    merged.save_pretrained(made)
+    with without_progress():
+        merged.save_pretrained(made)
 
 
 def save_adapter(
