@@ -112,7 +112,6 @@ def cpu_seconds(ways: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[s
 
 def measure_images(rounds: int) -> list[bool]:
     import torch
-
     from tests.versions import by_pillow, by_torchvision
 
     torch.set_num_threads(1)
