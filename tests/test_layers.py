@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": BASE,
     "processors/media": BASE,
     "processors/families": {*BASE, "versions", "processors/media"},
-    "processors": {*BASE, "processors/media", "processors/families"},
+    "processors": {*BASE, "versions", "processors/media", "processors/families"},
     "processes": {"errors", "signals", "processors"},
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},
@@ -83,7 +83,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulate": {*BASE, "lazy", "plan", "plan/kernels", "storage", "processors", "mds"},
     "demo": {
-        *BASE, "config", "yaml_text", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
+        *BASE, "versions", "config", "yaml_text", "plan", "processors", "mds", "converters", "cli", "train",
+        "train/report",
     },
     "cli": {
         *BASE, "config", "version", "signals", "plan", "storage", "processors", "mds", "converters", "converters/rows",

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..checks import plain_path
 from ..errors import ConfigError, if_folder_of_lfs_pointers
+from ..versions.transformers import special_tokens_of
 from .base import Tokens
 from .byte_tokens import ByteTokens, Span
 from .parallelism import is_parallel
@@ -70,7 +71,7 @@ class FastTokenizer:
             name=name,
             model=_without_padding(tokenizer.backend_tokenizer),
             chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),
-            special_tokens=_as_text(tokenizer.special_tokens_map),
+            special_tokens=_as_text(special_tokens_of(tokenizer)),
             eos_token_id=tokenizer.eos_token_id,
             splits_special=bool(tokenizer.split_special_tokens),
         )

@@ -42,6 +42,16 @@ def plan_of_cuts(model: Any) -> dict[str, str]:
     return {name: _OF_PLANS.get(word, word) for name, word in plan.items() if word != "embedding_rowwise"}
 
 
+def special_tokens_of(tokenizer: Any) -> dict[str, Any]:
+    """A tokenizer's special tokens by name. Since 5.0 its special_tokens_map lacks those without a name of their own.
+
+    They are in the fingerprints of lengths indexes that were measured before.
+    """
+    named = dict(tokenizer.special_tokens_map)
+    others = tokenizer.extra_special_tokens if _INSTALLED >= (5, 0) else ()
+    return {**named, "additional_special_tokens": list(others)} if others else named
+
+
 def by_torchvision(name: str) -> Any:
     """The image processor of a name that resizes by torchvision. Until 5.0 it has another name than Pillow's."""
     return getattr(import_module("transformers"), name if _INSTALLED >= (5, 0) else f"{name}Fast")

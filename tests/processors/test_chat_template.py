@@ -209,6 +209,13 @@ def test_padding_and_truncation_of_a_tokenizer_change_nothing(tokenizer: Path) -
     assert loaded.backend_tokenizer.truncation["max_length"] == 5  # the user's own is left as it is
 
 
+def test_special_tokens_without_a_name_are_known_in_each_version_of_transformers(tokenizer: Path) -> None:
+    """They are in fingerprints: lengths that one version measured are those that another asks for."""
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, additional_special_tokens=["<|user|>"])
+    expected = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "additional_special_tokens": ["<|user|>"]}
+    assert FastTokenizer.of(loaded).special_tokens == expected
+
+
 def test_special_tokens_in_a_text_are_text_where_the_tokenizer_says_so(tokenizer: Path) -> None:
     splitting = with_template(tokenizer, TEMPLATES["ours"])
     splitting.split_special_tokens = True
