@@ -87,12 +87,14 @@ def outlive_stop_signals() -> None:
 def outlive_stop_signal(worker: int) -> None:
     """Let a loader worker work for a while after its whole job was told to stop: the run still takes its batches.
 
-    worker: its number, which torch passes.
+    One that crashes says where, which torch's handlers do not. worker: its number, which torch passes.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes of a job
     signal.signal(signal.SIGTERM, _end_later)
     faulthandler.register(STACKS_SIGNAL, file=2)
+    faulthandler.disable()  # as a parent may have enabled it, and torch has put its own handlers above
+    faulthandler.enable(file=2)
 
 
 def _end_later(number: int, _: FrameType | None) -> None:

@@ -309,6 +309,22 @@ class _Sleeping(ChatProcessor):
         time.sleep(30)
 
 
+class _Crashing(ChatProcessor):
+    def process(self, sample: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_worker_that_crashes_says_where(
+    dataset_folder: Path, chat_processor: ChatProcessor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = open_dataset(dataset_folder, _Crashing(chat_processor.tokenizer))
+    with pytest.raises(WorkerError, match="a loader worker died"):
+        next(iter(PackedLoader(dataset, global_batch=GLOBAL_BATCH, num_workers=1, timeout_s=30)))
+    said = capfd.readouterr().err
+    assert "Fatal Python error: Segmentation fault" in said
+    assert "test_loader.py" in said
+
+
 @pytest.mark.parametrize("processor", [_Dying, _Sleeping])
 def test_a_worker_that_dies_or_hangs_is_an_error_in_bounded_time(
     dataset_folder: Path, chat_processor: ChatProcessor, processor: type[ChatProcessor]
