@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.rounds import in_long_rounds
+from tests.versions import IS_5
 
 ONE_STEP: dict[str, Any] = {"output_dir": "out", "global_batch": 1, "max_steps": 1}
 
@@ -54,7 +55,8 @@ def mesh() -> Iterator[DeviceMesh]:
 def test_experts_that_are_called_otherwise_are_refused(mesh: DeviceMesh) -> None:
     message = (
         "Experts takes hidden_states, capacity, and train.expert_parallel knows experts that take hidden_states, "
-        "router_indices, routing_weights or hidden_states: set it to 1"
+        f"{'top_k_index, top_k_weights or hidden_states, ' if IS_5 else ''}router_indices, routing_weights or "
+        "hidden_states: set it to 1"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         split_experts(Planned(), mesh["ep"])

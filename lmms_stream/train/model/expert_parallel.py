@@ -31,7 +31,7 @@ from .unused import with_zeros
 _OF_EXPERTS = "grouped_gemm"  # a plan's word for parameters of all experts of a block
 _EXPERTS = "moe_tp_experts"  # for the module that has them, where a plan for tensor parallelism alone is there
 _CALLS: Mapping[tuple[str, ...], Callable[[dist.ProcessGroup, int], Dispatch]] = {
-    **dict.fromkeys(OwnChoices.names, ByChoice if GIVES_WEIGHTS_OF_CHOSEN_EXPERTS else ByToken),
+    **(dict.fromkeys(OwnChoices.names, ByChoice) if GIVES_WEIGHTS_OF_CHOSEN_EXPERTS else {ByToken.names: ByToken}),
     ByExpert.names: ByExpert,
 }
 
