@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.versions.transformers import name_missing_output
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import TokensAndSpans, last_words, write_samples
@@ -125,6 +126,7 @@ def difference(one: Tensors, two: Tensors) -> float:
 
 
 def plain(model: dict[str, Any]) -> Any:
+    name_missing_output()
     return ModelConfig(**model).build().train()
 
 

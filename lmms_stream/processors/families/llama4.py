@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...versions.transformers import name_missing_output
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .settings import MediaSettings
@@ -107,10 +106,6 @@ class Llama4(TiledFamily):
     def features(self, base: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
         """See Family."""
         return base.multi_modal_projector(base.vision_model(**inputs).last_hidden_state)
-
-    def prepare_model(self, model: Any) -> None:
-        """See Family."""
-        name_missing_output()
 
     def model_settings(self) -> dict[str, Any]:
         """See TiledFamily."""

@@ -15,7 +15,7 @@ from ...processors.base import Processor
 from ...processors.families.family import Family, towers_of
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
-from ...versions.transformers import masks_of_packs
+from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
 from .build import check_config
 from .head import SharedParameters
@@ -63,6 +63,7 @@ class PackedModel(torch.nn.Module):
 
     def __init__(self, model: PreTrainedModel, family: Family | None = None):
         super().__init__()
+        name_missing_output()
         self.model = model = take_adapter(model)
         check_config(model.config)
         self.family = family
