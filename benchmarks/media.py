@@ -112,7 +112,8 @@ def cpu_seconds(ways: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[s
 
 def measure_images(rounds: int) -> list[bool]:
     import torch
-    from tests.versions import by_pillow, by_torchvision
+    from lmms_stream.versions.transformers import by_torchvision
+    from tests.versions import by_pillow
 
     torch.set_num_threads(1)
     name = "Qwen2VLImageProcessor"

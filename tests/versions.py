@@ -9,13 +9,8 @@ import transformers
 IS_5 = int(transformers.__version__.split(".")[0]) >= 5
 
 
-def by_torchvision(name: str) -> Any:
-    """The image processor of a name, such as Gemma3ImageProcessor, that resizes by torchvision."""
-    return getattr(transformers, name if IS_5 else f"{name}Fast")
-
-
 def by_pillow(name: str) -> Any:
-    """The one that resizes by Pillow."""
+    """The image processor of a name, such as Gemma3ImageProcessor, that resizes by Pillow."""
     return getattr(transformers, f"{name}Pil" if IS_5 else name)
 
 

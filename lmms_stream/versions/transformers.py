@@ -21,11 +21,17 @@ NESTED_SETTINGS_COME_FIRST = _INSTALLED >= (5, 0)
 # Until 5.18: Qwen2.5-VL's model cuts the seconds of a pair of frames to a whole number before it counts positions.
 CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
 
+# Until 5.18: LLaVA-OneVision's model puts the token that ends a video behind the features that it is given.
+ENDS_FEATURES_OF_LLAVA_VIDEOS = _INSTALLED >= (5, 18)
+
 # Until 5.9: sdpa and eager get no mask in Qwen3-Omni's tower of sound, so clips see one another.
 MIXES_CLIPS_OF_QWEN3_OMNI = _INSTALLED < (5, 9)
 
 # Until 5.0: gpt-oss's experts are given weights of all experts for each token; since then those of the chosen ones.
 GIVES_WEIGHTS_OF_CHOSEN_EXPERTS = _INSTALLED >= (5, 0)
+
+# Until 5.0: save_pretrained is given weights by their names in the model and renames them itself.
+KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
 
 # Words of plans for tensor parallelism: since 5.0, and until then.
 _OF_PLANS = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "rowwise_rep"}
@@ -55,10 +61,6 @@ def special_tokens_of(tokenizer: Any) -> dict[str, Any]:
 def by_torchvision(name: str) -> Any:
     """The image processor of a name that resizes by torchvision. Until 5.0 it has another name than Pillow's."""
     return getattr(import_module("transformers"), name if _INSTALLED >= (5, 0) else f"{name}Fast")
-
-
-# Until 5.0: save_pretrained is given weights by their names in the model and renames them itself.
-KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
 
 
 @contextmanager
@@ -134,10 +136,6 @@ def made_of_files(model: Any, keys: Iterable[str]) -> list[tuple[str, MadeOf]]:
         (name, MadeOf(tuple(key for key, _ in parts), None if copied else partial(convert, name, parts)))
         for (name, copied), parts in found.items()
     ]
-
-
-# Until 5.18: LLaVA-OneVision's model puts the token that ends a video behind the features that it is given.
-ENDS_FEATURES_OF_LLAVA_VIDEOS = _INSTALLED >= (5, 18)
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from lmms_stream.processors.families.smolvlm import in_words
+from lmms_stream.versions.transformers import by_torchvision
 from transformers import (
     AyaVisionConfig,
     AyaVisionProcessor,
@@ -33,7 +34,7 @@ from transformers import (
 from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
 from tests.processors.tiny_vlm import save_bpe, token_ids
-from tests.versions import by_pillow, by_torchvision
+from tests.versions import by_pillow
 
 PINPOINTS = [[28 * rows, 28 * columns] for rows in (1, 2, 3, 4) for columns in (1, 2, 3, 4)]
 # transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here.

@@ -11,6 +11,7 @@ from typing import Any
 import av
 import numpy as np
 from lmms_stream.processors.media.facts import facts_of
+from lmms_stream.versions.transformers import by_torchvision
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
@@ -26,8 +27,6 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
-
-from tests.versions import by_torchvision
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SPECIAL = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,13 +21,12 @@ from ...checks import check_fields
 from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
-from ...versions.transformers import attention_is_ours
 from .adapters import add_adapter
 from .attention import Attention, implementations
 from .diffusion import build_diffusers, diffusers_config
 from .own_class import build_own
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
-from .varlen import SDPA_VARLEN
+from .varlen import may_be_set
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -152,7 +151,7 @@ class ModelConfig:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             try:
-                with attention_is_ours() if self.attention == SDPA_VARLEN else nullcontext():
+                with may_be_set(self.attention):
                     model = self._build(empty)
             except LmmsStreamError:
                 raise

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
-from ...versions.transformers import attention_is_ours
 from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, tolerances_of
 from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
@@ -19,7 +18,7 @@ from .sequence import leave_out
 from .sharding import reshard
 from .torch_varlen import VARLEN
 from .trial import Trial, slowest, step_seconds
-from .varlen import SDPA_VARLEN
+from .varlen import may_be_set
 
 _OWN_BACKWARD = ("flex_attention", VARLEN)  # whose backward pass is compiled, or a kernel, of its own
 logger = logging.getLogger("lmms_stream")
@@ -124,7 +123,7 @@ def _set_fault(model: PackedModel, attention: str) -> str | None:
     if attention == model.model.config._attn_implementation:
         return None
     try:
-        with attention_is_ours() if attention == SDPA_VARLEN else nullcontext():
+        with may_be_set(attention):
             model.model.set_attn_implementation(attention)
     except FAILURES as error:
         return f"cannot be set ({one_line(error)})"

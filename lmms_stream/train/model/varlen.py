@@ -7,11 +7,13 @@ models that read media call it for one medium, or one window, at a time.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from ...versions.transformers import attention_is_ours
 from .ulysses import over_heads
 
 SDPA_VARLEN = "sdpa_varlen"
@@ -45,6 +47,11 @@ def register() -> None:
 
     # Not compiled: each sample is attended to by itself, and packs have any number of them.
     AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(over_heads(_attend)))
+
+
+def may_be_set(attention: str) -> AbstractContextManager[None]:
+    """Inside, a model may be given this attention, also if it is this file's and transformers' sdpa is not for it."""
+    return attention_is_ours() if attention == SDPA_VARLEN else nullcontext()
 
 
 def _attend(

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors.media.patches import to_patches
+from lmms_stream.versions.transformers import by_torchvision
 from numpy.typing import NDArray
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-from tests.versions import by_pillow, by_torchvision
+from tests.versions import by_pillow
 
 CLIP: dict[str, Any] = {
     "mean": [0.48145466, 0.4578275, 0.40821073],
