@@ -19,7 +19,7 @@ from pyarrow.lib import ArrowException
 from ...errors import DataError, LmmsStreamError, if_lfs_pointer
 from .arrow_values import Convert, convert_row, converters
 from .by_index import NumberedRows
-from .files import File, LocalFile
+from .files import File, LocalFile, more_than_zeros
 from .pieces import Piece, cut
 from .slices import GROUPS, OpenGroup
 from .table import Location
@@ -300,7 +300,7 @@ class ArrowTable:
 
     def _check_end(self, file: Any) -> None:
         """DataError where more than zeros follows a stream that has ended."""
-        if file.read(STEP_BYTES).strip(b"\0"):
+        if more_than_zeros(file):
             raise DataError(
                 f"{self._location.name}: something follows the end of its stream, such as another one, which would not "
                 "be read: write each stream to a file of its own"

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -61,6 +61,11 @@ def sampled_digest(path: Path) -> str:
                 file.seek((num_bytes - SAMPLED_BYTES) * number // (_NUM_SAMPLED - 1))
                 digest.update(file.read(SAMPLED_BYTES))
     return f"{num_bytes}:{digest.hexdigest()}"
+
+
+def more_than_zeros(file: IO[bytes]) -> bool:
+    """Whether anything but zeros is left to read."""
+    return any(chunk.strip(b"\0") for chunk in iter(partial(file.read, LOCAL_BYTES), b""))
 
 
 def content_digest(path: Path) -> str:

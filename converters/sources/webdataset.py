@@ -12,12 +12,12 @@ from typing import Any
 
 from ...errors import DataError, LmmsStreamError
 from ...processors.json_text import parsed
+from .files import more_than_zeros
 from .table import BOM, Location, in_units
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
 BLOCK_BYTES = 512  # of which a tar consists
-CHUNK_BYTES = 1 << 20
 NAME = re.compile(
     r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL
 )  # key, and what follows the first dot of the file's name
@@ -146,12 +146,11 @@ class TarTable:
                 archive.fileobj.seek(archive.offset)
                 if any(archive.fileobj.read(BLOCK_BYTES)):
                     raise DataError(f"{name}: the header at byte {archive.offset} is damaged: write the archive again")
-                while rest := archive.fileobj.read(CHUNK_BYTES):
-                    if rest.strip(b"\0"):
-                        raise DataError(
-                            f"{name}: something follows the end of the archive at byte {archive.offset}, such as "
-                            "another one, which would not be read: keep each archive as a file of its own"
-                        )
+                if more_than_zeros(archive.fileobj):
+                    raise DataError(
+                        f"{name}: something follows the end of the archive at byte {archive.offset}, such as another "
+                        "one, which would not be read: keep each archive as a file of its own"
+                    )
         except tarfile.TarError as error:
             raise DataError(f"{name}: not readable as a tar ({error}): copy it again, or write it again") from error
 

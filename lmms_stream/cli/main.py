@@ -7,6 +7,7 @@ import difflib
 import shlex
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,8 @@ def _run(words: Sequence[str], others: Sequence[AddCommands]) -> int:
         _commands(parser)[options.command].refuse(unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
-        with raised_termination():
+        with raised_termination(), warnings.catch_warnings():
+            warnings.showwarning = _show_warning
             return run(options)
     except LmmsStreamError as error:
         from ..converters.stored.inspect.visible import visible
@@ -134,6 +136,14 @@ def _run(words: Sequence[str], others: Sequence[AddCommands]) -> int:
         resumes = f": lmms-stream {shlex.join(words)} resumes" if is_resumed else ""
         sys.stderr.write(f"{what}{resumes}\n")
         return 143 if is_terminated else 130
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """Show a warning of ours in one line, and others with the place in their code."""
+    is_ours = filename == "lmms_stream"
+    sys.stderr.write(
+        f"warning: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno)
+    )
 
 
 def build_parser(others: Sequence[AddCommands] = ()) -> MainParser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,8 +24,6 @@ from .tokenizers import FastTokenizer, digest
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
 RENDERING_VERSION = 4  # raised when a template is given other values for the same conversation
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
-
-logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +109,11 @@ class Conversations:
         """Warn of a template that leaves the end of answers out of what is trained on."""
         stops = self._stops["default"]
         if self.learn_stop is False and not stops.are_trained_on:
-            logger.warning(
-                "the chat template of tokenizer %s does not mark the end of an answer, so no end is trained on and the "
-                "model does not learn to stop: %s",
-                self.tokenizer.name,
-                stops.remedy,
+            message = (
+                f"the chat template of tokenizer {self.tokenizer.name} does not mark the end of an answer, so no end "
+                f"is trained on and the model does not learn to stop: {stops.remedy}"
             )
+            warnings.warn_explicit(message, UserWarning, "lmms_stream", 1)  # a line of code would not help
 
     def not_shown(self, chat: Chat) -> int:
         """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS.

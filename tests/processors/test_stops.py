@@ -67,12 +67,9 @@ def chat(*turns: tuple[str, str]) -> list[dict[str, Any]]:
         (MARKED.replace("BREAK", "<|end|>\n"), "<|end|>"),
     ],
 )
-def test_the_end_of_an_answer_is_trained_on_if_asked_for_and_warned_of_if_not(
-    template: str, end: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    without = ChatProcessor(tokenizer(template))
-    (said,) = caplog.messages
-    assert "does not mark the end of an answer" in said
+def test_the_end_of_an_answer_is_trained_on_if_asked_for_and_warned_of_if_not(template: str, end: str) -> None:
+    with pytest.warns(UserWarning, match="does not mark the end of an answer"):
+        without = ChatProcessor(tokenizer(template))
     assert trained_on(without, chat(*CHAT)) == "onetwo"
     processor = ChatProcessor(tokenizer(template), learn_stop=True)
     assert trained_on(processor, chat(*CHAT)) == f"one{end}two{end}"
@@ -129,9 +126,9 @@ def test_an_answer_that_a_system_turn_follows_ends_with_the_token_of_that_turn()
     assert trained_on(ChatProcessor(tokenizer(template), learn_stop=True), chat(*CHAT)) == "one<|user|>two<|user|>"
 
 
-def test_a_template_that_ends_answers_itself_is_not_changed(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.filterwarnings("error")
+def test_a_template_that_ends_answers_itself_is_not_changed() -> None:
     closed, asked = ChatProcessor(tokenizer(CLOSED)), ChatProcessor(tokenizer(CLOSED), learn_stop=True)
-    assert not caplog.messages
     sample = {"messages": json.dumps(chat(*CHAT))}
     for name in ("input_ids", "labels"):
         assert closed.process(sample)[name].tolist() == asked.process(sample)[name].tolist()
@@ -154,9 +151,9 @@ def test_a_template_in_which_nothing_follows_an_answer_has_no_end_to_train_on() 
         "{% if m.role == 'user' %}\n### Response:\n{% else %}{{ '\n\n' }}{% endif %}{% endfor %}",
     ],
 )
-def test_a_letter_of_the_next_question_ends_no_answer(template: str, caplog: pytest.LogCaptureFixture) -> None:
-    ChatProcessor(tokenizer(template))
-    assert caplog.messages[0].endswith("does not learn to stop: use a template that ends them")
+def test_a_letter_of_the_next_question_ends_no_answer(template: str) -> None:
+    with pytest.warns(UserWarning, match="does not learn to stop: use a template that ends them$"):
+        ChatProcessor(tokenizer(template))
     for templates in (template, {"default": CLOSED, "tool_use": template}):
         with pytest.raises(ConfigError, match=r"writes nothing but white space .*: use a template that ends them$"):
             ChatProcessor(tokenizer(templates), learn_stop=True)
@@ -184,10 +181,10 @@ def test_a_call_whose_arguments_a_template_joins_ends_with_the_token_of_its_resu
     assert trained_on(processor, messages) == "one[f{}]<|observation|>"
 
 
-def test_the_setting_is_of_chats_and_of_their_fingerprint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_setting_is_of_chats_and_of_their_fingerprint(tmp_path: Path) -> None:
     tokenizer(BY_NEXT_SPEAKER.replace("BREAK", "")).save_pretrained(tmp_path)
-    without = ProcessorConfig(tokenizer=str(tmp_path)).build()
-    assert "--learn-stop" in caplog.messages[0]
+    with pytest.warns(UserWarning, match="--learn-stop"):
+        without = ProcessorConfig(tokenizer=str(tmp_path)).build()
     asked = ProcessorConfig(tokenizer=str(tmp_path), learn_stop=True).build()
     assert processor_fingerprint(without) != processor_fingerprint(asked)
     with pytest.raises(ConfigError, match=r"processor\.learn_stop is for chats, and processor\.type is text"):
