@@ -138,7 +138,9 @@ def _run(words: Sequence[str], others: Sequence[AddCommands]) -> int:
         return 143 if is_terminated else 130
 
 
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
+) -> None:
     """Show a warning of ours in one line, and others with the place in their code."""
     is_ours = filename == "lmms_stream"
     sys.stderr.write(
