@@ -4,7 +4,7 @@ specs           what is typed -> what it names: slices, globs, members
 settings        what a list says of one of its sources beside where it lies
 lists           YAML lists -> specs with settings; dataset_info: LLaMA-Factory's dataset_info.json -> the same
 listing         which files of a folder are data
-splits          which of them are of one split
+configurations  which of them are of one configuration of a dataset; splits: which of one split
 formats         the formats of files, a line each
 detect          what a file holds, by its name and its first bytes
 sources         what specs name, opened; opener: what one spec names

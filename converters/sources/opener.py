@@ -14,6 +14,7 @@ from ...mds.index import INDEX_NAME
 from ...storage.local import LocalStorage, missing
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
+from .configurations import README, configurations_of, files_of_configuration
 from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
 from .detect import named_format, reads_ranges
 from .files import Fetch, StoredFile
@@ -149,7 +150,8 @@ class Opener:
             return
         kind = saved_kind(path)
         if kind == "splits":
-            self._open(replace(spec, path=str(path / spec.split if spec.split else only_split(path)), split=None))
+            split = path / spec.split if spec.split else only_split(path)
+            self._open(replace(spec, path=str(split), split=None))
         elif kind == "dataset":
             self._open_saved(spec, path)
         elif not ((path / INDEX_NAME).is_file() and self._open_stored(spec, str(path.absolute()))):
@@ -157,6 +159,7 @@ class Opener:
             self._open_folder(spec, store, store.list_objects(""))
 
     def _open_list(self, spec: Spec) -> None:
+        _refuse_choice(spec)
         if spec.is_sliced or spec.key:
             raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
         for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
@@ -174,12 +177,14 @@ class Opener:
 
     def _open_described(self, spec: Spec) -> None:
         """What LLaMA-Factory's file describes."""
+        _refuse_choice(spec)
         if spec.is_sliced:
             raise DataError(f"{spec.text}: a list of datasets is not sliced: set num_samples of its entries")
         for each in dataset_info_specs(Path(spec.path), spec.key):
             self.open(each)
 
     def _open_saved(self, spec: Spec, path: Path) -> None:
+        _refuse_choice(spec)
         files = without_target(LocalStorage(path).list_objects(""), self._target, str(path))
         num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
         location = self._location(path, spec, name=spec.path, num_bytes=num_bytes, folder=path)
@@ -194,8 +199,9 @@ class Opener:
         dataset = StoredDataset.read(self._store(url)) if spec.format is None else None
         if dataset is None:
             return False
-        if spec.key or spec.split:
-            raise DataError(f"{spec.text}: a dataset of shards has no members and no splits: name its folder alone")
+        _refuse_choice(spec)
+        if spec.key:
+            raise DataError(f"{spec.text}: a dataset of shards has no members: name its folder alone")
         location = self._location(Path(url), spec, name=spec.path.rstrip("/"), num_bytes=dataset.num_bytes)
         identity, num_bytes = dataset.identity(location.name), dataset.num_bytes
         open_table = partial(StoredTable, dataset, location)
@@ -228,8 +234,9 @@ class Opener:
                 f"{spec.path}: no file matches{spec.nor_text}: check the pattern and the path ([*], [?] and [[] stand "
                 "for these characters themselves)"
             )
+        _refuse_choice(replace(spec, split=None))
         if spec.split:
-            found = files_of_split(spec.path, found, wanted=spec.split, only_if_all=False)
+            found = files_of_split(spec, found, only_if_all=False)
         self._open_files(spec, store, found, base=base)
 
     def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
@@ -242,9 +249,12 @@ class Opener:
                 f"{spec.path} holds the datasets {', '.join(datasets[:5])}{', …' if len(datasets) > 5 else ''}: name "
                 f"them one by one, such as {spec.path.rstrip('/')}/{datasets[0]}"
             )
+        readme = store.read(README) if any(file.key == README for file in files) else None
+        configurations = configurations_of([file.key for file in files], readme)
+        files, told = files_of_configuration(spec, files, configurations)
         chosen = data_files(spec.path, files, insisted=spec.format)
         of_texts = (spec.format or named_format(chosen[0].key)[0]) == "text"
-        chosen = files_of_split(spec.path.rstrip("/"), chosen, wanted=spec.split, only_if_all=of_texts)
+        chosen = files_of_split(spec, chosen, only_if_all=of_texts, told=told)
         check_numbered(spec.path.rstrip("/"), chosen)
         check_once(spec.path.rstrip("/"), chosen)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
@@ -268,8 +278,8 @@ class Opener:
                 self._refused(name, error)
 
     def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str, is_part: bool = False) -> None:
-        if spec.split and spec.path == name:
-            raise DataError(f"{spec.text}: only a folder has splits: leave out ?split={spec.split}")
+        if spec.path == name:
+            _refuse_choice(spec)
         told = spec.format or named_format(name)[0]
         if spec.settings.delimited is not None and told is not None and told not in QUOTES:
             raise DataError(f"{name} is {told}, and csv says how CSV and TSV are written: leave csv out of its entry")
@@ -373,6 +383,13 @@ class Opener:
         if url not in self._stores:
             self._stores[url] = open_storage(url)
         return self._stores[url]
+
+
+def _refuse_choice(spec: Spec) -> None:
+    """DataError for a config or a split of a source that is no folder of several."""
+    if spec.config or spec.split:
+        choice = spec.folder_text().removeprefix(spec.path.rstrip("/"))
+        raise DataError(f"{spec.text}: only a folder has configurations and splits: leave out {choice}")
 
 
 def _pieces(store: Storage, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:

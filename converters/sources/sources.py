@@ -29,8 +29,9 @@ def open_sources(
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
     folder or URL of an MDS dataset, whose samples are its rows; a YAML list of such, whose entries may have settings;
-    or LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?split=train is one of several splits of a folder,
-    PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY a member of an object.
+    or LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?config=main&split=train is one of several configurations and
+    splits of a folder (config=* all configurations), PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY
+    a member of an object.
     format: how to read what specs name, whatever its name and content say. delimited: how CSV and TSV are written.
     scratch: a folder for what is fetched from object stores, each file from its turn to the close of its source.
     unit_bytes: of a unit, about, or what gives it for the bytes of a source; cuts depend on it. refused: is told the

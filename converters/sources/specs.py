@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlencode
 
 from ...checks import plain_path
 from ...errors import DataError, StorageError
@@ -16,25 +17,27 @@ from ...storage.storage import shared_storage
 from .settings import Settings
 
 SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
-SPLIT = re.compile(r"(.*)\?split=([^/?&=]+)", re.DOTALL)
+CHOICE = re.compile(r"(.*)\?((config|split)=[^?&=]+)(?:&((?!\3=)(?:config|split)=[^?&=]+))?", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")
 KEY = re.compile(r"(.*)(?<!\[)#(.*)", re.DOTALL)  # in a glob, [#] stands for the character
 SYNTAX = re.compile(r"[*?\[#]")  # characters that names may have and that mean something in what is typed
+ALL = "*"  # configurations of a folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
     """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
 
-    rows: of what it names. split: of a folder (folder?split=train). format: insisted on. folder: of its media, where it
-    is said. settings: what a list says of it beside. is_literal: whether something is called exactly `path`, although
-    that has characters of globs.
+    rows: of what it names. config, split: of a folder (folder?config=main&split=train). format: insisted on. folder: of
+    its media, where it is said. settings: what a list says of it beside. is_literal: whether something is called
+    exactly `path`, although that has characters of globs.
     """
 
     text: str
     path: str
     rows: slice = field(default_factory=lambda: slice(None))
     key: str | None = None
+    config: str | None = None
     split: str | None = None
     format: str | None = None
     folder: str | None = None
@@ -45,6 +48,12 @@ class Spec:
     def nor_text(self) -> str:
         """Part of an error for a path that does not exist: nothing is called as it was typed, either."""
         return "" if plain_path("source", self.text) == self.path else f", nor anything called {self.text!r}"
+
+    def folder_text(self, **chosen: str) -> str:
+        """Return the folder as it is typed, with its config and split, or those that are given instead."""
+        said = {"config": self.config, "split": self.split, **chosen}
+        query = "&".join(f"{key}={value}" for key, value in said.items() if value is not None)
+        return f"{self.path.rstrip('/')}?{query}" if query else self.path.rstrip("/")
 
     @property
     def is_hub(self) -> bool:
@@ -69,7 +78,7 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
     >>> parse_spec("data/train.json#rows@[10:-5]").path
     'data/train.json'
     """
-    path, rows, split, key = plain_path("source", text), slice(None), None, None
+    path, rows, chosen, key = plain_path("source", text), slice(None), dict[str, str](), None
     is_literal = _is_literal(path)
     if not is_literal and (matched := SLICE.fullmatch(path)):
         path = matched[1]
@@ -80,8 +89,8 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
     folder = None if folder is None else plain_path("data_folder", folder)
     if path.startswith("hf:"):
         return Spec(text=text, path=path, rows=rows, format=format, folder=folder)
-    if not is_literal and (named := SPLIT.fullmatch(path)):
-        path, split = named[1], named[2]
+    if not is_literal and (named := CHOICE.fullmatch(path)):
+        path, chosen = named[1], dict(each.split("=") for each in (named[2], named[4]) if each)
         is_literal = _is_literal(path)
     head = 0 if is_literal else _literal_head(path, is_there)
     if not is_literal and (member := KEY.fullmatch(path, head)):
@@ -90,13 +99,14 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
     if not path:
         raise DataError(f"{text!r} names no file, folder or dataset: name one")
     if format == "hf_dataset":
-        path = f"hf:{path}?split={split}" if split else f"hf:{path}"
+        path = f"hf:{path}?{urlencode(chosen)}" if chosen else f"hf:{path}"
     return Spec(
         text=text,
         path=path,
         rows=rows,
         key=key or None,
-        split=split,
+        config=chosen.get("config"),
+        split=chosen.get("split"),
         format=format,
         folder=folder,
         is_literal=is_literal,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from shlex import quote
 
 from ...errors import DataError
 from ...types import StoredObject
+from .specs import Spec
 
 # Names that stand alone in the path of a file, see https://huggingface.co/docs/datasets/repository_structure
 _NAMES = {
@@ -30,23 +32,24 @@ def split_of(key: str) -> str | None:
 
 
 def files_of_split(
-    name: str, files: Sequence[StoredObject], *, wanted: str | None, only_if_all: bool
+    spec: Spec, files: Sequence[StoredObject], *, only_if_all: bool, told: Mapping[str, str] | None = None
 ) -> list[StoredObject]:
     """The files of the split that is wanted, or all where they are not of several.
 
-    only_if_all: some without a split mean that there are none. DataError for several of which none is wanted, and for
-    one that is wanted and not there.
+    only_if_all: some without a split mean that there are none. told: splits of files by key, whatever their names are.
+    DataError for several of which none is wanted, and for one that is wanted and not there.
     """
-    splits = [split_of(file.key) for file in files]
-    named = [_named(file.key) or split for file, split in zip(files, splits, strict=True)]
+    told, wanted = told or {}, spec.split
+    splits = [_usual(told[file.key]) if file.key in told else split_of(file.key) for file in files]
+    named = [told.get(file.key) or _named(file.key) or split for file, split in zip(files, splits, strict=True)]
     chosen, is_mixed = list(files), not (only_if_all and None in splits)
     if wanted is not None:
         known = named if wanted in named else splits
-        split = wanted if wanted in named else _NAMES.get(wanted.lower(), wanted)
+        split = wanted if wanted in named else _usual(wanted)
         if split not in known:
             raise DataError(
-                f"{name}: holds no files of split {wanted}, found {_listed(Counter(filter(None, named)))}: correct "
-                "?split="
+                f"{spec.path}: holds no files of split {wanted}, found {_listed(Counter(filter(None, named)))}: "
+                "correct ?split="
             )
         chosen, is_mixed = [file for file, each in zip(files, known, strict=True) if each == split], True
         named = [each for each, of in zip(named, known, strict=True) if of == split]
@@ -54,9 +57,14 @@ def files_of_split(
     if len(counts) > 1 and is_mixed:
         first = next((each for each in sorted(counts) if each.startswith("train")), min(counts))
         raise DataError(
-            f"{name}: holds splits {_listed(counts)}: name one, as {name}?split={first}, or all files by a glob"
+            f"{spec.path}: holds splits {_listed(counts)}: name one, as {quote(spec.folder_text(split=first))}, or all "
+            "files by a glob"
         )
     return chosen
+
+
+def _usual(split: str) -> str:
+    return _NAMES.get(split.lower(), split)
 
 
 def _named(key: str) -> str | None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,14 +216,14 @@ def test_splits_of_a_folder_are_not_merged_without_a_word(tmp_path: Path, names:
     write(tmp_path / "data" / "dataset_infos.json", b'{"default": {"features": {}}}')
     other = "test" if "test-0.jsonl" in names else "validation"
     with pytest.raises(
-        DataError, match=rf"data: holds splits .*{other} \(1 files\).*name one, as \S+data\?split=train, or all"
+        DataError, match=rf"data: holds splits .*{other} \(1 files\).*name one, as '\S+data\?split=train', or all"
     ):
         read(tmp_path / "data")
     assert [row["text"] for row in read(f"{tmp_path / 'data'}?split=train")] == list(names[:-1])
     assert [row["text"] for row in read(f"{tmp_path / 'data'}?split={other}@[0:1]")] == [names[-1]]
     with pytest.raises(DataError, match=r"data: holds no files of split night, found .*train \(\d files\)"):
         read(f"{tmp_path / 'data'}?split=night")
-    with pytest.raises(DataError, match=r"only a folder has splits: leave out \?split=train"):
+    with pytest.raises(DataError, match=r"only a folder has configurations and splits: leave out \?split=train"):
         read(f"{tmp_path / 'data' / names[0]}?split=train")
     assert len(read(f"{tmp_path / 'data'}/**/*.jsonl")) == len(names)
     assert len(read(f"{tmp_path / 'data'}/**/*.jsonl?split=train")) == len(names) - 1
@@ -233,12 +234,119 @@ def test_splits_whose_names_say_more_are_splits_of_their_own(tmp_path: Path) -> 
         write(tmp_path / "set/data" / f"{name}-00000-of-00001.jsonl", b'{"text": "%s"}' % name.encode())
     source = str(tmp_path / "set")
     for wanted in ("", "?split=train"):
-        with pytest.raises(DataError, match=r"train_sft \(1 files\): name one, as \S+set\?split=train_prefs, or all"):
+        with pytest.raises(DataError, match=r"train_sft \(1 files\): name one, as '\S+set\?split=train_prefs', or all"):
             read(source + wanted)
     with pytest.raises(DataError, match=r"no files of split dev, found test_sft \(1 files\), .*: correct"):
         read(f"{source}?split=dev")
     assert read(f"{source}?split=train_sft") == [{"text": "train_sft"}]
     assert read(f"{source}?split=test") == [{"text": "test_sft"}]
+
+
+GSM8K = """---
+license: mit
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - split: train
+    path: [socratic/train-*]
+---
+# GSM8K
+"""
+FILES = (
+    "main/train-00000-of-00001.jsonl", "main/test-00000-of-00001.jsonl", "socratic/train-00000-of-00001.jsonl"
+)  # fmt: skip
+
+
+def written(folder: Path, names: Sequence[str], readme: str = "") -> str:
+    """A folder of files that hold their own names."""
+    for name in names:
+        write(folder / name, b'{"text": "%s"}\n' % name.encode())
+    if readme:
+        write(folder / "README.md", readme.encode())
+    return str(folder)
+
+
+def texts_of(source: str) -> list[str]:
+    return [row["text"] for row in read(source)]
+
+
+def remedies(source: str) -> list[str]:
+    """The sources that an error offers instead of this one."""
+    with pytest.raises(DataError) as raised:
+        read(source)
+    return [word for word in re.findall(r"'([^']+)'", str(raised.value)) if "?" in word]
+
+
+@pytest.mark.parametrize("readme", [GSM8K, GSM8K.replace("\n", "\r\n"), "", "---\nnot: [YAML\n---\n"])
+def test_configurations_of_a_folder_are_not_merged_without_a_word(tmp_path: Path, readme: str) -> None:
+    source = written(tmp_path / "gsm8k", FILES, readme)
+    for asked in (source, f"{source}?split=train"):
+        with pytest.raises(DataError, match=r"holds 2 configurations, main, socratic: name one, as .*, or all of them"):
+            read(asked)
+    assert remedies(source) == [f"{source}?config=main", f"{source}?config=*"]
+    assert remedies(f"{source}?config=main") == [f"{source}?config=main&split=train"]
+    one, all_of_them = remedies(f"{source}?split=train")
+    assert texts_of(one) == [FILES[0]]
+    assert texts_of(f"{source}?split=train&config=main@[0:1]") == [FILES[0]]
+    assert texts_of(all_of_them) == [FILES[0], FILES[2]]
+    assert texts_of(f"{source}?config=socratic") == [FILES[2]]
+    assert texts_of(f"{source}/socratic") == [FILES[2]]
+    with pytest.raises(DataError, match=r"no configuration night, found main, socratic: correct or leave out"):
+        read(f"{source}?config=night")
+    for other in (f"{source}/{FILES[0]}?config=main", f"{source}/**/*.jsonl?config=main"):
+        with pytest.raises(DataError, match=r"only a folder has .*: leave out \?config=main"):
+            read(other)
+
+
+def test_a_readme_says_which_files_are_of_which_split(tmp_path: Path) -> None:
+    readme = """---
+configs:
+- {config_name: default, data_files: [{split: cot, path: data/cot-*}, {split: tir, path: "data/tir-*"}]}
+- {config_name: absent, data_dir: elsewhere}
+---"""
+    names = ("data/cot-00000-of-00001.jsonl", "data/tir-00000-of-00001.jsonl")
+    source = written(tmp_path / "math", names, readme)
+    with pytest.raises(DataError, match=r"holds splits cot \(1 files\), tir \(1 files\): name one, as \S+split=cot"):
+        read(source)
+    assert texts_of(f"{source}?split=tir") == [names[1]]
+
+
+def test_files_of_a_configuration_may_be_of_another_format(tmp_path: Path) -> None:
+    readme = """---
+configs:
+- config_name: a(b)
+  data_dir: one
+- config_name: 2024
+  data_files: "*.csv"
+---
+"""
+    source = written(tmp_path / "set", ["one/a.jsonl", "one/more/b.jsonl"], readme)
+    write(tmp_path / "set" / "c.csv", b"text\nc")
+    assert remedies(source) == [f"{source}?config=a(b)", f"{source}?config=*"]
+    assert texts_of(f"{source}?config=a(b)") == ["one/a.jsonl", "one/more/b.jsonl"]
+    assert texts_of(f"{source}?config=2024") == ["c"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a/part-0.jsonl", "b/part-0.jsonl"),  # no splits
+        ("data/train-0.jsonl", "data/train-1.jsonl"),
+        ("train/a/0.jsonl", "train/b/0.jsonl"),
+        ("lang=en/train.jsonl", "lang=de/train.jsonl"),
+    ],
+)
+def test_folders_without_splits_of_their_own_are_no_configurations(tmp_path: Path, names: Sequence[str]) -> None:
+    source = written(tmp_path / "set", names)
+    assert texts_of(source) == sorted(names)
+    assert texts_of(f"{source}?config=*") == sorted(names)
+    with pytest.raises(DataError, match=r"no configuration b, found .*: correct or leave out \?config="):
+        read(f"{source}?config=b")
 
 
 def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_media_start_from_the_folder_that_an_entry_names(tmp_path: Path) -> None
         ({"csv": {"quote": 3}}, "entry 1 of datasets: csv.quote is 3: expected text"),
         ({"csv": ";"}, r"entry 1 of datasets: csv is ';': write csv: \{delimiter: …, quote: …, encoding: …\}"),
         ({"csv": {"delimiter": ";"}}, "is jsonl, and csv says how CSV and TSV are written: leave csv out of its entry"),
-        ({"split": "train"}, "only a folder has splits"),
+        ({"split": "train"}, "only a folder has configurations and splits"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
