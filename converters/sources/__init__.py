@@ -12,6 +12,7 @@ python_rows     rows that a program holds: its iterables, and datasets of the li
 files           files that rows lie in, on this machine or in a store
 table_source    a source whose rows are a table, fetched and opened when its turn comes
 table           what all formats share: where the rows lie, rows that units carry
+hive            folders that are called lang=en -> a column of the rows below them
 units           what a source is cut into; by_index: rows of a unit, of which only those that are asked for are parsed
 pieces          row groups and record batches -> units
 slices          slices of large row groups and record batches

@@ -20,6 +20,7 @@ from .detect import named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .formats import FILE_FORMATS, FORMATS, QUOTES
+from .hive import TableWithColumns, columns_of
 from .hub import HubDataset, HubSpec
 from .listing import (
     check_numbered,
@@ -293,7 +294,7 @@ class Opener:
         if isinstance(store, LocalStorage):
             path = store.folder / file.key
             location = self._location(path, spec, name=name, num_bytes=file.num_bytes, folder=path.parent)
-            open_table = partial(_found_table, location, spec.format)
+            open_table: Callable[[], Table] = partial(_found_table, location, spec.format)
             try:
                 open_table = partial(FORMATS[checked_format(location, insisted=spec.format)].table, location)
             except NoRowsError:  # of a part of a folder, it is raised again when its turn comes, and passed over then
@@ -310,6 +311,8 @@ class Opener:
                 location = replace(location, path=location.scratch / "object")  # its name may be too long for a file
                 fetch = Fetch(stored, location.path)
             open_table = partial(_found_table, location, spec.format)
+        if is_part and (columns := columns_of(file.key)):
+            open_table = partial(TableWithColumns, open_table, columns)
         identity = identity_of(name, [file])
         num_bytes = file.num_bytes
         self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, fetch=fetch, is_part=is_part)

@@ -16,7 +16,7 @@ _NAMES = {
     "train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
 }  # fmt: skip
-_MARKED = re.compile(rf"(?<![^/\-._ 0-9])({'|'.join(_NAMES)})(?![^/\-._ 0-9])", re.IGNORECASE)
+_MARKED = re.compile(rf"(?<![^/\-._ 0-9=])({'|'.join(_NAMES)})(?![^/\-._ 0-9])", re.IGNORECASE)
 # Numbered files of a split whose name says more, as `datasets` writes those of train_sft and train_prefs.
 _NUMBERED = re.compile(rf"(?:.*/)?((?:{'|'.join(_NAMES)})[_.]\w+)-\d{{5}}-of-\d{{5}}\b[^/]*", re.IGNORECASE | re.DOTALL)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import re
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
@@ -18,6 +22,7 @@ from hypothesis import strategies as st
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources import webdataset as archives
+from lmms_stream.converters.sources.by_index import by_index
 from lmms_stream.errors import DataError, ObjectMissingError
 
 from ...strategies import examples
@@ -208,7 +213,12 @@ def test_a_folder_that_names_a_split_is_no_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"), ("train/a.jsonl", "dev/b.jsonl")]
+    "names",
+    [
+        ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"),
+        ("train/a.jsonl", "dev/b.jsonl"),
+        ("split=train/0.jsonl", "split=dev/0.jsonl"),
+    ],
 )
 def test_splits_of_a_folder_are_not_merged_without_a_word(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
@@ -347,6 +357,35 @@ def test_folders_without_splits_of_their_own_are_no_configurations(tmp_path: Pat
     assert texts_of(f"{source}?config=*") == sorted(names)
     with pytest.raises(DataError, match=r"no configuration b, found .*: correct or leave out \?config="):
         read(f"{source}?config=b")
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv.gz"])
+def test_folders_that_name_a_value_are_a_column_of_the_rows_below_them(tmp_path: Path, extension: str) -> None:
+    """The rows are those that pyarrow reads with hive partitioning."""
+    for folder in ("lang=en/day=2024%2F1", "lang=de/day=__HIVE_DEFAULT_PARTITION__"):
+        path = write(tmp_path / "set" / folder / f"part-0.{extension}", b"")
+        if extension == "parquet":
+            pq.write_table(pa.table({"text": [folder]}), path)
+        else:
+            write(path, b'{"text": "%s"}\n' % folder.encode() if extension == "jsonl" else gzip.compress(b"text\n1"))
+    rows = read(tmp_path / "set")
+    assert [(row["lang"], row["day"]) for row in rows] == [("de", None), ("en", "2024/1")]
+    assert read(f"{tmp_path}/set/lang=*/*/*") == rows
+    assert [(row.get("lang"), row["day"]) for row in read(f"{tmp_path}/set/lang=en")] == [(None, "2024/1")]
+    if extension == "parquet":
+        partitioning = pa.dataset.partitioning(pa.schema({"lang": pa.string(), "day": pa.string()}), flavor="hive")
+        theirs = pa.dataset.dataset(tmp_path / "set", partitioning=partitioning, format="parquet").to_table()
+        assert theirs.to_pylist() == rows
+    with opened(tmp_path / "set") as (sources, _):
+        (unit,) = sources[1].units()
+        assert [row.values for row in by_index(unit).rows([0])] == rows[1:]
+
+
+def test_a_column_of_the_file_comes_before_one_of_its_folder(tmp_path: Path) -> None:
+    write(tmp_path / "set/lang=en/a.jsonl", b'{"text": "a", "lang": "de"}\n{"text": "b"}\n{')
+    with opened(tmp_path / "set") as ((source,), _):
+        (unit,) = source.units()
+        assert [row.values and row.values["lang"] for row in unit.rows()] == ["de", "en", None]
 
 
 def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path: Path) -> None:
