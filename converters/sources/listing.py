@@ -12,8 +12,10 @@ import xxhash
 
 from ...errors import DataError
 from ...storage.disk_errors import disk_errors
+from ...storage.local import LocalStorage
 from ...types import StoredObject
 from .detect import COMPRESSIONS, format_of, named_format
+from .specs import glob_pattern
 from .table import Location
 
 ALIKE = {  # formats -> what files of them are often named as
@@ -56,12 +58,16 @@ def is_shown(key: str) -> bool:
 
 
 def matching_files(base: Path, pattern: str) -> list[str]:
-    """Names below a folder that match a glob, sorted; links are followed to files only."""
+    """Names below a folder that match a glob, sorted; in place of ** each folder that is linked stands once."""
     try:
         paths = [path for path in base.glob(pattern) if path.is_file() or (path.is_symlink() and not path.exists())]
     except ValueError as error:
         raise DataError(f"{base}/{pattern}: {error}: write ** between slashes, as in **/*.jsonl") from error
-    return sorted({key for path in paths if is_shown(key := path.relative_to(base).as_posix())})
+    keys = {path.relative_to(base).as_posix() for path in paths}
+    if "**" in pattern:
+        matches = glob_pattern(pattern)
+        keys |= {file.key for file in LocalStorage(base).list_objects("", linked=True) if matches.fullmatch(file.key)}
+    return sorted(key for key in keys if is_shown(key))
 
 
 def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None) -> list[StoredObject]:

@@ -157,7 +157,7 @@ class Opener:
             self._open_saved(spec, path)
         elif not ((path / INDEX_NAME).is_file() and self._open_stored(spec, str(path.absolute()))):
             store = LocalStorage(path)
-            self._open_folder(spec, store, store.list_objects(""))
+            self._open_folder(spec, store, store.list_objects("", linked=True))
 
     def _open_list(self, spec: Spec) -> None:
         _refuse_choice(spec)

@@ -49,8 +49,11 @@ class FolderStorage:
     def delete(self, key: str) -> None:
         self._run(key, lambda: (self.folder / key).unlink(missing_ok=True))
 
-    def list_objects(self, prefix: str) -> list[StoredObject]:
-        """Links are followed to files only, so that a folder cannot hold itself."""
+    def list_objects(self, prefix: str, *, linked: bool = False) -> list[StoredObject]:
+        """Links are followed to files only, so that a folder cannot hold itself.
+
+        linked: links that are shown are followed to folders, too; each folder is listed once.
+        """
         head = prefix.rpartition("/")[0]
 
         def refuse(error: OSError) -> None:
@@ -59,15 +62,29 @@ class FolderStorage:
         def walk() -> list[StoredObject]:
             if not (self.folder / head).is_dir():
                 return []
-            keys = [
-                (Path(folder) / name).relative_to(self.folder).as_posix()
-                for folder, _, names in os.walk(self.folder / head, onerror=refuse)
-                for name in names
-            ]
+            keys: list[str] = []
+            seen = {_inode(self.folder / head)}
+            for path, folders, names in os.walk(self.folder / head, onerror=refuse, followlinks=linked):
+                folder = Path(path).relative_to(self.folder)
+                keys += [(folder / name).as_posix() for name in names]
+                if linked:
+                    folders[:] = self._unseen([folder / name for name in folders], seen)
             found = [self._listed(key) for key in sorted(keys) if key.startswith(prefix)]
             return [described for described in found if described is not None]
 
         return self._run(head, walk)
+
+    def _unseen(self, folders: list[Path], seen: set[tuple[int, int]]) -> list[str]:
+        """Return the names of folders that are not seen yet, links last; of hidden ones all that are no links."""
+        chosen: list[str] = []
+        for folder in sorted(folders, key=lambda folder: ((self.folder / folder).is_symlink(), folder.name)):
+            path = self.folder / folder
+            if any(name.startswith((".", "_")) for name in folder.parts):
+                chosen += [] if path.is_symlink() else [folder.name]
+            elif (inode := _inode(path)) not in seen:
+                seen.add(inode)
+                chosen.append(folder.name)
+        return chosen
 
     def _listed(self, key: str) -> StoredObject | None:
         """None for a file that was removed since it was listed; ObjectMissingError for a link to nothing.
@@ -118,6 +135,11 @@ class FolderStorage:
             raise missing(self.folder / key) from error
         except OSError as error:
             raise disk_error(str(self.folder / key), error) from error
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def missing(path: Path) -> ObjectMissingError:

@@ -464,14 +464,21 @@ def test_files_of_two_versions_of_a_dataset_are_not_read_together(older: str, bo
     assert len(read(f"{tmp_path}/train-*-of-00002-fedcba9876543210.jsonl")) == 2
 
 
-def test_links_are_followed_to_files_only(texts: Path, tmp_path: Path) -> None:
+def test_links_are_followed_to_files_and_once_to_each_folder(texts: Path, tmp_path: Path) -> None:
     names = [row["name"] for row in read(texts)]
     (texts / "loop").symlink_to(texts)
+    (texts / "part0/again").symlink_to(texts / "part2")
     (texts / "zz.txt").symlink_to(write(tmp_path / "elsewhere.txt", b"linked"))
+    write(tmp_path / "other/a/b.txt", b"linked")
+    (texts / ".hidden").symlink_to(tmp_path / "other")
+    (texts / "zy").symlink_to(tmp_path / "other")
+    write(texts / "_v1/d/e.txt", b"linked")
+    (texts / "zx").symlink_to("_v1")
     rows = read(texts)
-    assert [row["name"] for row in rows] == [*names, "zz.txt"]
-    assert rows[-1]["text"] == "linked"
-    assert len(read(f"{texts}/**/*.txt")) == 31
+    assert [row["name"] for row in rows] == [*names, "zx/d/e.txt", "zy/a/b.txt", "zz.txt"]
+    assert [row["text"] for row in rows[-3:]] == ["linked"] * 3
+    assert read(f"{texts}/**/*.txt") == rows
+    assert read(f"{texts}/z*/*/*.txt") == rows[-3:-1]
     (texts / "zzz.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(ObjectMissingError, match=r"zzz.txt is a link to .*nothing, which leads to no file"):
         read(texts)
