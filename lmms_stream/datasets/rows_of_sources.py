@@ -16,6 +16,7 @@ from ..converters.sources.by_index import by_index
 from ..converters.sources.units import NoRowsError, Row, Unit
 from ..errors import ConfigError, DataError, EmptyRowError, PackingError
 from ..loader.collate import check_keys
+from ..loader.segment import cut
 from ..plan.packing import Overlong
 from ..processors.base import Processor, process_sample
 from ..processors.measured import checked, checked_length, measured_with_media, measures_media
@@ -74,7 +75,7 @@ class Tally:
 
 
 class Content(NamedTuple):
-    """The tokens [start, start + length) of a sample of a row, which has that number in its unit.
+    """The tokens [start, start + length) of num_tokens of a sample of a row, which has that number in its unit.
 
     made: what the sample was made to; None where its processor reads media, whose arrays are large: then they are made
     of `sample` when the pack is full.
@@ -83,6 +84,7 @@ class Content(NamedTuple):
     row: int
     made: Processed | None
     sample: Sample | None
+    num_tokens: int
     start: int
     length: int
 
@@ -222,7 +224,7 @@ class RowReader:
         if longest is not None and num_tokens > longest:
             tally.overlong += 1
             return []
-        whole = Content(row, made, sample if made is None else None, 0, num_tokens)
+        whole = Content(row, made, sample if made is None else None, num_tokens, 0, num_tokens)
         return [whole] if num_tokens <= limit else self._cut(whole, has_media, where=where, tally=tally)
 
     def _cut(self, whole: Content, has_media: bool, *, where: str, tally: Tally) -> list[Content]:
@@ -246,24 +248,16 @@ class RowReader:
             made = process_sample(self.reading.processor, content.sample, None, drawn)
             check_keys(made, made_by=type(self.reading.processor).__name__)
         num_tokens, stop = len(made["input_ids"]), content.start + content.length
-        if num_tokens < stop or (content.made is None and content.start == 0 and num_tokens != content.length):
+        if num_tokens != content.num_tokens:
             raise DataError(
-                f"it has {num_tokens} tokens and was measured as {content.length}: correct the processor, whose "
+                f"it has {num_tokens} tokens and was measured as {content.num_tokens}: correct the processor, whose "
                 "measure must equal what process gives"
             )
         if content.length == num_tokens:
             return made
-        return {name: _piece(name, value, content.start, stop) for name, value in made.items()}
+        return {name: cut(name, value, content.start, stop) for name, value in made.items()}
 
 
 def row_name(key: str, unit: int, row: int) -> str:
     """Of a row, for people; rows and units are counted from 1."""
     return f"{key}: row {row + 1} of unit {unit + 1}"
-
-
-def _piece(name: str, value: object, start: int, stop: int) -> object:
-    """What the tokens [start, stop) have of a value; positions begin at 0 in each piece."""
-    if name == "media":
-        return value
-    own = value[..., start:stop]  # type: ignore[index]
-    return own - own[..., :1] if name == "position_ids" else own

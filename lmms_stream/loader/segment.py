@@ -112,7 +112,7 @@ def piece_of(dataset: PackedDataset, work: Work, segment: int, processed: Proces
             "tokens: set overlong to drop or error, or raise packing_length"
         )
         raise naming(dataset, sample_id, reason)
-    return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
+    return {name: cut(name, value, start, start + length) for name, value in processed.items()}
 
 
 def name_sample(error: Exception, sample: str) -> None:
@@ -121,7 +121,7 @@ def name_sample(error: Exception, sample: str) -> None:
         error.add_note(sample)
 
 
-def _piece(name: str, value: Any, start: int, stop: int) -> Any:
+def cut(name: str, value: Any, start: int, stop: int) -> Any:
     """What a piece [start, stop) of a sample's tokens has of a value; positions begin at 0 in each."""
     if name == "media":
         return value

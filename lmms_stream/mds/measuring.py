@@ -40,7 +40,7 @@ from ..storage.storage import Storage
 from ..types import Sample
 from .index import INDEX_NAME, ShardInfo
 from .lengths import LengthIndex
-from .shard import Shard
+from .shard import AnyShard, open_shard
 from .shard_files import fetch_shard
 from .shard_lengths import MEDIA_KINDS, ShardLengths
 from .shard_list import ShardList
@@ -230,7 +230,7 @@ class _Measurer:
         info, first_id = task
         path = fetch_shard(self.cache, info)
         try:
-            shard = Shard(path, info, columns=measured_columns(self.processor))
+            shard = open_shard(path, info, columns=measured_columns(self.processor))
             found = ShardLengths.empty(len(shard), with_patches=measures_media(self.processor))
             reported, reported_at = 0, time.monotonic()
             for index, sample in enumerate(self._measured(shard, first_id)):
@@ -244,7 +244,7 @@ class _Measurer:
                 path.unlink(missing_ok=True)
         return found.to_bytes()
 
-    def _measured(self, shard: Shard, first_id: int) -> Iterator[Measured]:
+    def _measured(self, shard: AnyShard, first_id: int) -> Iterator[Measured]:
         """What its samples amount to; an error names the first that cannot be measured."""
         index = 0
         whole = _WholeSamples(shard, self.processor)
@@ -264,19 +264,19 @@ class _Measurer:
 class _WholeSamples:
     """The samples of a shard with all columns of the processor; the file is opened again when one is asked for."""
 
-    def __init__(self, shard: Shard, processor: Processor):
+    def __init__(self, shard: AnyShard, processor: Processor):
         self._opened = shard
         self._processor = processor
-        self._shard: Shard | None = None
+        self._shard: AnyShard | None = None
 
     def sample(self, first: int, index: int) -> Sample:
         """Sample `first` + `index` of the shard."""
         if self._shard is None:
-            self._shard = Shard(self._opened.path, self._opened.info, columns=self._processor.columns)
+            self._shard = open_shard(self._opened.path, self._opened.info, columns=self._processor.columns)
         return self._shard[first + index]
 
 
-def _samples(shard: Shard, first_id: int) -> Iterator[Sample]:
+def _samples(shard: AnyShard, first_id: int) -> Iterator[Sample]:
     for index in range(len(shard)):
         with _named(shard, index, first_id):
             sample = shard[index]
@@ -284,7 +284,7 @@ def _samples(shard: Shard, first_id: int) -> Iterator[Sample]:
 
 
 @contextmanager
-def _named(shard: Shard, index: int, first_id: int) -> Iterator[None]:
+def _named(shard: AnyShard, index: int, first_id: int) -> Iterator[None]:
     """Errors inside name the sample."""
     try:
         yield
@@ -294,5 +294,5 @@ def _named(shard: Shard, index: int, first_id: int) -> Iterator[None]:
         raise DataError(f"{_name(shard, index, first_id)}: {error!r}") from error
 
 
-def _name(shard: Shard, index: int, first_id: int) -> str:
+def _name(shard: AnyShard, index: int, first_id: int) -> str:
     return f"sample {first_id + index} (number {index} of {shard.info.name})"

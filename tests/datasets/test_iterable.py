@@ -467,6 +467,23 @@ def test_samples_that_are_longer_than_a_pack_are_counted_or_an_error(config: dic
         Readers(config | {"filter_overlong": False}, 1, 1).rest()
 
 
+@pytest.mark.parametrize(("overlong", "pieces"), [("truncate", [100]), ("split", [100, 50])])
+def test_long_chats_of_text_are_cut_by_processors_of_media_too(
+    tmp_path: Path, overlong: str, pieces: list[int]
+) -> None:
+    save_processor(tmp_path / "processor", "qwen2_vl")
+    words = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x" * 100}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(words) + "\n")
+    config = {
+        "dataset_type": "vision_iterable", "dataset_path": str(tmp_path / "rows.jsonl"), "packing": True,
+        "processor_config": {"processor_name": str(tmp_path / "processor"), "processor_type": "qwen2_vl"},
+        "packing_length": 100, "overlong": overlong, "num_canonical_nodes": 1,
+    }  # fmt: skip
+    packs = [*MultiModalIterableDataset(config)]
+    assert [pack.num_tokens for pack in packs] == pieces
+    assert all(pack.position_ids[:, 0, 0].tolist() == [0] * 4 for pack in packs)
+
+
 def test_a_file_that_changes_or_goes_while_it_is_read_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
     readers = Readers(config, 1, 1)
     readers.take(3)
