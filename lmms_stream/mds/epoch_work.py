@@ -47,8 +47,6 @@ def epoch_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, fo
 
     dataset, world: a StreamingDataset, and the world with this worker in it. folder: for files of the node.
     """
-    if position >= dataset.epoch_size:  # MosaicML's arithmetic refuses some ends of epochs
-        return np.empty(0, np.int64)
     if dataset.epoch_size <= MAX_SAMPLES_EACH:
         work = _all_work(dataset, world, epoch, position)
     else:

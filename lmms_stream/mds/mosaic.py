@@ -9,6 +9,7 @@ mosaic_bases.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +40,8 @@ from .reader import CHUNK
 from .shard_files import try_fetch_shard
 from .streams import StreamConfig
 
+# Settings that a state holds besides MosaicML's: with others its position is one in another order.
+_SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "sampling_granularity", "epoch_size")
 _SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
 
 
@@ -88,7 +91,7 @@ class StreamingDataset(Numbered, DatasetBase):
         self.shuffle = shuffle
         self.shuffle_algo = shuffle_algo
         self.shuffle_seed = shuffle_seed
-        self.shuffle_block_size = shuffle_block_size
+        self.shuffle_block_size = self._asked_block_size = shuffle_block_size
         self.batching_method = batching_method
         self.allow_unsafe_types = allow_unsafe_types
         self.replication = replication
@@ -97,8 +100,8 @@ class StreamingDataset(Numbered, DatasetBase):
         self.predownload = predownload or (CHUNK if self._is_ours else 8 * (batch_size or 8))
         check_settings(self)
         self._set_world(World.detect())
-        if streams is not None and not (remote is None and local is None and split is None):
-            raise ConfigError("a dataset has either streams, or remote, local and split")
+        if streams is not None and not (remote is None and local is None):
+            raise ConfigError("a dataset has either streams, or remote and local: leave one of them out")
         if streams is not None and not streams:
             raise ConfigError("streams is empty: name at least one")
         defaults = {
@@ -115,7 +118,8 @@ class StreamingDataset(Numbered, DatasetBase):
         )
         self.core = self._open_core([config_of(stream) for stream in self.streams], fetch)
         self.cache_limit = self.core.fetch.limit_bytes
-        self._set_sizes(whole_number(epoch_size))
+        self._asked_epoch_size = whole_number(epoch_size)
+        self._set_sizes()
         self._check_cache_limit()
         self._epochs = EpochCounter()
 
@@ -145,7 +149,7 @@ class StreamingDataset(Numbered, DatasetBase):
             seed=self.shuffle_seed, shuffle=self.shuffle, num_canonical_nodes=self.num_canonical_nodes, **block_size
         )
 
-    def _set_sizes(self, epoch_size: int | None) -> None:
+    def _set_sizes(self) -> None:
         """Set the numbers of streams, shards and samples, and how many samples an epoch takes of each stream."""
         streams = self.core.stored
         self.num_samples = self.core.num_samples
@@ -157,13 +161,17 @@ class StreamingDataset(Numbered, DatasetBase):
         self.stream_per_shard = np.repeat(np.arange(len(streams)), self.shards_per_stream)
         self.samples_per_stream = np.array([stream.num_samples for stream in streams], np.int64)
         self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
+        self._weigh()
+        self.streams = [copy.copy(stream) for stream in self.streams]  # another dataset may weigh the user's otherwise
+        self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
+
+    def _weigh(self) -> None:
         self.epoch_size = weigh(
             self.streams,
             self.samples_per_stream,
-            epoch_size=epoch_size,
+            epoch_size=self._asked_epoch_size,
             seed=None if self._is_ours else self.shuffle_seed,
         )
-        self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
 
     def _check_cache_limit(self) -> None:
         largest = max(int((each.shards.sizes + each.shards.zip_sizes).max()) for each in self.core.stored)
@@ -254,13 +262,20 @@ class StreamingDataset(Numbered, DatasetBase):
         self._epochs.next_epoch = next_epoch
 
     def _resume(self, world: EqualWorld, epoch: int) -> tuple[int, int]:
-        """The epoch of an iteration and the position that it begins at, by the state that was loaded last."""
-        saved = self._epochs.loaded()
-        is_resumed = saved is not None and saved["epoch"] >= epoch
-        if saved is not None and is_resumed:
-            epoch, position = saved["epoch"], saved["sample_in_epoch"]
-            self.num_canonical_nodes, self.shuffle_seed = saved["num_canonical_nodes"], saved["shuffle_seed"]
+        """The epoch of an iteration and the position that it begins at, by the state that was loaded last.
+
+        The settings of the state count for later epochs, too: ranks and workers that did not see it resumed agree.
+        """
+        saved, position = self._epochs.loaded(), 0
+        if saved is not None:
+            self.num_canonical_nodes = saved["num_canonical_nodes"]
+            if saved["shuffle_seed"] != self.shuffle_seed:
+                self.shuffle_seed = saved["shuffle_seed"]
+                self._weigh()
             self.initial_physical_nodes = saved.get("initial_physical_nodes")
+            self.shuffle_block_size = self._asked_block_size or saved.get("shuffle_block_size")
+            if saved["epoch"] >= epoch:
+                epoch, position = saved["epoch"], saved["sample_in_epoch"]
         if self._is_ours:
             self.num_canonical_nodes = self.core.num_canonical_nodes
             self.shuffle_block_size = self.core.order.shuffle_block_size
@@ -268,7 +283,7 @@ class StreamingDataset(Numbered, DatasetBase):
             self.num_canonical_nodes = (64 if self.shuffle_algo in ("py1s", "py2s") else 1) * world.num_nodes
         if self.shuffle_block_size is None:
             self.shuffle_block_size = max(4_000_000 // int(self.num_canonical_nodes or 1), 1 << 18)
-        return epoch, position if is_resumed else 0
+        return epoch, position
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """The state after `num_samples` samples of all ranks; counted from the epoch's start, or from a loaded state.
@@ -286,22 +301,22 @@ class StreamingDataset(Numbered, DatasetBase):
             "shuffle_seed": self.shuffle_seed,
             "initial_physical_nodes": world.num_nodes if initial_nodes is None else initial_nodes,
         }
-        return state | {name: getattr(self, name) for name in ("shuffle_algo", "shuffle_block_size", "epoch_size")}
+        return state | {name: getattr(self, name) for name in (*_SAVED, "shuffle_block_size")}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Go on from a state that state_dict gave, or the parent's; CursorError when it belongs to another order.
 
         As with the parent, its num_canonical_nodes and shuffle_seed are taken over; with "blocks" they must be ours.
         """
+        ours = {name: getattr(self, name) for name in _SAVED}
         if self._is_ours:
-            ours = {"shuffle_algo": BLOCKS, "shuffle_seed": self.shuffle_seed, "epoch_size": self.epoch_size}
+            ours["shuffle_seed"] = self.shuffle_seed
             ours["num_canonical_nodes"] = self.core.num_canonical_nodes
             ours["shuffle_block_size"] = self.core.order.shuffle_block_size
             self._epochs.load(check_state(obj, ours, unsaved={"shuffle_algo": "one of MosaicML's"}))
         else:
-            ours = {"shuffle_algo": self.shuffle_algo, "epoch_size": self.epoch_size}
-            if self.shuffle_block_size is not None:
-                ours["shuffle_block_size"] = self.shuffle_block_size
+            if self._asked_block_size is not None:
+                ours["shuffle_block_size"] = self._asked_block_size
             self._epochs.load(check_state(obj, ours, unsaved=ours))
 
     # Shards

@@ -23,12 +23,11 @@ def check_settings(dataset: Any) -> None:
     for name, valid in choices.items():
         if getattr(dataset, name) not in valid:
             raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {getattr(dataset, name)!r}")
-    if dataset.sampling_granularity < 1:
-        raise ConfigError(f"sampling_granularity must be at least 1, got {dataset.sampling_granularity}")
-    if dataset.shuffle_seed < 0:
-        raise ConfigError(f"shuffle_seed must be 0 or more, got {dataset.shuffle_seed}")
-    if dataset.predownload < 1:
-        raise ConfigError(f"predownload must be at least 1 sample, got {dataset.predownload}")
+    least = {"sampling_granularity": 1, "shuffle_seed": 0, "batch_size": 1, "predownload": 1, "num_canonical_nodes": 0}
+    for name, number in least.items():
+        value = getattr(dataset, name)
+        if value is not None and value < number:
+            raise ConfigError(f"{name} must be {f'at least {number}' if number else '0 or more'}, got {value}")
     if dataset.allow_unsafe_types:
         raise ConfigError(
             "allow_unsafe_types is refused: to unpickle data is to run what its writer put there; write such "

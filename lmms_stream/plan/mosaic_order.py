@@ -122,16 +122,13 @@ def _epoch_rng(order: MosaicOrder, epoch: int) -> np.random.Generator:
 def partitioned(order: MosaicOrder, num_samples: int, readers: Readers, *, batch_size: int, position: int = 0) -> Ids:
     """Numbers 0 to num_samples - 1 for each reader, as mosaic_work gives sample ids; some of the last are repeated."""
     nodes, initial, canonical = readers.num_nodes, order.initial_physical_nodes, order.num_canonical_nodes
-    num_ranks = nodes * readers.ranks_per_node
     if not num_samples:
         raise ValueError("an epoch takes no sample of a stream")
-    if position > num_samples + num_ranks - num_samples % num_ranks:
-        raise ValueError(f"the position {position} is behind the {num_samples} samples of the epoch")
     if order.partition_algo == "orig" or initial is None or max(nodes, canonical) % min(nodes, canonical) == 0:
         return _partitioned(num_samples, canonical, readers, batch_size, position)
     if nodes * batch_size % initial:
         raise ValueError(
-            f"a global batch of {num_ranks * batch_size} samples is no multiple of the "
+            f"a global batch of {nodes * readers.ranks_per_node * batch_size} samples is no multiple of the "
             f"{initial * readers.ranks_per_node} ranks that the run began with: keep the global batch size"
         )
     began = readers._replace(num_nodes=initial)

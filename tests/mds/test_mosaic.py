@@ -13,7 +13,15 @@ import streaming
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream import PackedStreamingDataset, Stream, StreamingDataLoader, StreamingDataset
+from lmms_stream import (
+    PackedLoader,
+    PackedStreamingDataset,
+    PackingConfig,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    TextProcessor,
+)
 from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
 from lmms_stream.mds.mosaic_streams import weigh
@@ -194,6 +202,55 @@ def test_a_state_of_another_order_is_refused_by_what_differs(folder: Path) -> No
         StreamingDataset(**keywords).load_state_dict(saved)
 
 
+def test_the_last_steps_of_an_epoch_are_read_where_canonical_nodes_repeat_samples(folder: Path) -> None:
+    def open_one() -> StreamingDataset:
+        return StreamingDataset(remote=str(folder), num_canonical_nodes=4, **(SMALL | {"batch_size": 1}))
+
+    whole = numbers(open_one())
+    assert len(whole) == 36
+    for position in range(NUM_SAMPLES - 1, 38):
+        resumed = open_one()
+        resumed.load_state_dict(open_one().state_dict(position, True) | {"epoch": 0})
+        assert numbers(resumed) == whole[position:]
+
+
+@pytest.mark.parametrize("setting", [{"shuffle": False}, {"batching_method": "per_stream"}, {"shuffle_block_size": 16}])
+def test_a_state_of_an_order_by_other_settings_is_refused(folder: Path, setting: dict[str, Any]) -> None:
+    state = StreamingDataset(remote=str(folder), **SMALL).state_dict(8, True)
+    (name,) = setting
+    with pytest.raises(CursorError, match=f"the saved state has {name} .*, this dataset has "):
+        StreamingDataset(remote=str(folder), **(SMALL | setting)).load_state_dict(state)
+
+
+def test_what_a_state_says_counts_whatever_was_looked_at(folder: Path) -> None:
+    """Two processes begin an epoch behind a resumed one: each saw it resumed, or looked at a state, or did neither."""
+
+    def open_one(**keywords: Any) -> StreamingDataset:
+        streams = [Stream(remote=folder, proportion=1) for _ in range(4)]
+        return StreamingDataset(streams=streams, epoch_size=62, **(SMALL | keywords))
+
+    whole = open_one(num_canonical_nodes=2, shuffle_block_size=4, shuffle_seed=1)
+    epochs = [numbers(whole) for _ in range(3)]
+    state = whole.state_dict(20, True) | {"epoch": 1}
+    for seed in (2, 3, 4):
+        resumed = open_one(shuffle_seed=seed)
+        resumed.state_dict(0, False)  # as torch.distributed.checkpoint does before it loads
+        resumed.load_state_dict(state)
+        resumed.next_epoch = 2
+        assert numbers(resumed) == epochs[2]
+        resumed.load_state_dict(state)
+        assert [numbers(resumed), numbers(resumed)] == [epochs[1][20:], epochs[2]]
+
+
+@pytest.mark.parametrize("keywords", [{"num_workers": 2}, {"world": World(world_size=2)}])
+def test_loaders_have_the_batches_of_their_datasets(folder: Path, keywords: dict[str, Any]) -> None:
+    dataset = PackedStreamingDataset(folder, world=keywords.pop("world", None))
+    with pytest.raises(ConfigError, match=r"have 4 samples and the dataset's 1, .* give the dataset batch_size=4"):
+        StreamingDataLoader(dataset, batch_size=4, **keywords)
+    StreamingDataLoader(dataset, batch_size=1, **keywords)
+    StreamingDataLoader(PackedStreamingDataset(folder), batch_size=4)  # one reader: its samples are in one row
+
+
 def test_loaders_of_datasets_with_a_world_of_their_own_save_its_position(folder: Path) -> None:
     dataset = PackedStreamingDataset(folder, batch_size=4, world=World(rank=1, world_size=2))
     loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=as_lists)
@@ -276,6 +333,14 @@ def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> No
         dataset = StreamingDataset(streams=streams, epoch_size=20, **SMALL)
         assert len(numbers(dataset)) == 20
         assert [int(stream.choose) for stream in streams] == [5, 15]
+    other = StreamingDataset(streams=streams, epoch_size=8, **SMALL)
+    assert (len(numbers(other)), len(numbers(dataset))) == (8, 20)
+
+
+def test_a_split_is_that_of_streams_that_name_none(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "data/train")
+    dataset = StreamingDataset(streams=[Stream(remote=tmp_path / "data")], split="train", **SMALL)
+    assert sorted(numbers(dataset)) == list(range(NUM_SAMPLES))
 
 
 @st.composite
@@ -330,7 +395,9 @@ def test_streams_are_resampled_by_shard(folder: Path) -> None:
         ({"batching_method": "none"}, "batching_method must be one of random, stratified"),
         ({"sampling_granularity": 0}, "sampling_granularity must be at least 1, got 0"),
         ({"shuffle_seed": -1}, "shuffle_seed must be 0 or more, got -1"),
-        ({"predownload": -1}, "predownload must be at least 1 sample"),
+        ({"predownload": -1}, "predownload must be at least 1, got -1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"num_canonical_nodes": -1}, "num_canonical_nodes must be 0 or more, got -1"),
         ({"cache_limit": 500}, r"cache_limit is 500 bytes and the largest shard takes \d+: raise it to at least"),
         ({"validate_hash": "md5"}, r"no checksum of the kind validate_hash asks for \(md5\): choose one of sha1"),
         (
@@ -468,6 +535,18 @@ def test_shards_of_other_formats_are_read(kind: str, compression: str | None, tm
     expected = [{"number": n, "name": f"ü{n}", "weight": n / 4} for n in range(NUM_SAMPLES)]
     assert [ours[number] for number in range(NUM_SAMPLES)] == expected
     assert sorted(ours, key=lambda sample: int(sample["number"])) == expected
+
+
+def test_lengths_of_shards_of_another_format_are_measured(tokenizer: Path, tmp_path: Path) -> None:
+    with JSONWriter(columns={"text": "str"}, out=str(tmp_path / "data"), compression="zstd") as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"text": "word " * (1 + number)})
+    processor, packing = TextProcessor.from_pretrained(str(tokenizer)), PackingConfig(packing_length=256)
+    packed = PackedStreamingDataset(tmp_path / "data", processor=processor, packing=packing)
+    expected = [processor.measure(packed[number]) for number in range(NUM_SAMPLES)]
+    assert packed.mode == "plan"
+    assert packed.length_index().lengths.tolist() == expected
+    assert sum(batch.num_tokens for batch in PackedLoader(packed, global_batch=1)) == sum(expected)
 
 
 def test_a_shard_of_another_format_that_is_cut_short_or_has_unsafe_columns_is_an_error(tmp_path: Path) -> None:

@@ -106,7 +106,9 @@ def test_orders_are_those_of_mosaicmls_package(
         warnings.simplefilter("ignore")
         try:
             expected = batching.generate_work(order.batching_method, as_dataset(order, streams), world, epoch, position)
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ZeroDivisionError) as error:
+            if "Resuming further" in str(error):  # some steps at the end of an epoch: see the test below
+                return
             with pytest.raises(ValueError):
                 mosaic_work(order, streams, readers, epoch, position)
             return
@@ -116,3 +118,24 @@ def test_orders_are_those_of_mosaicmls_package(
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert found.tolist() == expected.tolist()
+
+
+@examples(200)
+@given(order=orders(), streams=sources(), num_workers=st.integers(1, 3), position=st.integers(0, 150))
+def test_an_epoch_goes_on_from_each_of_its_batches(
+    order: MosaicOrder, streams: list[Source], num_workers: int, position: int
+) -> None:
+    order, readers = dataclasses.replace(order, initial_physical_nodes=None), Readers(1, 1, num_workers)
+    position -= position % order.batch_size
+
+    def as_read(position: int) -> list[int]:
+        work = mosaic_work(order, streams, readers, 0, position).transpose(3, 2, 0, 1, 4).ravel()
+        return [sample_id for sample_id in work.tolist() if sample_id >= 0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            whole = as_read(0)
+        except ValueError:
+            return
+        assert as_read(position) == whole[position:]
