@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -9,20 +10,28 @@ from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from .chat import MEDIA_COLUMNS
+from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
+from .choices import CHOICES, choices_in, choices_unread
 from .content import MEDIA_ROLES
-from .fields import head_of, is_filled, unpacked, value_at
+from .fields import Fields, head_of, is_filled, unpacked, value_at
 from .media_columns import can_read, media_columns
+from .preference_kinds import KTO
+from .preferences import is_verdict
 from .row_kind import RowKind
-from .speakers import Readings, readings_of, readings_said
+from .speakers import USUAL_ROLES, Readings, readings_of, readings_said
 
-_ALIKE = 0.75  # of SequenceMatcher: one letter of five missing, doubled or swapped
+_ALIKE = 0.75  # of SequenceMatcher, more is alike: one letter of five missing, doubled or swapped
 _PAIRS = (  # usual names of a question and its answer that are too general to tell a kind by
     ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"),
     ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"),
+    ("query", "answers"), ("question", "answers"),
     ("prompt", "output"), ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
 )  # fmt: skip
 _ASKED = {"inputs", *(asked for asked, _ in _PAIRS)}
+_ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # lists of these are no conversation
+_MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
+_ABOUT = re.compile(r"^(num|is|has)_|_(id|ids|idx|index|type|source|model|date|key)$", re.IGNORECASE)  # names of facts
+_LONG_NAME = 60  # of a column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +58,22 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iter
     """The error for rows with columns of these names."""
     needy = {kind.name: kind for kind in kinds if kind.needs}
     found = f"columns {', '.join(names)} fit no kind of rows"
+    if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
+        found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
     keep = "or keep columns as they are with --keep"
+    if choices := choices_in(rows):
+        return DataError(f"{found}: {choices_unread(choices)}, {keep}")
     media = media_columns(rows, names)
     remedy = next((each for each in _remedies(rows, names, media, needy) if each is not None), None)
+    if remedy is None or "COLUMN" in remedy.columns.values():
+        keep = f"make such rows with --map FILE.py:FUNCTION, {keep}"
+        asked = next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None)
+        if asked is not None:
+            return DataError(
+                f"{found}: column {asked} holds messages that none answers, so nothing would be learnt: name the "
+                f"answers with --columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
+                "for reinforcement learning as they are"
+            )
     if remedy is None:
         return DataError(
             f"{found} and are not named like those of one: name one's columns with --columns ROLE=COLUMN and --kind "
@@ -64,21 +86,32 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iter
 def _remedies(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> Iterator[_Remedy | None]:
-    """Remedies, the best first: by the values of a column, by names, by usual pairs of names, by a lone text.
+    """Remedies, the best first: by the values of a column, by usual pairs of names, by names, by a lone text.
 
     All but the first were tried on the rows; the last, by names, leaves a column to the user.
     """
     yield _conversation(rows, names, media, kinds)
-    by_names = _by_names(names, media, kinds)
-    if by_names is not None and not by_names.columns:
-        yield by_names
-    for each in (by_names, _pair(names, media, kinds), _lone_text(rows, names, media, kinds)):
-        if each is not None and "COLUMN" not in each.columns.values() and can_read(each.kind, rows, each.columns):
+    told = [name for name in names if not _ABOUT.search(name) or _listed_in(rows, name)]
+    by_names = _by_names(told, media, {name: kind for name, kind in kinds.items() if name != "kto" or _judges(rows)})
+    for each in (_pair(names, media, kinds), by_names, _lone_text(rows, names, media, kinds)):
+        is_said = each is not None and "COLUMN" not in each.columns.values()
+        if each is not None and is_said and (not each.columns or can_read(each.kind, rows, each.columns)):
             yield each
     if by_names is not None and "COLUMN" not in by_names.columns.values():
         needs, columns = _needs(by_names.kind, media), by_names.columns
         by_names = replace(by_names, columns={role: "COLUMN" if role in needs else columns[role] for role in columns})
     yield by_names
+
+
+def _listed_in(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(isinstance(row.get(name), list) for row in rows)
+
+
+def _judges(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether rows say whether something is good, and what is asked or answered."""
+    told = [Fields(row, {**KTO.needs, **KTO.may}) for row in rows]
+    said = ("prompt", "messages", "response")
+    return any(is_verdict(each.get("label")) and any(each.get(role) is not None for role in said) for each in told)
 
 
 def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
@@ -93,16 +126,22 @@ def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, Ro
 
 def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
     """How to read columns whose names are most alike to those of a kind; of rows with media, one that reads media."""
-    able = [kind for kind in kinds.values() if not media or "images" in kind.columns]
+    shows = bool(media) or bool(_MEDIA_NAMES & set(names))
+    able = [kind for kind in kinds.values() if (not media or "images" in kind.columns) and (shows or not _shows(kind))]
     usual = {name for kind in kinds.values() for each in kind.columns.values() for name in each}
     others = [name for name in names if name not in media or name in usual]
-    nearest = max(able, key=lambda kind: _nearness(kind, others))
-    if not _nearness(nearest, others):
+    nearest = max(able, key=lambda kind: _nearness(kind, others, media))
+    if not _nearness(nearest, others, media):
         return None
     needs = _needs(nearest, media)
     missing = [role for role, usual in needs.items() if not set(usual) & set(names)]
     columns = {role: _most_alike(needs[role], others)[1] or "COLUMN" for role in missing}
     return _Remedy(kind=nearest, columns={**_media_roles(nearest, names, media), **columns})
+
+
+def _shows(kind: RowKind) -> bool:
+    """Whether a kind is of media, so that rows without any are never of it."""
+    return kind.name in ("caption", "image-label")
 
 
 def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
@@ -125,18 +164,34 @@ def _media_roles(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) 
 def _conversation(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> _Remedy | None:
-    """How to read the column, or what is nested in one, that holds lists of messages or of exchanges."""
+    """How to read the column, or what is nested in one, that holds lists of messages or of exchanges.
+
+    Users must say which of several columns is read. Exchanges next to a question of their row are none.
+    """
+    is_asked = bool((_ASKED - {"source", "user", "human"}) & set(names))
     for row in rows:
+        found: list[tuple[str, RowKind, list[dict[str, str]]]] = []
         for name, value in _columns_of(row):
-            messages = _listed(value)
+            messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
             kind, readings = _kind_of_messages(messages, kinds), list[dict[str, str]]()
             if messages and kind is None:
                 readings = readings_of([each for other in rows for each in _listed(value_at(other, name))])
                 kind = kinds["messages"] if readings else None
-            if kind is not None:
-                columns = {**_media_roles(kind, names, media), "messages": name}
-                return _Remedy(kind=kind, columns=columns, readings=readings)
+            if kind is not None and (kind.name != "exchanges" or not is_asked):
+                found.append((name, kind, readings))
+        if found:
+            name, kind, readings = found[0]
+            columns = {**_media_roles(kind, names, media), "messages": name if len(found) == 1 else "COLUMN"}
+            return _Remedy(kind=kind, columns=columns, readings=readings)
     return None
+
+
+def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column holds messages, and none of them is an answer."""
+    messages = [each for row in rows for each in _listed(value_at(row, name))]
+    speakers = [each.get("role") or each.get("from") for each in messages]
+    asks = ("user", *SYSTEM_ROLES)
+    return bool(speakers) and all(isinstance(each, str) and USUAL_ROLES.get(each, each) in asks for each in speakers)
 
 
 def _kind_of_messages(messages: Sequence[Mapping[str, Any]], kinds: Mapping[str, RowKind]) -> RowKind | None:
@@ -171,7 +226,8 @@ def _lone_text(
 ) -> _Remedy | None:
     """Return how to read rows with one column of texts: as documents, or as captions of media.
 
-    None for several texts, for one that asks, and for a caption next to lists or objects, which may hold answers.
+    None for several texts, for one that asks, for a caption next to lists or objects, which may hold answers, and for
+    a text that is shorter than these.
     """
     texts = [
         name
@@ -181,28 +237,36 @@ def _lone_text(
         and all(isinstance(row.get(name), str) for row in rows if is_filled(row.get(name)))
         and any(is_filled(row.get(name)) for row in rows)
     ]
-    usual_media = {name for usual in MEDIA_COLUMNS.values() for name in usual}
-    has_media = bool(media) or bool(usual_media & set(names))
-    others = [name for name in names if name not in media and name not in usual_media]
-    lists = any(is_filled(row.get(name)) and isinstance(row.get(name), (list, dict)) for row in rows for name in others)
-    if len(texts) != 1 or texts[0].lower() in _ASKED or (has_media and lists):
+    has_media = bool(media) or bool(_MEDIA_NAMES & set(names))
+    others = [name for name in names if name not in media and name not in _MEDIA_NAMES]
+    lists = [row[name] for row in rows for name in others if isinstance(row.get(name), (list, dict))]
+    if len(texts) != 1 or texts[0].lower() in _ASKED or (has_media and any(map(is_filled, lists))):
         return None
+    if sum(len(row.get(texts[0]) or "") for row in rows) < sum(len(str(each)) for each in lists):
+        return None  # the name of a row, whose content is in lists or objects
     kind = kinds["caption" if has_media else "text"]
     return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), "text": texts[0]})
 
 
-def _nearness(kind: RowKind, names: Sequence[str]) -> float:
+def _nearness(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> float:
     """1 for each needed column that is there, less for one of a similar name, over the columns that it needs.
 
     What a kind may have besides decides between kinds of which equally much is there.
     """
-    needed = sum(_most_alike(usual, names)[0] for usual in kind.needs.values()) / len(kind.needs)
+    needs = _needs(kind, media)
+    needed = sum(_most_alike(usual, names)[0] for usual in needs.values()) / len(needs)
     may = sum(bool(set(usual) & set(names)) for usual in kind.may.values())
     return needed + may / 1000 if needed else 0.0
 
 
 def _most_alike(usual: Sequence[str], names: Sequence[str]) -> tuple[float, str]:
-    """How much the name that is most alike to one of the usual ones is so, and that name; 0 and "" for none."""
+    """How much the name that is most alike to one of the usual ones is so, and that name.
+
+    0 for none; "" for none, and for several that are equally much alike.
+    """
     found = [(SequenceMatcher(None, name.lower(), other).ratio(), name) for name in names for other in usual]
-    best = max(found, key=lambda each: each[0], default=(0.0, ""))
-    return best if best[0] >= _ALIKE else (0.0, "")
+    best = max((ratio for ratio, _ in found), default=0.0)
+    most = {name for ratio, name in found if ratio == best}
+    if best <= _ALIKE:
+        return 0.0, ""
+    return best, most.pop() if len(most) == 1 else ""

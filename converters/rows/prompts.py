@@ -4,11 +4,17 @@ Pure.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...errors import DataError
 from .alpaca import exchanges
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind
-from .fields import Fields, named_alike
+from .fields import Fields, named_alike, unpacked
+from .messages import tool_calls
+
+# Names of a question in rows with media and an answer, which would otherwise be read without it.
+_OTHER_QUESTIONS = ("problem", "prompt", "query", "instruction", "input", "inputs")
 
 
 def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
@@ -24,9 +30,24 @@ def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
 
 def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn]:
     value = fields.get(role)
+    if speaker == "assistant" and _are_calls(unpacked(value)) and fields.get("tools"):
+        return [
+            {"role": speaker, "content": None, "tool_calls": tool_calls(unpacked(value), fields.column(role) or role)}
+        ]
     if isinstance(value, list):
         return [turn_of(message, roles) for message in fields.items(role, "messages")]
     return [{"role": speaker, "content": fields.text(role)}]
+
+
+def _are_calls(value: Any) -> bool:
+    """Whether a value is a list of calls of functions (xLAM's), and not of messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(each, dict) and {"name", "arguments"} <= each.keys() and "role" not in each for each in value
+        )
+    )
 
 
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:
@@ -36,7 +57,11 @@ def _read_question(fields: Fields, roles: Roles) -> list[Turn]:
 
 
 def _asks(fields: Fields) -> bool:
-    return any(fields.get(role) is not None for role in ("question", *MEDIA_COLUMNS))
+    """Whether there is a question, or media and nothing else that may be one."""
+    if fields.get("question") is not None:
+        return True
+    others = () if "question" in fields.columns else _OTHER_QUESTIONS
+    return _has_media(fields) and not any(isinstance(fields.values.get(name), (str, list)) for name in others)
 
 
 def _read_caption(fields: Fields, roles: Roles) -> list[Turn]:

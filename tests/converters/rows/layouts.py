@@ -164,5 +164,74 @@ LAYOUTS = (
         "prompt": f"user-0-{n}", "chosen": [*said(n, "user"), {"role": "assistant", "content": f"c-{n}"}],
         "rejected": [*said(n, "user"), {"role": "assistant", "content": f"x-{n}"}], "score_chosen": 1.0},
         "preference"),
+    Layout("Intel's DPO pairs", lambda n: {
+        "system": f"s-{n}", "question": f"q-{n}", "chosen": f"c-{n}", "rejected": f"r-{n}"}, "preference"),
+    Layout("RLAIF-V", lambda n: {
+        "image": image(n), "question": f"q-{n}", "chosen": f"c-{n}", "rejected": f"r-{n}", "ds_name": f"d-{n}"},
+        "preference"),
+    Layout("PKU-SafeRLHF", lambda n: {"prompt": f"p-{n}", "response_0": f"a-{n}", "response_1": f"b-{n}",
+        "is_response_0_safe": True, "better_response_id": 0}, None),
+    Layout("Chatbot Arena", lambda n: {"winner": "model_a", "conversation_a": said(n, "user", "assistant"),
+        "conversation_b": said(n + 9, "user", "assistant")}, None),
+    Layout("Nectar", lambda n: {"prompt": f"p-{n}", "answers": [
+        {"answer": f"a-{n}", "model": "m", "rank": 1.0}, {"answer": f"b-{n}", "model": "k", "rank": 2.0}],
+        "num_responses": 2, "good_natured": True}, None),
+    Layout("OpenHermes", lambda n: {"conversations": [
+        {"from": "human", "value": f"q-{n}", "weight": None}, {"from": "gpt", "value": f"a-{n}", "weight": None}],
+        "source": f"s-{n}", "system_prompt": None, "idx": None}, "sharegpt"),
+    Layout("SlimOrca", lambda n: {"conversations": [
+        {"from": "system", "value": f"s-{n}", "weight": None}, {"from": "human", "value": f"q-{n}", "weight": 0.0},
+        {"from": "gpt", "value": f"a-{n}", "weight": 1.0}]}, "sharegpt"),
+    Layout("Magpie", lambda n: {"instruction": f"human-0-{n}", "response": f"gpt-1-{n}", "instruct_reward": -1.0,
+        "conversations": said(n, "human", "gpt", keys=SHAREGPT)}, "sharegpt"),
+    Layout("Hermes function calling", lambda n: {"tools": f'[{{"type": "function", "name": "f-{n}"}}]', "conversations":
+        said(n, "system", "human", "gpt", "tool", "gpt", keys=SHAREGPT)}, "sharegpt"),
+    Layout("xLAM", lambda n: {
+        "id": n, "query": f"q-{n}", "answers": f'[{{"name": "f", "arguments": {{"x": "x-{n}"}}}}]',
+        "tools": f'[{{"name": "f", "description": "d-{n}"}}]'}, "prompt-response"),
+    Layout("NuminaMath", lambda n: {"problem": f"p-{n}", "solution": f"s-{n}", "answer": f"a-{n}",
+        "problem_type": f"k-{n}", "question_type": f"t-{n}"}, "prompt-response"),
+    Layout("Nemotron", lambda n: {"input": said(n, "user"), "output": f"o-{n}", "system_prompt": f"s-{n}",
+        "reasoning": f"r-{n}"}, "prompt-response"),
+    Layout("verifiers", lambda n: {"prompt": said(n, "user"), "answer": f"a-{n}"}, "prompt-response"),
+    Layout("Geometry3K of verl", lambda n: {
+        "images": [image(n)], "problem": f"<image>p-{n}", "answer": f"a-{n}"}, "prompt-response"),
+    Layout("DAPO", lambda n: {"data_source": f"d-{n}", "prompt": said(n, "user"), "ability": "MATH",
+        "reward_model": {"ground_truth": f"g-{n}", "style": "rule"}}, None),
+    Layout("TRL's prompts with images", lambda n: {"prompt": said(n, "system", "user"), "image": image(n)}, None),
+    Layout("batches of OpenAI", lambda n: {"custom_id": f"i-{n}", "body": {"messages": said(n, "user")}}, None),
+    Layout("MMLU", lambda n: {"question": f"q-{n}", "choices": [f"a-{n}", f"b-{n}"], "answer": 1}, None),
+    Layout("MMMU", lambda n: {
+        "question": f"q-{n}", "options": f"['a-{n}']", "answer": "B", "image_1": image(n), "image_2": None}, None),
+    Layout("ARC", lambda n: {"id": f"i-{n}", "question": f"q-{n}", "choices": {
+        "text": [f"a-{n}", f"b-{n}"], "label": ["A", "B"]}, "answerKey": "B"}, None),
+    Layout("ARC as published", lambda n: {"id": f"i-{n}", "question": {"stem": f"q-{n}", "choices": [
+        {"text": f"a-{n}", "label": "A"}, {"text": f"b-{n}", "label": "B"}]}, "answerKey": "B"}, None),
+    Layout("HellaSwag", lambda n: {"ctx": f"c-{n}", "endings": [f"a-{n}", f"b-{n}"], "label": "1"}, None),
+    Layout("SQuAD", lambda n: {"title": f"t-{n}", "context": f"c-{n}", "question": f"q-{n}", "answers": {
+        "text": [f"a-{n}"], "answer_start": [1]}}, None),
+    Layout("MOSS", lambda n: {"conversation_id": f"{n}", "meta_instruction": f"m-{n}", "chat": {"turn_1": {
+        "Human": f"<|Human|>: h-{n}", "MOSS": f"<|MOSS|>: a-{n}"}}}, None),
+    Layout("MultiWOZ", lambda n: {"dialogue_id": f"{n}", "turns": {
+        "speaker": [0, 1], "utterance": [f"u-{n}", f"v-{n}"]}}, None),
+    Layout("ChatGPT's export", lambda n: {"title": "t", "mapping": {"a": {"message": {
+        "author": {"role": "user"}, "content": {"parts": [f"u-{n}"]}}}}}, None),
+    Layout("Self-Instruct", lambda n: {"instruction": f"i-{n}", "instances": [
+        {"input": f"in-{n}", "output": f"o-{n}"}]}, None),
+    Layout("GLUE", lambda n: {"premise": f"p-{n}", "hypothesis": f"h-{n}", "label": 1}, None),
+    Layout("SST-2", lambda n: {"sentence": f"s-{n}", "label": 1, "idx": n}, "text"),
+    Layout("TL;DR with a label", lambda n: {"prompt": f"p-{n}", "label": f"l-{n}"}, None),
+    Layout("TL;DR", lambda n: {"prompt": f"p-{n}", "completion": f"c-{n}"}, "prompt-response"),
+    Layout("HumanEval", lambda n: {
+        "task_id": f"i-{n}", "prompt": f"p-{n}", "canonical_solution": f"c-{n}", "test": f"t-{n}"}, None),
+    Layout("FineWeb", lambda n: {
+        "text": f"t-{n}", "id": f"i-{n}", "url": f"u-{n}", "file_path": "s3://a/b", "token_count": 3}, "text"),
+    Layout("FineVision", lambda n: {"images": [image(n)], "texts": [
+        {"user": f"u-{n}", "assistant": f"a-{n}"}], "source": f"s-{n}", "relevance_ratings": [4]}, "exchanges"),
+    Layout("LIMA", lambda n: {"conversations": [f"u-{n}", f"a-{n}"], "source": f"s-{n}"}, "dialog"),
+    Layout("Gemini tuning", lambda n: {"contents": [{"role": "user", "parts": [{"text": f"u-{n}"}]},
+        {"role": "model", "parts": [{"text": f"a-{n}"}]}]}, None),
+    Layout("completions of input and output", lambda n: {"segments": [
+        {"label": False, "text": f"u-{n}"}, {"label": True, "text": f"a-{n}"}]}, None),
     Layout("TRL's KTO", lambda n: {"prompt": f"p-{n}", "completion": f"c-{n}", "label": True}, "kto"),
 )  # fmt: skip

@@ -264,6 +264,68 @@ def test_columns_of_media_are_offered_to_be_read_only_if_they_can_be(row: Row, s
     find_mapper([row], SchemaOptions(keep=tuple(others)))
 
 
+BY_MAP = r".* make such rows with --map FILE\.py:FUNCTION, or keep columns as they are with --keep"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "DAPO",
+            rf"column prompt holds messages that none answers, .* prompt=prompt response=COLUMN,{BY_MAP}; lmms_st",
+        ),
+        ("batches of OpenAI", r"column body\.messages holds messages that none answers"),
+        ("ARC", r"column choices holds what the answer is chosen from, .* with --map FILE\.py:FUNCTION, or keep"),
+        ("MMLU", r"column choices holds what .* with --map FILE\.py:FUNCTION, or pass --kind question-answer to leave"),
+        ("Nectar", rf"--columns response=COLUMN for what has another name,{BY_MAP}$"),
+        ("PKU-SafeRLHF", rf"--columns response=COLUMN for what has another name,{BY_MAP}$"),
+        ("Chatbot Arena", rf"--columns messages=COLUMN for what has another name,{BY_MAP}$"),
+        ("SQuAD", rf"--columns answer=COLUMN for what has another name,{BY_MAP}$"),
+        ("GLUE", rf"are not named like those of one: name .*,{BY_MAP}$"),
+        ("ChatGPT's export", rf"are not named like those of one: name .*,{BY_MAP}$"),
+    ],
+)
+def test_rows_that_no_options_read_whole_are_told_what_does(name: str, message: str) -> None:
+    row = next(layout.row for layout in LAYOUTS if layout.name == name)
+    with pytest.raises(DataError, match=message) as raised:
+        find_mapper([row(number) for number in range(3)], _AS_USUAL)
+    assert "--tags" not in str(raised.value)
+
+
+def test_a_question_next_to_choices_is_read_alone_if_that_is_asked_for() -> None:
+    row = {"question": "q", "choices": ["a", "b"], "answer": "b"}
+    assert find_mapper([row], SchemaOptions(kind="question-answer")).description.endswith("leaves out choices")
+    assert find_mapper([row | {"choices": []}], _AS_USUAL).kind.name == "question-answer"
+
+
+def test_an_answer_that_calls_functions_calls_them() -> None:
+    calls = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]
+    tools = [{"name": "f"}, {"name": "g"}]
+    for answer in (calls, json.dumps(calls)):
+        row = {"prompt": "q", "response": answer, "tools": tools}
+        stored = json.loads(find_mapper([row], _AS_USUAL)(row, None)["messages"])
+        assert stored["tools"] == tools
+        called = [{"type": "function", "function": call} for call in calls]
+        assert stored["messages"][1] == {"role": "assistant", "content": None, "tool_calls": called}
+    row = {"prompt": "q", "response": json.dumps(calls)}  # without tools it is text
+    assert json.loads(find_mapper([row], _AS_USUAL)(row, None)["messages"])[1]["content"] == json.dumps(calls)
+
+
+@pytest.mark.parametrize("name", ["problem", "prompt", "instruction"])
+def test_a_question_under_another_name_is_not_left_out_next_to_media(name: str) -> None:
+    row = {"images": [image(1)], name: "q", "answer": "a"}
+    with pytest.raises(DataError, match=rf"--columns prompt={name} response=answer|instruction"):
+        find_mapper([row], _AS_USUAL)
+    mapper = find_mapper([row], SchemaOptions(columns={"question": ""}))
+    assert mapper.description == f"question-answer; reads answer, images; leaves out {name}"
+
+
+def test_names_of_columns_that_look_like_values_say_that_the_first_row_of_csv_names_them() -> None:
+    row = {"Find the degree of Q(sqrt(2), sqrt(3), sqrt(18)) over Q": "a", "0": "b", "4": "c", "B": "d"}
+    with pytest.raises(DataError, match=r"\('0' looks like a value: the first row of CSV is to name the columns\)"):
+        find_mapper([row], _AS_USUAL)
+
+
 def test_a_column_with_a_dot_is_not_said_to_be_left_out() -> None:
     with pytest.raises(
         DataError, match=r"--columns images=img\.jpg for what has another name \(which leaves out img\)"
