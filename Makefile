@@ -11,7 +11,10 @@ OLDEST_PACKAGES := transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36
 	datasets==5.0.1
 OLDEST_TESTS ?= tests
 
-.PHONY: setup demo test test-oldest test-minimal test-long check compiled docs bench clean
+OTHER := $(VENV)/$(notdir $(PYTHON))
+OTHER_PYTHONS ?= python3.12 python3.13
+
+.PHONY: setup demo test test-oldest test-python test-minimal test-long check compiled docs bench clean
 
 setup: $(VENV)/.installed
 
@@ -45,6 +48,18 @@ $(OLDEST)/.installed: $(VENV)/.installed
 test-oldest: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(OLDEST_TESTS)
 
+# Another Python, with the newest version of each package.
+$(OTHER)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	$(OTHER)/bin/python -m pip install --quiet --no-deps mosaicml-streaming==0.13.0
+	touch $@
+
+test-python:
+	@if $(PYTHON) --version; then $(MAKE) $(OTHER)/.installed && \
+		$(PYTEST:$(BIN)/%=$(OTHER)/bin/%) tests/plan tests/mds tests/loader tests/processors; \
+	else echo "$(PYTHON) is not on this machine: skipped"; fi
+
 test-minimal: setup
 	$(BIN)/python -m pytest tests/test_minimal.py
 
@@ -61,6 +76,7 @@ MOSAICML_TESTS := tests/mds/test_drop_in.py tests/mds/test_programs.py
 test-long: check $(AZURITE)
 	LMMS_STREAM_ROUNDS=long $(BIN)/python -m pytest $(MOSAICML_TESTS)
 	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000 $(MOSAICML_TESTS:%=--ignore=%)
+	for python in $(OTHER_PYTHONS); do $(MAKE) test-python PYTHON=$$python || exit 1; done
 
 # The site, in build/site: strict, and of files that need no network.
 docs: setup
