@@ -56,6 +56,16 @@ def test_packs_of_media_and_of_text_in_one_forward_pass_are_the_sums_of_each(mod
     torch.testing.assert_close(together, torch.stack([packed(pack).tokens.sum() for pack in packs]).sum())
 
 
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_tower_takes_no_bounds_of_text_for_those_of_media(model_type: str) -> None:
+    packed = packed_model(model_type, attention="sdpa_varlen")
+    media = samples_of(packed.model, "images")[0]["media"]
+    inputs = [torch.from_numpy(media[name]) for name in ("pixel_values", "image_grid_thw")]
+    bounds = torch.tensor([0, 7, 11], dtype=torch.int32)
+    for tower in packed.towers.values():
+        torch.testing.assert_close(tower(*inputs, cu_seq_lens_q=bounds), tower(*inputs), rtol=0, atol=0)
+
+
 @contextmanager
 def tower_calls(model: Any) -> Iterator[Counter[str]]:
     """How often each block of the tower, and each merger, ran inside."""

@@ -24,7 +24,7 @@ from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
 from .sequence import SequenceParts
 from .torch_varlen import VARLEN
-from .towers import Dummies, has_modules, model_inputs
+from .towers import Dummies, has_modules, model_inputs, without_bounds_of_text
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class PackedModel(torch.nn.Module):
         self.logits_way: LogitsWay = self.logits_ways[0]
         if (prepare := getattr(family, "prepare_model", None)) is not None:
             prepare(self.media_model)
+        for path in filter(None, set(self._tower_paths.values())):
+            tower = self.media_model.get_submodule(path)
+            tower.register_forward_pre_hook(without_bounds_of_text, with_kwargs=True)
 
     @property
     def base_model(self) -> PreTrainedModel | None:

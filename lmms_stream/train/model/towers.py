@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_leaves
 from ...errors import ConfigError
 from ...processors.families.family import Family
 
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # of samples of a pack, for attention
+
 
 class Dummies:
     """The smallest media of a family, by kind, on whatever device they are asked for."""
@@ -93,6 +95,14 @@ def features_of(found: Any) -> Any:
     # Until 5.21 the towers of sound of Omni models have no pooler_output.
     first = found.last_hidden_state if found.pooler_output is None else found.pooler_output
     return first, *(getattr(found, "deepstack_features", None) or ())
+
+
+def without_bounds_of_text(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before a tower's forward pass: keep the bounds of samples from it, whose attention would cut media there.
+
+    transformers hands all arguments of a model to its towers; until 5.19, these too to those of Qwen-VL.
+    """
+    return inputs, {name: value for name, value in named.items() if name not in _BOUNDS}
 
 
 def _num_rows(features: torch.Tensor) -> int:
