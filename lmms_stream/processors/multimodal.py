@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,10 +15,11 @@ from numpy.typing import NDArray
 from ..checks import plain_path
 from ..errors import ConfigError, DataError, did_you_mean
 from ..types import Processed, Sample
+from .agreement import compared, or_installed
 from .base import IGNORED_LABEL, FactsMissingError, Measured, Memory, SeenMedium, measured_tokens, or_error, through
 from .conversation import Chat, Conversations, Learn, Parts
 from .families.family import Family, FamilyMaker, Layout
-from .families.files import read_files
+from .families.files import ProcessorFiles, read_files
 from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, sound_of_video, stored_facts, stored_sound
@@ -73,13 +77,12 @@ class MultimodalProcessor:
             raise ConfigError(f"a processor of media has no setting {name!r}: {did_you_mean(name, known)}")
         chosen = MediaSettings(**settings)
         path = str(plain_path("path", path))
-        files = read_files(path)
-        maker = family or family_of(files)
-        tokenizer = load_tokenizer(path)
-        if files.chat_templates:
-            tokenizer = replace(tokenizer, chat_templates=files.chat_templates)
-        made = maker.of(files, chosen, lambda token: _token_id(tokenizer, token))
+        files, tokenizer = _read_folder(path)
+        ids = partial(_token_id, tokenizer)
+        made = (family or family_of(files)).of(files, chosen, ids)
         _check_sound(chosen, made, path)
+        if family is None:
+            made = or_installed(made, family_of(files).of(files, MediaSettings(), ids), tokenizer, files)
         return MultimodalProcessor(tokenizer, made, learn=learn, learn_stop=learn_stop)
 
     @property
@@ -200,6 +203,18 @@ class MultimodalProcessor:
         at = np.flatnonzero(np.isin(ids, self._placeholder_ids))
         repeats[at] = [count for layout in filled.layouts for count in layout.counts]
         return repeats
+
+
+def write_differences(path: str, to: str) -> None:
+    """Compare the family of a path with the installed processor, and write what is found into a file."""
+    files, tokenizer = _read_folder(path)
+    family = family_of(files).of(files, MediaSettings(), partial(_token_id, tokenizer))
+    Path(to).write_text(json.dumps(compared(family, tokenizer, path)._asdict()), encoding="utf-8")
+
+
+def _read_folder(path: str) -> tuple[ProcessorFiles, FastTokenizer]:
+    files, tokenizer = read_files(path), load_tokenizer(path)
+    return files, replace(tokenizer, chat_templates=files.chat_templates) if files.chat_templates else tokenizer
 
 
 def _check_sound(settings: MediaSettings, family: Family, path: str) -> None:

@@ -359,10 +359,13 @@ def test_a_process_without_torch_measures_and_processes_from_a_hub_id(
     (snapshot / "config.json").write_text('{"model_type": "qwen3_vl"}')  # which repositories of processors have, too
     script = [sys.executable, "-c", SCRIPT, "maker/tiny-vl", str(tmp_path / "sample")]
     environment = {**os.environ, **ENVIRONMENT, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     result = subprocess.run(
         script, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
     )
     assert result.returncode == 0, result.stderr
+    (compared,) = (tmp_path / "cache" / "lmms_stream" / "processors").iterdir()  # by another process
+    assert json.loads(compared.read_text()) == {}
     assert json.loads(result.stdout) == processors["qwen3_vl"].process(sample)["position_ids"].tolist()
 
 

@@ -158,6 +158,23 @@ class Family(Protocol):
         """
         ...
 
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """What transformers' processor makes of one medium -> the tensors as this family has them.
+
+        A family without this method is not compared with the installed processor.
+        """
+        ...
+
+    @property
+    def settings_of_calls(self) -> Mapping[str, Any]:
+        """Settings of images that transformers' processor takes from calls and not from folders. Default: none."""
+        ...
+
+    @property
+    def limits_of_images(self) -> Mapping[str, Any]:
+        """Settings of images that a user can change, by the names of transformers' processor. Default: none."""
+        ...
+
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """Kind -> the smallest inputs of that kind that the tower takes."""
         ...

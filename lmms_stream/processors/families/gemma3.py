@@ -122,6 +122,18 @@ class Gemma3(TiledFamily):
             ]
         return np.concatenate(tiles)
 
+    @property
+    def settings_of_calls(self) -> Mapping[str, Any]:
+        """See Family. Theirs follows a call in this, and not the folder."""
+        if self.crops is None:
+            return {"do_pan_and_scan": False}
+        return {
+            "do_pan_and_scan": True,
+            "pan_and_scan_min_crop_size": self.crops.min_side,
+            "pan_and_scan_max_num_crops": self.crops.max_crops,
+            "pan_and_scan_min_ratio_to_activate": self.crops.min_ratio,
+        }
+
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
         """See Family: 1 for tokens of images."""
         return {"token_type_ids": (input_ids == self.image_token_id).astype(np.int64)}

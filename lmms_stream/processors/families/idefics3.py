@@ -130,6 +130,11 @@ class Idefics3(TiledFamily):
 
         return super().tensors(layouts, media, rows_of_one) | given
 
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family."""
+        ours = super().of_installed(made)
+        return {**ours, "pixel_values": ours["pixel_values"][:, None]}
+
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family: what becomes one token; of ones, as the model leaves tiles of zeros out."""
         side = self.tiles.side // math.isqrt(self.tokens)

@@ -235,6 +235,14 @@ class Omni(FramesOfTheirOwn):
             tensors[LENGTHS] = np.array([shape.frames for shape, _ in heard], np.int64)
         return tensors
 
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family. Theirs has clips with padding."""
+        if "input_features" not in made:
+            return made
+        mask = made["feature_attention_mask"].astype(bool)
+        frames = made["input_features"].swapaxes(1, 2)[mask]
+        return {**made, FRAMES: frames, LENGTHS: mask.sum(axis=1)}
+
     def clips_of(self, layout: Layout) -> list[ClipShape]:
         """What is heard of a medium."""
         if layout.kind == "audio":

@@ -102,6 +102,10 @@ class Qwen2Audio:
             mask[number, : layout.shape.frames] = 1
         return {"input_features": features, "feature_attention_mask": mask}
 
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family."""
+        return made
+
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family."""
         mask = np.zeros((1, self._num_frames), np.int64)

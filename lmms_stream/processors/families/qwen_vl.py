@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
+from ...versions.transformers import limits_on_pixels
 from ..media.memory import Memory, new_memory
 from .family import AUTO_CLASS, Layout, TokenIds
 from .files import ProcessorFiles
@@ -214,6 +215,15 @@ class QwenVL:
                     start = stop
                 tensors[grids] = np.array([layout.shape.grid for layout, _ in found], np.int64)
         return tensors
+
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family."""
+        return made
+
+    @property
+    def limits_of_images(self) -> Mapping[str, Any]:
+        """See Family."""
+        return limits_on_pixels(self.images.min_pixels, self.images.max_pixels)
 
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """See Family."""

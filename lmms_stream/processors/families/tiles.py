@@ -216,6 +216,11 @@ class TiledFamily:
                     start += layout.patches
         return tensors | self.beside(layouts)
 
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family. Theirs has samples of tiles in some families."""
+        tiles = made.get("pixel_values")
+        return made if tiles is None else {**made, "pixel_values": tiles.reshape(-1, *tiles.shape[-3:])}
+
     def beside(self, layouts: Sequence[Layout]) -> dict[str, NDArray[Any]]:
         """The inputs beside tiles, of a sample's media."""
         return {}

@@ -1,0 +1,292 @@
+"""Whether our code for a family's media makes what the installed transformers' processor makes: a few media of each
+kind, read by both. What is found is kept, so that the next processor of such a folder needs no transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from io import BytesIO
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..extras import need
+from ..version import VERSION
+from .families.family import Family, Layout
+from .families.files import ProcessorFiles
+from .installed import PLURALS, READABLE, Answer, ByInstalled, Installed, runs_of, version_name
+from .media.facts import AudioFacts, facts_of
+from .tokenizers import FastTokenizer
+
+if TYPE_CHECKING:
+    from .media.facts import VideoFacts
+
+logger = logging.getLogger("lmms_stream")
+_PACKAGES = ("transformers", "torch", "torchvision", "pillow", "numpy")  # that make pixels and features
+_SIZES = ((37, 61), (9, 7), (40, 390), (700, 500))  # of images: odd, tiny, tall, and one of several tiles
+_FILM = (60, 44, 7)  # width, height and frames of a video
+_SECONDS = (0.3, 1.27)  # of sounds
+# Both round when they resize: now and then a value differs by one or two of 255, which means and deviations stretch.
+_MOST, _MEAN = 2.01 / 255 / 0.26, 0.005
+_MOST_OF_SOUND = 1e-4  # where one of the two computes by NumPy and the other by torch, they differ by 6e-5
+_COMPARE = (
+    "import sys; sys.path[:] = {path!r}; import torch; from lmms_stream.processors import multimodal; "
+    "multimodal.write_differences({of!r}, {to!r})"
+)
+_TIMEOUT_S = 600
+
+
+class Found(NamedTuple):
+    """Kinds of media -> how the two differ, and why they could not be compared. is_loaded: whether theirs could be."""
+
+    differences: Mapping[str, str]
+    failures: Mapping[str, str]
+    is_loaded: bool = True
+
+
+def or_installed(family: Family, plain: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Family:
+    """A family, or one that reads media by the installed processor where its own code differs from that.
+
+    plain: the same without settings of the user's, which is compared.
+    """
+    if not hasattr(family, "of_installed"):
+        return family
+    name = family.description["family"]
+    found = _differences(plain, tokenizer, files)
+    for kind, reason in found.failures.items():
+        logger.log(
+            logging.WARNING if found.is_loaded else logging.INFO,
+            "%s of %s could not be compared with what the processor of %s makes (%s): they are read by lmms_stream",
+            PLURALS.get(kind, kind), name, version_name(), reason,
+        )  # fmt: skip
+    for kind, difference in found.differences.items():
+        how = "read by that processor, which is slower" if kind in READABLE else "refused"
+        logger.warning(
+            "%s of %s: the processor of %s makes something else than lmms_stream %s (%s): they are %s",
+            PLURALS[kind], name, version_name(), VERSION, difference, how,
+        )  # fmt: skip
+    if not found.differences:
+        return family
+    limits, folders = (getattr(each, "limits_of_images", None) for each in (family, plain))
+    installed = Installed(files.name, family, limits=None if limits == folders else limits)
+    return cast("Family", ByInstalled(family, installed, tokenizer, found.differences))
+
+
+def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Found:
+    """Those that are kept, or those that comparing finds, in this process if it has torch, or in another."""
+    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
+        return Found(differences=json.loads(_kept_at(family, files).read_text(encoding="utf-8")), failures={})
+    alone = "torch" not in sys.modules
+    found = _by_another_process(files.name) if alone else compared(family, tokenizer, files.name)
+    if not found.failures:
+        with suppress(OSError, RuntimeError):
+            _keep(_kept_at(family, files), found.differences)
+    return found
+
+
+def _kept_at(family: Family, files: ProcessorFiles) -> Path:
+    described = {
+        "lmms_stream": [VERSION, _digest_of_code()],
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "family": dict(family.description),
+        "folder": [files.processor_class, *map(dict, (files.image, files.video, files.sound, files.processor))],
+    }
+    key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return base / "lmms_stream" / "processors" / f"{key}.json"
+
+
+@cache
+def _digest_of_code() -> str:
+    """Of what makes pixels here, which people may change between versions."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _keep(file: Path, differences: Mapping[str, str]) -> None:
+    """Other processes see the file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
+        json.dump(dict(differences), written)
+    Path(written.name).replace(file)
+
+
+def _by_another_process(path: str) -> Found:
+    with TemporaryDirectory() as folder:
+        written = Path(folder) / "found.json"
+        program = _COMPARE.format(path=sys.path, of=path, to=str(written))
+        try:
+            subprocess.run([sys.executable, "-c", program], check=True, timeout=_TIMEOUT_S, capture_output=True)
+            return Found(**json.loads(written.read_bytes()))
+        except (subprocess.SubprocessError, OSError) as error:
+            return Found(differences={}, failures={"media": str(error)}, is_loaded=False)
+
+
+def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Found:
+    """Ask both about a few media of each kind of the family."""
+    installed = Installed(path, family)
+    try:
+        installed.processor  # noqa: B018 - it is loaded
+    except Exception as error:  # noqa: BLE001 - of any library that it needs
+        return Found(differences={}, failures={"media": _first_line(error)}, is_loaded=False)
+    differences, failures = {}, {}
+    for kind in family.placeholders:
+        try:
+            found = (_difference(case, family, tokenizer) for case in _CASES[kind](family, installed))
+            if difference := next(filter(None, found), ""):
+                differences[kind] = difference
+        except Exception as error:  # noqa: BLE001 - a later transformers may be asked in another way
+            failures[kind] = _first_line(error)
+    return Found(differences=differences, failures=failures)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Media of one kind as they are stored, how they stand in a sample, and what the installed processor says."""
+
+    name: str
+    kind: str
+    media: Sequence[bytes]
+    layouts: Sequence[Layout]
+    answer: Answer
+
+
+def _images(family: Family, installed: Installed) -> Iterator[Case]:
+    pictures = [_picture(*size, seed=seed) for seed, size in enumerate(_SIZES)]
+    pictures.append(np.repeat(pictures[0].mean(axis=2, keepdims=True), 3, axis=2).astype(np.uint8))  # grey
+    for images in (*([each] for each in pictures), pictures[:2]):
+        media = [_png(each) for each in images]
+        layouts = [family.layout("image", facts_of(data, "image")) for data in media]
+        in_sample = getattr(family, "in_sample", list)
+        sizes = " and ".join(f"{each.shape[1]} x {each.shape[0]} pixels" for each in images)
+        yield Case(
+            name=f"of {sizes}", kind="image", media=media, layouts=in_sample(layouts),
+            answer=installed.of_images(images),
+        )  # fmt: skip
+
+
+def _videos(family: Family, installed: Installed) -> Iterator[Case]:
+    from .media.video import read_frames
+
+    width, height, num_frames = _FILM
+    data = _film(width, height, num_frames)
+    facts = cast("VideoFacts", facts_of(data, "video"))
+    layout = family.layout("video", facts)
+    numbers = family.frames(layout)
+    frames = read_frames(data, numbers, num_frames=facts.frames, width=width, height=height)
+    yield Case(
+        name=f"of {num_frames} frames", kind="video", media=[data], layouts=[layout],
+        answer=installed.of_video(frames, numbers, facts),
+    )  # fmt: skip
+
+
+def _sounds(family: Family, installed: Installed) -> Iterator[Case]:
+    rate: int = family.clips.rate  # type: ignore[attr-defined]
+    for seed, seconds in enumerate(_SECONDS):
+        samples = _tone(int(seconds * rate), rate, seed)
+        layout = family.layout("audio", AudioFacts(len(samples), rate))
+        yield Case(
+            name=f"of {seconds} s", kind="audio", media=[_wav(samples, rate)], layouts=[layout],
+            answer=installed.of_sound(samples.astype(np.float32) / np.float32(2**15), rate),
+        )  # fmt: skip
+
+
+_CASES: Mapping[str, Callable[[Family, Installed], Iterator[Case]]] = {
+    "image": _images, "video": _videos, "audio": _sounds,
+}  # fmt: skip
+
+
+def _difference(case: Case, family: Family, tokenizer: FastTokenizer) -> str:
+    """How the two differ, "" where they agree."""
+    counts = tuple(count for layout in case.layouts for count in layout.counts)
+    _, theirs = runs_of(case.answer.ids, family, tokenizer)
+    if counts != theirs:
+        return f"one {case.name} becomes {list(theirs)} tokens, here {list(counts)}"
+    for name, values in family.tensors(case.layouts, case.media).items():
+        found = case.answer.tensors.get(name)
+        if found is None:
+            return f"one {case.name} has no {name}"
+        if found.shape != values.shape:
+            return f"{name} of one {case.name} is of shape {found.shape}, here {values.shape}"
+        distance = np.abs(values.astype(np.float64) - found)
+        most, mean = (_MOST_OF_SOUND,) * 2 if case.kind == "audio" else (_MOST, _MEAN)
+        if values.dtype.kind != "f":
+            most = mean = 0
+        if distance.max() > most or distance.mean() > mean:
+            return f"{name} of one {case.name} differs by up to {distance.max():.2g}"
+    return ""
+
+
+def _picture(width: int, height: int, *, seed: int) -> NDArray[np.uint8]:
+    """Waves of colors with noise on them."""
+    y, x = np.mgrid[0:height, 0:width]
+    random = np.random.default_rng(seed)
+    waves = [np.sin((x * a + y * b) / 40) for a, b in random.uniform(-1, 1, (3, 2))]
+    pixels = 127 + 90 * np.stack(waves, -1) + random.normal(0, 8, (height, width, 3))
+    return pixels.clip(0, 255).astype(np.uint8)
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    need("PIL", by="images")
+    from PIL import Image
+
+    written = BytesIO()
+    Image.fromarray(image).save(written, "PNG", compress_level=1)
+    return written.getvalue()
+
+
+def _film(width: int, height: int, num_frames: int) -> bytes:
+    import av
+
+    written = BytesIO()
+    with av.open(written, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=Fraction(5))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for seed in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(_picture(width, height, seed=seed), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return written.getvalue()
+
+
+def _tone(num_samples: int, rate: int, seed: int) -> NDArray[np.int16]:
+    noise = np.random.default_rng(seed).normal(0, 0.02, num_samples)
+    wave = 0.4 * np.sin(2 * np.pi * 440 * np.arange(num_samples) / rate) + noise
+    return (wave * 2**15).astype(np.int16)
+
+
+def _wav(samples: NDArray[np.int16], rate: int) -> bytes:
+    import wave
+
+    written = BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.tobytes())
+    return written.getvalue()
