@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ConfigError
 from ..extras import need
 from ..version import VERSION
 from .families.family import Family, Layout
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
     from .media.facts import VideoFacts
 
 logger = logging.getLogger("lmms_stream")
-_PACKAGES = ("transformers", "torch", "torchvision", "pillow", "numpy")  # that make pixels and features
+_PACKAGES = ("transformers", "torch", "torchvision", "pillow", "av", "soundfile", "numpy")  # that read media
 _SIZES = ((37, 61), (9, 7), (40, 390), (700, 500))  # of images: odd, tiny, tall, and one of several tiles
 _FILM = (60, 44, 7)  # width, height and frames of a video
 _SECONDS = (0.3, 1.27)  # of sounds
-# Both round when they resize: now and then a value differs by one or two of 255, which means and deviations stretch.
-_MOST, _MEAN = 2.01 / 255 / 0.26, 0.005
+# Both round when they resize: single values differ by two of 255, elsewhere by ten, which deviations stretch. The
+# mean tells another filter, which makes it 0.005 to 0.017; what rounding makes of it is 0.003 at most.
+_MOST, _MEAN = 16 / 255 / 0.26, 0.005
 _MOST_OF_SOUND = 1e-4  # where one of the two computes by NumPy and the other by torch, they differ by 6e-5
 _COMPARE = (
     "import sys; sys.path[:] = {path!r}; import torch; from lmms_stream.processors import multimodal; "
@@ -65,7 +67,7 @@ def or_installed(family: Family, plain: Family, tokenizer: FastTokenizer, files:
     """
     if not hasattr(family, "of_installed"):
         return family
-    name = family.description["family"]
+    name = family.description.get("family", type(family).__name__)
     found = _differences(plain, tokenizer, files)
     for kind, reason in found.failures.items():
         logger.log(
@@ -156,6 +158,8 @@ def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Found:
             found = (_difference(case, family, tokenizer) for case in _CASES[kind](family, installed))
             if difference := next(filter(None, found), ""):
                 differences[kind] = difference
+        except (ImportError, ConfigError):
+            continue  # a package is missing, without which such media are not read here either
         except Exception as error:  # noqa: BLE001 - a later transformers may be asked in another way
             failures[kind] = _first_line(error)
     return Found(differences=differences, failures=failures)

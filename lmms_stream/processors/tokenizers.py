@@ -1,7 +1,7 @@
-"""Fast tokenizers: what of a transformers tokenizer makes tokens of a text. Here alone transformers is imported.
+"""Fast tokenizers: what of a transformers tokenizer makes tokens of a text.
 
-It imports torch, which takes seconds and 600 MiB, and which tokens do without. So a process that has no torch has the
-tokenizer loaded by another, which ends with it.
+transformers imports torch, which takes seconds and 600 MiB, and which tokens do without. So a process that has no torch
+has the tokenizer loaded by another, which ends with it.
 """
 
 from __future__ import annotations

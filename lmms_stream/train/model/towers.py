@@ -140,7 +140,7 @@ def family_of(processors: Iterable[Any], config: Any) -> Family | None:
     config: of the model. ConfigError for several families, and for one that is not the model's.
     """
     families: list[Family] = [each.family for each in processors if getattr(each, "family", None) is not None]
-    found = {type(each).__name__: each for each in reversed(families)}
+    found = {type(getattr(each, "ours", each)).__name__: each for each in reversed(families)}
     if len(found) > 1:
         raise ConfigError(f"processors are of families {' and '.join(sorted(found))}: take those of one family")
     family = families[0] if families else None
