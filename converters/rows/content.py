@@ -2,6 +2,7 @@
 
 A text may hold `<image>`, `<audio>` and `<video>` where the row's media belong, and a part may say its type alone:
 both take the next of the row's `images`, `audios` or `videos`. Without such a column they are text like other text.
+`<image>` may stand for the videos of a row without images.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking")
 
+_SLOT = re.compile(f"<(?:{'|'.join(MEDIA_ROLES)})>")
 _STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _NO_FACTS = {"type", "mime", "span", "video_start", "video_end"}  # keys of a stored part
@@ -49,7 +51,7 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
     that nothing points to come before the first text of the user. DataError unless there are as many media as slots for
     them, and for content that is neither text nor parts.
     """
-    turns = [_with_own_media(_with_thoughts(turn)) for turn in turns]
+    turns = _with_video_slots([_with_own_media(_with_thoughts(turn)) for turn in turns], waiting)
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
         num_slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
@@ -61,16 +63,43 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
             slots = [{"type": kind}] * len(references)
             first["content"] = slots + [part for part in _listed(first["content"]) if part != _text("")]
         elif num_slots != len(references):
+            remedy = "correct the row" if num_slots or held else f"write <{kind}> where each belongs"
             raise DataError(
                 f"{num_slots} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
                 f"{len(references)} {MEDIA_ROLES[kind]}{f' (messages hold {len(held)} others)' if held else ''}: "
-                f"correct the row, or pass --columns {MEDIA_ROLES[kind]}= to leave them out"
+                f"{remedy}, or pass --columns {MEDIA_ROLES[kind]}= to leave them out"
             )
     nexts = {kind: iter(references) for kind, references in waiting.items()}
     for turn in split:
         if isinstance(turn["content"], list):
             turn["content"] = [_store(part, nexts, media) for part in turn["content"]]
     return split
+
+
+def slots_of(turns: Sequence[Turn]) -> set[str]:
+    """Return the slots for media that stand in texts."""
+    return {slot for turn in turns for slot in _SLOT.findall(text_of(turn["content"]))}
+
+
+def may_hold_slots(text: str) -> bool:
+    return "<" in text and _SLOT.search(text) is not None
+
+
+def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]:
+    """Return the turns with <video> in place of <image>, as LLaVA-Video writes it, if the row's media are videos alone.
+
+    There must be as many as videos, and no slot for a video.
+    """
+    videos, texts = waiting.get("video"), [text_of(turn["content"]) for turn in turns]
+    if not videos or waiting.get("image") or any("<video>" in text for text in texts):
+        return turns
+    if sum(text.count("<image>") for text in texts) != len(videos):
+        return turns
+    is_text = [isinstance(turn["content"], str) for turn in turns]
+    return [
+        {**turn, "content": turn["content"].replace("<image>", "<video>")} if plain else turn
+        for turn, plain in zip(turns, is_text, strict=True)
+    ]
 
 
 def _with_thoughts(turn: Turn) -> Turn:

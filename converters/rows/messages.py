@@ -11,7 +11,7 @@ import orjson
 from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
-from .content import Turn
+from .content import Turn, may_hold_slots
 from .dialog import begins_with_text
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json
@@ -107,7 +107,7 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
-        if role not in _PLAIN_ROLES or role in roles or type(content) is not str:
+        if role not in _PLAIN_ROLES or role in roles or type(content) is not str or may_hold_slots(content):
             return None
         is_learnt = is_learnt or (role == "assistant" and content != "")
     try:

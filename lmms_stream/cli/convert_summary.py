@@ -72,6 +72,12 @@ def unread_lines(names: UnreadNames) -> list[str]:
 
 def _unread_line(name: str, unread: Unread) -> str:
     where = f"in {_counted(unread.num_rows, 'row')}, first in {unread.first}"
+    if name.startswith(f"{KEY_OF_MESSAGES}<"):
+        slot, role = name.removeprefix(KEY_OF_MESSAGES), f"{name.removeprefix(KEY_OF_MESSAGES)[1:-1]}s"
+        return (
+            f"{slot} of messages {where}: it stays text, for no column of {role} is read (--columns {role}=COLUMN "
+            "reads one)"
+        )
     if name.startswith(KEY_OF_MESSAGES):
         return f"key {name.removeprefix(KEY_OF_MESSAGES)} of messages {where}: nothing here reads it"
     return (

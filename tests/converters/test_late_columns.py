@@ -70,6 +70,25 @@ def test_a_filled_column_in_whose_place_another_is_read_is_counted(tmp_path: Pat
     assert [dataset[number]["media"] for number in range(4)] == [image_bytes(color=color) for color in (0, 1, 2, 2)]
 
 
+@pytest.mark.parametrize("rest", [{}, {"system": "s"}, {"tools": [{"name": "f"}]}])
+def test_slots_for_media_that_stay_text_are_counted(rest: dict[str, Any], tmp_path: Path) -> None:
+    asks = [{"role": "user", "content": "<image>\na"}, CHAT[1]]
+    rows = [{"messages": chat, **rest} for chat in (CHAT, asks, asks, [{"role": "user", "content": "a < b"}, CHAT[1]])]
+    report = convert([write(tmp_path / "a.jsonl", rows)], str(tmp_path / "out"), num_workers=1)
+    assert report.unread == {"messages[].<image>": Unread(first=f"{tmp_path}/a.jsonl:2", num_rows=2)}
+    assert unread_lines(report.unread)[0].endswith(
+        "a.jsonl:2: it stays text, for no column of images is read (--columns images=COLUMN reads one)"
+    )
+    stored = json.loads(StreamingDataset(local=str(tmp_path / "out"), batch_size=1)[1]["messages"])
+    assert "<image>\na" in json.dumps(stored).replace("\\n", "\n")
+
+
+def test_slots_in_answers_that_are_compared_are_counted(tmp_path: Path) -> None:
+    row = {"prompt": "<image>", "chosen": "<video>", "rejected": "c"}
+    report = convert([write(tmp_path / "a.jsonl", [row])], str(tmp_path / "out"), num_workers=1)
+    assert report.unread.keys() == {"messages[].<image>", "messages[].<video>"}
+
+
 def test_media_in_keys_of_messages_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(image_bytes())
     shown = {"role": "user", "content": "see", "images": ["a.png"]}

@@ -21,7 +21,7 @@ from lmms_stream.processors.base import or_error
 from streaming import StreamingDataset
 
 from ...rounds import rounds
-from ..media_files import image_bytes
+from ..media_files import CLIP, image_bytes
 from .layouts import LAYOUTS, Layout, Row, image, said, url
 
 _AS_USUAL = SchemaOptions()
@@ -262,6 +262,26 @@ def test_columns_of_media_are_offered_to_be_read_only_if_they_can_be(row: Row, s
     if columns:
         assert set(columns) <= set(find_mapper([row], SchemaOptions(columns=columns)).found)
     find_mapper([row], SchemaOptions(keep=tuple(others)))
+
+
+@pytest.mark.parametrize("rest", [{}, {"image": None}])
+def test_image_stands_for_the_video_of_a_row_without_images(rest: Row) -> None:
+    """As LLaVA-Video-178K is written."""
+    row = {"video": CLIP, "conversations": [
+        {"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": "a"}]} | rest  # fmt: skip
+    sample = find_mapper([row], _AS_USUAL)(row, None)
+    parts = json.loads(sample["messages"])[0]["content"]
+    assert [part["type"] for part in parts] == ["video", "text"]
+    assert parts[1]["text"] == "\nq"
+    assert sample["media"] == CLIP
+    cases: list[tuple[str, Row, str]] = [
+        ("<image><image>q", {}, "2 slots for media of kind image|0 slots .*: write <video> where each belongs, or"),
+        ("<image><video>q", {"image": []}, "1 slots for media of kind image .* and 0 images: correct the row"),
+    ]
+    for text, more, reason in cases:
+        wrong = row | more | {"conversations": [{"from": "human", "value": text}, row["conversations"][1]]}
+        with pytest.raises(DataError, match=reason):
+            find_mapper([wrong], _AS_USUAL)(wrong, None)
 
 
 BY_MAP = r".* make such rows with --map FILE\.py:FUNCTION, or keep columns as they are with --keep"
