@@ -10,9 +10,9 @@ from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
-from .alpaca import exchanges
+from .alpaca import exchanges, with_input
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
-from .content import MEDIA_ROLES, Turn, store_content
+from .content import MEDIA_ROLES, Turn, store_content, text_of
 from .fields import Columns, Fields, named_alike, unpacked
 from .messages import message_turn
 from .preferences import PAIR, VERDICT_COLUMNS, is_verdict
@@ -108,6 +108,7 @@ def _store(
         raise DataError("--learn each makes a sample of each answer, which preferences are not: leave it out")
     if not parts["prompt"]:
         raise DataError("the prompt has no message, so there is nothing that is answered: complete or remove the row")
+    _check_all_stored([turn for turns in parts.values() for turn in turns], fields, {**USUAL_ROLES, **options.roles})
     parts = {**parts, "prompt": add_system(parts["prompt"], fields, options.system)}
     for name, turns in parts.items():
         if name != "prompt":
@@ -120,6 +121,22 @@ def _store(
     tools = read_tools(fields)
     text = json_of({**stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}
+
+
+def _check_all_stored(turns: Sequence[Turn], fields: Fields, roles: Roles) -> None:
+    """DataError for a column of what is asked with a text that no turn has, since another was read in its place."""
+    stored = "\n".join(text_of(turn["content"]) for turn in turns)
+    held = {role: [{"content": fields.get(role)}] for role in ("input",) if fields.get(role)}
+    held["history"] = exchanges(fields.get("history"))
+    held["messages"] = [] if fields.get("messages") is None else _conversation(fields, roles)
+    for role, each in held.items():
+        text = next((text for turn in each if (text := text_of(turn["content"]).strip()) not in stored), None)
+        if text is not None:
+            column = fields.column(role)
+            raise DataError(
+                f"column {column!r} holds {text[:80]!r}, which is in neither the prompt nor the answers, for another "
+                f"column is read in its place: correct the row, or pass --columns {role}= to leave the column out"
+            )
 
 
 def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
@@ -152,10 +169,7 @@ def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
     before = exchanges(fields.get("history"))
     if _holds_messages(unpacked(value)):
         return before + _said(fields, "prompt", roles)
-    asked = fields.text("prompt")
-    is_alpaca = fields.column("prompt") == "instruction" or "input" in fields.columns
-    if is_alpaca and fields.get("input"):
-        asked += "\n\n" + fields.text("input")
+    asked = with_input(fields.text("prompt"), fields.text("input") if fields.get("input") else "")
     return [*before, {"role": "user", "content": asked}]
 
 

@@ -16,7 +16,7 @@ from .row_kind import ReadOptions
 
 def stored_texts(chosen: str, rejected: str, fields: Fields, options: ReadOptions) -> Sample:
     """The sample of two texts; DataError where they have no beginning in common, or there is more to the row."""
-    has = [role for role in ("system", "tools") if fields.get(role)]
+    has = [role for role in ("system", "tools", "input", "history") if fields.get(role)]
     has += [role for role in MEDIA_ROLES.values() if fields.references(role)]
     if has or options.system:
         raise DataError(

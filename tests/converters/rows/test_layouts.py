@@ -9,13 +9,16 @@ import re
 import shlex
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows.kinds import KINDS
 from lmms_stream.converters.rows.mapper import Mapper, find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.rows.schemas import MESSAGES, PREFERENCE, TEXT
 from lmms_stream.errors import DataError
 from lmms_stream.processors.base import or_error
 from streaming import StreamingDataset
@@ -89,6 +92,38 @@ def test_nothing_of_a_usual_layout_is_lost_in_silence(layout: Layout) -> None:
     assert layout.kind in (None, mapper.kind.name)
     for row in rows:
         check_nothing_lost(row, mapper, told)
+
+
+_TEXTS = ("prompt", "response", "question", "answer", "instruction", "input", "output", "text", "system")
+_ROLES: Row = {
+    **{role: f"m-{role}" for role in _TEXTS},
+    "chosen": "m-chosen", "rejected": "x", "label": True, "dialog": ["m-dialog", "a"], "history": [["m-history", "a"]],
+    "tools": [{"name": "m-tools"}], "images": [image(1)], "file_name": "a.png",
+}  # fmt: skip
+_MESSAGES: Mapping[str, list[Row]] = {
+    "messages": [{"role": "user", "content": "m-messages"}, {"role": "assistant", "content": "a"}],
+    "exchanges": [{"user": "m-messages", "assistant": "a"}],
+    "sharegpt": [{"from": "human", "value": "m-messages"}, {"from": "gpt", "value": "a"}],
+}
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.schema in (MESSAGES, PREFERENCE, TEXT)])
+def test_columns_that_rows_are_said_to_be_read_from_are_stored(kind: str) -> None:
+    roles, num_read = {**_ROLES, "messages": _MESSAGES.get(kind, _MESSAGES["messages"])}, 0
+    optional = [role for role in KINDS[kind].may if role in roles]
+    for extra in (some for number in range(3) for some in combinations(optional, number)):
+        row = {KINDS[kind].columns[role][0]: roles[role] for role in (*KINDS[kind].needs, *extra)}
+        mapper = or_error(find_mapper, [row], _AS_USUAL)
+        sample = mapper if isinstance(mapper, DataError) else or_error(mapper, row, None)
+        if isinstance(sample, DataError) or isinstance(mapper, DataError) or mapper.kind.name != kind:
+            continue
+        num_read += 1
+        texts = " ".join(value for value in sample.values() if isinstance(value, str))
+        for path, value in leaves(row):
+            if isinstance(value, str) and value.startswith("m-"):
+                assert value in texts or named(path, mapper.description), (path, row, mapper.description)
+        assert "images" not in row or sample.get("media") == image(1) or named("images", mapper.description)
+    assert num_read > 0
 
 
 def _random_row(draw: random.Random) -> Row:

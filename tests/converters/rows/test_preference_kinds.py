@@ -61,6 +61,12 @@ CASES: list[tuple[str, Row, Row]] = [
     ),
     (
         "preference",
+        {"prompt": "hi", "input": "you", "chosen": "hello", "rejected": "no"},
+        {**PAIR, "prompt": [user("hi\n\nyou")]},
+    ),
+    ("preference", {"prompt": "hi", "messages": [HI, GOOD], "chosen": "hello", "rejected": "no"}, PAIR),
+    (
+        "preference",
         {"system": "S", "question": "hi", "chosen": "hello", "rejected": "no", "tools": [TOOL]},
         {**PAIR, "prompt": [{"role": "system", "content": "S"}, HI], "tools": [TOOL]},
     ),
@@ -100,6 +106,16 @@ def test_images_belong_to_the_prompt() -> None:
         ({"chosen": [HI, GOOD], "rejected": [HI, user("x")]}, "rejected is from 'user', and answers are the assistant"),
         ({"prompt": "x", "chosen": [HI, GOOD], "rejected": [HI, BAD]}, "column 'prompt' says 'x', which is not among"),
         ({"prompt": "hi", "completion": "", "label": True}, "answer is an empty answer"),
+        (
+            {"prompt": "hi", "messages": LONG, "chosen": "a", "rejected": "b"},
+            "column 'messages' holds 'yes\\?', which is",
+        ),
+        (
+            {"messages": [HI, GOOD], "input": "x", "label": True},
+            "column 'input' holds 'x', .* --columns input= to leave",
+        ),
+        ({"messages": [HI, GOOD], "history": [["x", "y"]], "kto_tag": True}, "column 'history' holds 'x'"),
+        ({"input": "x", "chosen": "It is a", "rejected": "It is b"}, "whole texts, which have no room for input: name"),
         ({"completion": "a", "label": True}, "the row has answers and no prompt"),
         ({"messages": [GOOD], "label": True}, "the prompt has no message, so there is nothing that is answered"),
         ({"messages": [GOOD, HI], "label": True}, "answer is from 'user', and answers are the assistant's"),
@@ -136,7 +152,7 @@ def test_preferences_are_shown_verified_exported_and_merged_as_such(format: Any,
     pairs, judged, chats = (str(tmp_path / name) for name in ("pairs", "judged", "chats"))
     for target, row in (
         (pairs, CASES[0][1]),
-        (judged, {**CASES[9][1], "label": False}),
+        (judged, {**CASES[11][1], "label": False}),
         (chats, {"messages": [HI, GOOD]}),
     ):
         convert([str(write(Path(f"{target}.json"), orjson.dumps([row])))], target, num_workers=1)
