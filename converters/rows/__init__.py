@@ -5,7 +5,7 @@ options         what is asked about rows
 user_functions  the user's own: which rows are taken, and what is made of each
 mapper          the first rows of a source -> what maps all of them
 kinds           the kinds of rows that are known, in the order in which they are looked for
-choices         columns of what an answer is chosen from
+beside          columns without which those that are read would mean something else
 nearest         columns that fit no kind -> the kind that they are nearest to
 row_kind        what a kind is: detection, columns, reading
 media_columns   columns that hold media by their values, whatever they are called

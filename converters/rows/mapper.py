@@ -13,7 +13,7 @@ from ...processors.base import or_error
 from ...types import Sample
 from ..media.references import SampleMedia
 from .answers import each_answer
-from .choices import check_choices
+from .beside import check_beside
 from .columns import COLUMNS
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
@@ -205,7 +205,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:
-        check_choices(rows, kind.name)
+        check_beside(rows, kind.name, found=found, left=left)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)
     return Mapper(

@@ -10,8 +10,8 @@ from shlex import quote
 from typing import Any
 
 from ...errors import DataError
+from .beside import CHOICES, choices_in, choices_unread
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
-from .choices import CHOICES, choices_in, choices_unread
 from .content import MEDIA_ROLES
 from .fields import Fields, head_of, is_filled, unpacked, value_at
 from .media_columns import can_read, media_columns

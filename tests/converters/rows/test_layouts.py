@@ -353,6 +353,30 @@ def test_a_question_next_to_choices_is_read_alone_if_that_is_asked_for() -> None
     assert find_mapper([row | {"choices": []}], _AS_USUAL).kind.name == "question-answer"
 
 
+@pytest.mark.parametrize("messages", [said(1, "user"), said(1, "user", "assistant", "user")])
+@pytest.mark.parametrize("name", ["response", "completion", "output"])
+def test_an_answer_next_to_messages_of_the_user_is_read_by_the_options_that_are_printed(
+    messages: list[Row], name: str
+) -> None:
+    row = {"messages": messages, name: "the end", "score": 1}
+    with pytest.raises(DataError, match=f"--columns prompt=messages response={name}, or pass --kind messages"):
+        find_mapper([row], _AS_USUAL)
+    mapper = find_mapper([row], SchemaOptions(columns={"prompt": "messages", "response": name}))
+    stored = json.loads(mapper(row, None)["messages"])
+    assert [each["content"] for each in stored] == [*(each["content"] for each in messages), "the end"]
+    whole = {**row, "messages": [*messages, {"role": "assistant", "content": "the end"}]}
+    assert find_mapper([whole], _AS_USUAL).kind.name == "messages"
+
+
+def test_texts_with_a_speaker_are_no_documents() -> None:
+    """OpenAssistant's messages, a row each."""
+    row = {"message_id": "i", "parent_id": None, "text": "t", "role": "prompter", "lang": "en"}
+    with pytest.raises(DataError, match=r"column role says who speaks, .*: join .*, or pass --kind text to leave"):
+        find_mapper([row], _AS_USUAL)
+    assert find_mapper([row], SchemaOptions(kind="text")).kind.name == "text"
+    assert find_mapper([{**row, "role": "admin"}], _AS_USUAL).kind.name == "text"
+
+
 def test_an_answer_that_calls_functions_calls_them() -> None:
     calls = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]
     tools = [{"name": "f"}, {"name": "g"}]

@@ -1,0 +1,69 @@
+"""Columns next to those that a kind reads, without which the rows would mean something else. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...errors import DataError
+from .fields import is_filled, unpacked
+from .speakers import USUAL_ROLES
+
+CHOICES = ("choices", "options", "endings")
+_ANSWERS = ("response", "completion", "answer", "output", "target")
+_SPEAKERS = ("user", "assistant", "prompter")
+
+
+def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the column of choices that holds something in any of the rows."""
+    return next((name for row in rows for name in CHOICES if is_filled(row.get(name))), None)
+
+
+def choices_unread(name: str) -> str:
+    """Return the part of an error that says what is wrong and what to do."""
+    return (
+        f"column {name} holds what the answer is chosen from, and no kind reads it: write the choices into the "
+        "question and the chosen one into the answer, with --map FILE.py:FUNCTION"
+    )
+
+
+def check_beside(
+    rows: Sequence[Mapping[str, Any]], kind: str, *, found: Mapping[str, str], left: Sequence[str]
+) -> None:
+    """DataError if columns that are left out belong to those that are read.
+
+    Choices to a question, an answer to messages that end with the user's, a speaker to a text. found: role -> column.
+    """
+    wrong = None
+    if kind == "question-answer" and (name := choices_in(rows)):
+        wrong = choices_unread(name)
+    if kind in ("messages", "sharegpt"):
+        name = next((name for row in rows for name in _ANSWERS if name in left and _answers(row, found, name)), None)
+        if name is not None:
+            wrong = (
+                f"column {name} holds what answers the messages, which end with the user's, and nothing reads it: pass "
+                f"--columns prompt={found['messages']} response={name}"
+            )
+    if kind == "text" and "role" in left and any(_speaks(row.get("role")) for row in rows):
+        wrong = (
+            "column role says who speaks, so that each row is a message and no document: join the messages of a "
+            "conversation to one row first"
+        )
+    if wrong is not None:
+        raise DataError(f"{wrong}, or pass --kind {kind} to leave the column out")
+
+
+def _answers(row: Mapping[str, Any], found: Mapping[str, str], name: str) -> bool:
+    messages = unpacked(row.get(found.get("messages", "messages")))
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
+    return isinstance(row.get(name), str) and bool(row[name]) and _usual(speaker) == "user"
+
+
+def _speaks(value: Any) -> bool:
+    return _usual(value) in _SPEAKERS
+
+
+def _usual(speaker: Any) -> str:
+    name = speaker.lower() if isinstance(speaker, str) else ""
+    return USUAL_ROLES.get(name, name)
