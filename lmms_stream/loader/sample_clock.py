@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import WorkerError
+from ..processes.shared_tensors import SharesTensors
 from ..storage.threads import start_thread
 
 LONGEST_POLL_S = 1.0
@@ -22,7 +23,7 @@ LEAST_GRACE_S = 5.0  # that a process which works on a sample itself has beyond 
 logger = logging.getLogger("lmms_stream")
 
 
-class SampleClock:
+class SampleClock(SharesTensors):
     """A row a process: when its sample began (nanoseconds, 0: it is at none), the number of its source, its id.
 
     timeout_s: a sample that takes longer is an error. sources: their names.

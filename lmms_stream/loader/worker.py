@@ -24,6 +24,7 @@ from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
 from ..plan.planner import Planned, StepPlanner, Work
 from ..plan.weights import Weights
+from ..processes.shared_tensors import SharesTensors
 from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch
 from .batch_maker import BatchMaker, LoaderSettings, Ready
@@ -46,7 +47,7 @@ def _shared_bytes(size: int) -> torch.Tensor:
     return memory
 
 
-class PackWorker(IterableDataset[Item]):
+class PackWorker(SharesTensors, IterableDataset[Item]):
     """Worker w of n makes the items w, w + n, … of this rank's batches, from a start that its loader tells.
 
     An error of ours is the last item, so that the consumer raises it as it is, without a worker's traceback.

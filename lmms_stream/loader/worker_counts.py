@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..processes.shared_tensors import SharesTensors
 from ..storage.tally import FetchCounts, FetchTally, sum_counts
 
 
-class WorkerCounts:
+class WorkerCounts(SharesTensors):
     """Counts of num_workers processes, since the beginning; a worker that is started again goes on in its row."""
 
     def __init__(self, num_workers: int):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import CursorError
+from ..processes.shared_tensors import SharesTensors
 
 MAX_WORKERS = 1 << 12  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
@@ -19,7 +20,7 @@ _COUNT_BITS = 31
 _BEGUN, _FIRST_EPOCH, _FIRST_ITERATION, _STATE_BYTES, _WORKERS = range(5)
 
 
-class EpochCounter:
+class EpochCounter(SharesTensors):
     """Counts iterations; all workers of one iteration of a DataLoader get the same number.
 
     It is in shared memory, which has no name, so nothing of it outlives its processes. The first word holds the count

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -122,6 +123,15 @@ def test_spawned_workers_deliver_what_forked_ones_do(dataset: PackedStreamingDat
         return [batch.sample_ids.tolist() for _, batch in zip(range(12), loader, strict=False)]
 
     assert batches("spawn") == batches("fork")
+
+
+def test_a_copy_of_a_loader_tells_its_persistent_workers_where_to_begin(dataset: PackedStreamingDataset) -> None:
+    loader = copy.deepcopy(PackedLoader(dataset, global_batch=8, num_workers=2, persistent_workers=True))
+    start = loader.state_dict()
+    epochs = [[batch.sample_ids.tolist() for batch in loader] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    loader.load_state_dict(start)
+    assert [batch.sample_ids.tolist() for batch in loader] == epochs[0]
 
 
 def test_a_state_is_small_json_and_resumes_at_another_world_size_and_worker_count(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,15 @@ def test_epochs_differ_though_the_seed_of_torch_is_set_before_each(
         assert sorted(epochs[-1]) == list(range(NUM_SAMPLES))
     assert len(set(map(tuple, epochs))) == 3
     assert dataset.next_epoch == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_counts_the_epochs_of_its_workers(folder: Path, copied: Callable[[Any], Any]) -> None:
+    dataset = copied(StreamingDataset(remote=str(folder), **SMALL))
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=as_lists, timeout=60)
+    epochs = [[n for batch in loader for n in batch["number"]] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert dataset.next_epoch == 2
 
 
 @pytest.mark.parametrize("batch_size", [4, 5])
