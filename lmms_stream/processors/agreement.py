@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from ..extras import need
 from ..version import VERSION
 from .families.family import Family, Layout
 from .families.files import ProcessorFiles
-from .installed import PLURALS, READABLE, Answer, ByInstalled, Installed, runs_of, version_name
+from .installed import PLURALS, Answer, ByInstalled, Installed, runs_of, version_name
 from .media.facts import AudioFacts, facts_of
 from .tokenizers import FastTokenizer
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lmms_stream")
 _PACKAGES = ("transformers", "torch", "torchvision", "pillow", "av", "soundfile", "numpy")  # that read media
 _SIZES = ((37, 61), (9, 7), (40, 390), (700, 500))  # of images: odd, tiny, tall, and one of several tiles
-_FILM = (60, 44, 7)  # width, height and frames of a video
+_FILMS = ((60, 44, 7), (1280, 720, 4))  # width, height and frames of videos
 _SECONDS = (0.3, 1.27)  # of sounds
 # Both round when they resize: single values differ by two of 255, elsewhere by ten, which deviations stretch. The
 # mean tells another filter, which makes it 0.005 to 0.017; what rounding makes of it is 0.003 at most.
@@ -76,16 +76,22 @@ def or_installed(family: Family, plain: Family, tokenizer: FastTokenizer, files:
             PLURALS.get(kind, kind), name, version_name(), reason,
         )  # fmt: skip
     for kind, difference in found.differences.items():
-        how = "read by that processor, which is slower" if kind in READABLE else "refused"
         logger.warning(
-            "%s of %s: the processor of %s makes something else than lmms_stream %s (%s): they are %s",
-            PLURALS[kind], name, version_name(), VERSION, difference, how,
+            "%s of %s: the processor of %s makes something else than lmms_stream %s (%s): they are read by it, "
+            "which is slower",
+            PLURALS[kind], name, version_name(), VERSION, difference,
         )  # fmt: skip
     if not found.differences:
         return family
-    limits, folders = (getattr(each, "limits_of_images", None) for each in (family, plain))
-    installed = Installed(files.name, family, limits=None if limits == folders else limits)
+    installed = Installed(files.name, family, limits=_changed(family, plain))
     return cast("Family", ByInstalled(family, installed, tokenizer, found.differences))
+
+
+def _changed(family: Family, plain: Family) -> dict[str, Mapping[str, Any]]:
+    """Limits of images and videos that the user's settings change."""
+    if not hasattr(family, "limits"):
+        return {}
+    return {kind: family.limits(kind) for kind in ("image", "video") if family.limits(kind) != plain.limits(kind)}
 
 
 def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Found:
@@ -197,16 +203,18 @@ def _images(family: Family, installed: Installed) -> Iterator[Case]:
 def _videos(family: Family, installed: Installed) -> Iterator[Case]:
     from .media.video import read_frames
 
-    width, height, num_frames = _FILM
-    data = _film(width, height, num_frames)
-    facts = cast("VideoFacts", facts_of(data, "video"))
-    layout = family.layout("video", facts)
-    numbers = family.frames(layout)
-    frames = read_frames(data, numbers, num_frames=facts.frames, width=width, height=height)
-    yield Case(
-        name=f"of {num_frames} frames", kind="video", media=[data], layouts=[layout],
-        answer=installed.of_video(frames, numbers, facts),
-    )  # fmt: skip
+    for width, height, num_frames in _FILMS:
+        data = _film(width, height, num_frames)
+        facts = cast("VideoFacts", facts_of(data, "video"))
+        layout = family.layout("video", facts)
+        numbers = family.frames(layout)
+        frames = read_frames(data, numbers, num_frames=facts.frames, width=width, height=height)
+        yield Case(
+            name=f"of {num_frames} frames of {width} x {height} pixels", kind="video", media=[data], layouts=[layout],
+            answer=installed.of_video(frames, numbers, facts),
+        )  # fmt: skip
+        if layout.patches == family.layout("video", facts._replace(width=2 * width)).patches:
+            return  # frames are read at one size
 
 
 def _sounds(family: Family, installed: Installed) -> Iterator[Case]:
@@ -275,7 +283,8 @@ def _film(width: int, height: int, num_frames: int) -> bytes:
         stream = container.add_stream("mpeg4", rate=Fraction(5))
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for seed in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(_picture(width, height, seed=seed), format="rgb24")
+            part = _picture(width // 4, height // 4, seed=seed)
+            frame = av.VideoFrame.from_ndarray(np.tile(part, (4, 4, 1)), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return written.getvalue()

@@ -5,6 +5,7 @@ Media are given to it one by one, and sizes are counted from black images and si
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .media.intervals import Interval
 
 PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
-READABLE = ("image", "audio")  # kinds that it reads in our processor's stead
 _MOST_SIZES = 1 << 16  # of media whose layouts are kept
 
 
@@ -40,13 +40,15 @@ class Answer(NamedTuple):
 class Installed:
     """transformers' processor at a path or hub id. It is loaded when it is first asked, in each process anew.
 
-    limits: of images, instead of the folder's.
+    limits: of images and videos, instead of the folder's.
     """
 
-    def __init__(self, path: str, family: Family, *, limits: Mapping[str, Any] | None = None):
+    def __init__(self, path: str, family: Family, *, limits: Mapping[str, Mapping[str, Any]] | None = None):
         self.path = path
         self.family = family
-        self.settings = {**(getattr(family, "settings_of_calls", None) or {}), **(limits or {})}
+        self.settings = {"image": dict(getattr(family, "settings_of_calls", {})), "video": {}}
+        for kind, settings in (limits or {}).items():
+            self.settings[kind] |= settings
 
     @cached_property
     def processor(self) -> Any:
@@ -64,8 +66,8 @@ class Installed:
         from PIL import Image
 
         given: dict[str, Any] = {"images": [[Image.fromarray(each) for each in images]]}
-        if self.settings:
-            given["images_kwargs"] = {**self.settings}  # a copy: transformers takes settings out of it
+        if settings := self.settings["image"]:
+            given["images_kwargs"] = {**settings}  # a copy: transformers takes settings out of it
         return self._ask("image", len(images), given)
 
     def of_video(self, frames: NDArray[np.uint8], numbers: Sequence[int], facts: VideoFacts) -> Answer:
@@ -75,7 +77,7 @@ class Installed:
         known = {"total_num_frames": facts.frames, "fps": facts.fps, "duration": facts.frames / facts.fps}
         metadata = VideoMetadata(**known, frames_indices=list(numbers))
         given: dict[str, Any] = {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
-        return self._ask("video", 1, {**given, "do_sample_frames": False})
+        return self._ask("video", 1, {**given, "videos_kwargs": {**self.settings["video"], "do_sample_frames": False}})
 
     def of_sound(self, samples: NDArray[np.float32], rate: int) -> Answer:
         """Of a clip of one channel."""
@@ -92,10 +94,9 @@ class Installed:
 
 
 class ByInstalled:
-    """A family whose images or sounds the installed processor reads; see Family.
+    """A family of which the installed processor reads some kinds of media; see Family.
 
-    differences: kinds of media -> how its own code differs from the installed processor. Videos that differ are
-    refused.
+    differences: these kinds -> how the family's own code differs. Which frames of a video are read stays the family's.
     """
 
     def __init__(self, ours: Family, installed: Installed, tokenizer: FastTokenizer, differences: Mapping[str, str]):
@@ -103,7 +104,7 @@ class ByInstalled:
         self.installed = installed
         self.tokenizer = tokenizer
         self.differences = dict(differences)
-        self._layouts: dict[tuple[str, Facts], Layout] = {}
+        self._layouts: dict[tuple[str, Facts, Interval | None], Layout] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "ours":  # not there yet, where it is unpickled
@@ -116,23 +117,21 @@ class ByInstalled:
     @property
     def description(self) -> Mapping[str, Any]:
         """See Family."""
-        given = {kind: version_name() for kind in self.differences if kind in READABLE}
-        return {**self.ours.description, **({"read by": given} if given else {})}
+        return {**self.ours.description, "read by": dict.fromkeys(self.differences, version_name())}
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
         """See Family."""
         if kind not in self.differences:
             return self.ours.layout(kind, facts) if interval is None else self.ours.layout(kind, facts, interval)
-        if kind not in READABLE:
-            raise self._refused(kind)
-        if (kind, facts) not in self._layouts:
+        if (kind, facts, interval) not in self._layouts:
             if len(self._layouts) >= _MOST_SIZES:
                 self._layouts.clear()
-            self._layouts[kind, facts] = self._by_installed(kind, facts)
-        return self._layouts[kind, facts]
+            ours = self.ours.layout(kind, facts) if interval is None else self.ours.layout(kind, facts, interval)
+            self._layouts[kind, facts, interval] = self._by_installed(ours, facts)
+        return self._layouts[kind, facts, interval]
 
     def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
-        """See Omni. ConfigError where one of the two is not read as here."""
+        """See Omni. ConfigError where one of the two is read by the installed processor."""
         for kind in ("video",) if sound is None else ("video", "audio"):
             if kind in self.differences:
                 raise self._refused("video", of=kind)
@@ -166,20 +165,20 @@ class ByInstalled:
             np.concatenate(parts, out=out)
         return joined
 
-    def _by_installed(self, kind: str, facts: Facts) -> Layout:
-        """Of a black image of this size, or silence of this length: what media contain does not matter."""
-        ours = self.ours.layout(kind, facts)
-        if kind == "image":
-            image = cast("ImageFacts", facts)
-            medium: NDArray[Any] = np.zeros((image.height, image.width, 3), np.uint8)
+    def _by_installed(self, ours: Layout, facts: Facts) -> Layout:
+        """Of black pixels of this size, or silence of this length: what media contain does not matter."""
+        if ours.kind == "audio":
+            medium: NDArray[Any] = np.zeros(ours.shape.num_samples, np.float32)
         else:
-            medium = np.zeros(ours.shape.num_samples, np.float32)
-        ids, tensors = self._asked(kind, medium)
+            size = cast("ImageFacts | VideoFacts", facts)
+            medium = np.zeros((len(self.ours.frames(ours)) or 1, size.height, size.width, 3), np.uint8)
+        ids, tensors = self._asked(ours, medium)
         once, counts = runs_of(ids, self.ours, self.tokenizer)
         shape = ours.shape
-        if "image_grid_thw" in tensors:
-            shape = shape._replace(grid=tuple(tensors["image_grid_thw"][0].tolist()))
-        text = self._text(once, ours)
+        for grid in (array for name, array in tensors.items() if name.endswith("grid_thw")):
+            shape = shape._replace(grid=tuple(grid[0].tolist()))
+        is_as_ours = ours.kind == "video" and len(counts) == len(ours.counts)  # texts of videos are no difference
+        text = ours.text if is_as_ours else self._text(once, ours)
         return ours._replace(counts=counts, patches=_num_rows(tensors), text=text, shape=shape)
 
     def _text(self, once: NDArray[np.int64], ours: Layout) -> str:
@@ -191,14 +190,7 @@ class ByInstalled:
         raise self._refused(ours.kind)
 
     def _read(self, layout: Layout, data: bytes) -> Mapping[str, NDArray[Any]]:
-        from .media.images import decode_image
-
-        if layout.kind == "image":
-            medium: NDArray[Any] = decode_image(data)
-            check_decoded(medium.shape, layout.shape.facts)
-        else:
-            medium = self.ours.clips.samples(layout.shape, data)  # type: ignore[attr-defined]
-        _, tensors = self._asked(layout.kind, medium)
+        _, tensors = self._asked(layout, self._decoded(layout, data))
         if _num_rows(tensors) != layout.patches:
             raise DataError(
                 f"its {layout.kind} of {layout.shape.facts} becomes {_num_rows(tensors)} rows of the tower's input by "
@@ -206,17 +198,37 @@ class ByInstalled:
             )
         return tensors
 
-    def _asked(self, kind: str, medium: NDArray[Any]) -> Answer:
+    def _decoded(self, layout: Layout, data: bytes) -> NDArray[Any]:
+        """A clip, or the pixels of an image or of frames, as they are stored: [N, H, W, 3]."""
+        from .media.images import decode_image
+        from .media.video import read_frames
+
+        if layout.kind == "audio":
+            samples: NDArray[np.float32] = self.ours.clips.samples(layout.shape, data)  # type: ignore[attr-defined]
+            return samples
+        facts = layout.shape.facts
+        if layout.kind == "video":
+            numbers = self.ours.frames(layout)
+            return read_frames(data, numbers, num_frames=facts.frames, width=facts.width, height=facts.height)
+        image = decode_image(data)
+        check_decoded(image.shape, facts)
+        return image[None]
+
+    def _asked(self, layout: Layout, medium: NDArray[Any]) -> Answer:
         """Tensors alone that our code makes, too. DataError for what the installed processor cannot read."""
-        self.installed.processor  # noqa: B018 - where it cannot be loaded, no sample is to blame
+        kind, installed = layout.kind, self.installed
+        installed.processor  # noqa: B018 - where it cannot be loaded, no sample is to blame
         try:
             if kind == "image":
-                answer = self.installed.of_images([medium])
+                answer = installed.of_images([*medium])
+            elif kind == "video":
+                answer = installed.of_video(medium, self.ours.frames(layout), layout.shape.facts)
             else:
-                answer = self.installed.of_sound(medium, self.ours.clips.rate)  # type: ignore[attr-defined]
+                answer = installed.of_sound(medium, self.ours.clips.rate)  # type: ignore[attr-defined]
         except Exception as error:
             raise DataError(f"{version_name()} cannot read its {kind} ({error!r}): remove it") from error
-        names = self.ours.dummy()[kind].keys()
+        dummies = self.ours.dummy()
+        names = dummies.get(kind, dummies.get("image", {})).keys()
         if not answer.tensors.keys() >= names:
             raise self._refused(kind)
         return Answer(answer.ids, {name: answer.tensors[name] for name in names})
@@ -231,8 +243,10 @@ class ByInstalled:
 
 def _num_rows(tensors: Mapping[str, NDArray[Any]]) -> int:
     """Of the tower's input: patches, tiles or mel frames."""
-    features = tensors.get("input_features")
-    return len(next(iter(tensors.values()))) if features is None else features.shape[-1]
+    if "input_features" in tensors:
+        return int(tensors["input_features"].shape[-1])
+    pixels = next(iter(tensors.values()))
+    return math.prod(pixels.shape[:-3]) if pixels.ndim > 3 else len(pixels)
 
 
 def version_name() -> str:

@@ -63,13 +63,6 @@ def by_torchvision(name: str) -> Any:
     return getattr(import_module("transformers"), name if _INSTALLED >= (5, 0) else f"{name}Fast")
 
 
-def limits_on_pixels(least: int, most: int) -> dict[str, Any]:
-    """Keywords of a call of Qwen2VLImageProcessor. Until 5.0 each limit is one of its own."""
-    if _INSTALLED < (5, 0):
-        return {"min_pixels": least, "max_pixels": most}
-    return {"size": {"shortest_edge": least, "longest_edge": most}}
-
-
 @contextmanager
 def without_progress() -> Iterator[None]:
     """Inside, transformers draws no bars. Since 5.0 save_pretrained draws one."""

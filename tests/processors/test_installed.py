@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import transformers
-from lmms_stream.errors import ConfigError
+from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import Measured, processor_fingerprint
 from lmms_stream.processors.families.smolvlm import in_words
 from lmms_stream.processors.multimodal import MultimodalProcessor
@@ -23,7 +23,10 @@ from transformers import (
     AutoImageProcessor,
     AutoProcessor,
     AutoVideoProcessor,
+    InternVLVideoProcessor,
+    LlavaOnevisionVideoProcessor,
     PretrainedConfig,
+    Qwen3VLVideoProcessor,
     WhisperFeatureExtractor,
 )
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -116,7 +119,7 @@ def test_images_are_read_by_the_installed_processor_where_it_reads_them_otherwis
         built = MultimodalProcessor.from_pretrained(str(tmp_path))
     (line,) = caplog.messages
     assert f"transformers {transformers.__version__} makes something else than lmms_stream" in line
-    assert "they are read by that processor, which is slower" in line
+    assert "they are read by it, which is slower" in line
     sample = stored(("user", ["What", ("image", picture(190, 60)), "is it?"]), ("assistant", "a"))
     again = pickle.loads(pickle.dumps(built))
     made, expected = again.process(sample), theirs(tmp_path, built, sample)
@@ -148,28 +151,78 @@ def test_limits_of_the_user_are_kept_where_images_are_read_by_the_installed_proc
         assert made["media"]["pixel_values"].mean() > ours["media"]["pixel_values"].mean() + 0.2
 
 
-class LaterVideoProcessor(Qwen2VLVideoProcessor):
-    def __init__(self, **said: Any) -> None:
-        super().__init__(**{**said, "size": {"shortest_edge": 28**2, "longest_edge": 2 * 28**2}})
+def later_of_videos(kind: type, **settings: Any) -> type:
+    def begin(self: Any, **said: Any) -> None:
+        kind.__init__(self, **{**said, **settings})  # type: ignore[misc]
+
+    return type("LaterVideoProcessor", (kind,), {"__init__": begin})
 
 
-def test_videos_that_the_installed_processor_reads_otherwise_are_refused_and_images_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+LATER_VIDEOS: dict[str, tuple[type, dict[str, Any]]] = {
+    "qwen2_vl": (Qwen2VLVideoProcessor, {"size": {"shortest_edge": 28**2, "longest_edge": 2 * 28**2}}),
+    "qwen3_vl": (Qwen3VLVideoProcessor, {"size": {"shortest_edge": 32**2, "longest_edge": 16 * 32**2}}),
+    "internvl": (InternVLVideoProcessor, {"image_mean": [0.1, 0.2, 0.3]}),
+    "llava_onevision": (LlavaOnevisionVideoProcessor, {"image_mean": [0.1, 0.2, 0.3]}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context")
+@pytest.mark.parametrize("family", LATER_VIDEOS)
+def test_videos_are_read_by_the_installed_processor_where_it_reads_them_otherwise(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(tmp_path, "qwen2_vl")
-    AutoVideoProcessor.register(ConfigOfTheTest, LaterVideoProcessor)
+    save(tmp_path, family)
+    kind, settings = LATER_VIDEOS[family]
+    AutoVideoProcessor.register(ConfigOfTheTest, later_of_videos(kind, **settings))
     change_settings(tmp_path, "video", video_processor_type="LaterVideoProcessor")
-    image, video = ("image", picture(90, 60)), ("video", film(64, 48, num_frames=8))
     built = MultimodalProcessor.from_pretrained(str(tmp_path))
-    assert "they are refused" in caplog.text
-    assert np.array_equal(
-        built.process(stored(("user", [image]), ("assistant", "a")))["media"]["pixel_values"],
-        MultimodalProcessor(built.tokenizer, built.family.ours).process(  # type: ignore[attr-defined]
-            stored(("user", [image]), ("assistant", "a"))
-        )["media"]["pixel_values"],
-    )
-    with pytest.raises(ConfigError, match=r"videos cannot be read as the processor of transformers .* becomes .* here"):
-        built.measure(stored(("user", [video]), ("assistant", "a")))
+    assert [line.split(" of ")[0] for line in caplog.messages] == ["videos"]
+    image, video = ("image", picture(90, 60)), ("video", film(160, 120, num_frames=9))
+    sample = stored(("user", ["What", video, "is", image, "it?"]), ("assistant", "a"))
+    made, expected = built.process(sample), theirs(tmp_path, built, sample)
+    assert np.array_equal(made["input_ids"], expected["input_ids"][0])
+    by_ours = MultimodalProcessor(built.tokenizer, built.family.ours).process(sample)  # type: ignore[attr-defined]
+    assert made["media"].keys() == by_ours["media"].keys()
+    for name, values in made["media"].items():
+        assert values.ndim == by_ours["media"][name].ndim
+        if "pixel_values_videos" in expected:  # elsewhere both kinds are in one array
+            wanted = expected if "video" in name else by_ours["media"]
+            assert np.array_equal(values.ravel(), wanted[name].ravel()), name
+    (measured,) = built.measure_media([{"messages": sample["messages"]}])
+    assert isinstance(measured, Measured)
+    assert measured.tokens == len(made["input_ids"])
+    if family.startswith("qwen"):
+        small = MultimodalProcessor.from_pretrained(str(tmp_path), video_max_pixels=6 * 32**2)
+        assert len(small.process(sample)["input_ids"]) == small.measure(sample)
+        large = MultimodalProcessor.from_pretrained(str(tmp_path), video_max_pixels=30 * 32**2)
+        assert small.measure(sample) < large.measure(sample) != built.measure(sample)
+    if family == "qwen3_vl":
+        with pytest.raises(DataError, match=r"transformers [0-9.]+ cannot read its video \(.*\): remove it"):
+            built.measure(stored(("user", [("video", film(160, 120, num_frames=1))]), ("assistant", "a")))
+
+
+@pytest.mark.skipif(not hasattr(Qwen3VLVideoProcessor, "cap_pixels_per_frame"), reason="a setting of later versions")
+def test_a_setting_that_only_the_installed_processor_knows_is_followed(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3_vl")
+    size = {"shortest_edge": 4 * 32**2, "longest_edge": 8192 * 32**2}
+    change_settings(tmp_path, "video", cap_pixels_per_frame=True, size=size)
+    built = MultimodalProcessor.from_pretrained(str(tmp_path))
+    assert "read by" in built.description["media"]
+    sample = stored(("user", ["What", ("video", film(1280, 720, num_frames=4))]), ("assistant", "a"))
+    made = built.process(sample)
+    assert np.array_equal(made["input_ids"], theirs(tmp_path, built, sample)["input_ids"][0])
+    by_ours = MultimodalProcessor(built.tokenizer, built.family.ours)  # type: ignore[attr-defined]
+    assert len(made["input_ids"]) == built.measure(sample) < by_ours.measure(sample)
+
+
+def test_several_images_that_are_read_otherwise_because_they_are_several_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, "llava_onevision")
+    install(tmp_path, later("LlavaOnevisionImageProcessor", image_mean=[0.1] * 3))
+    built = MultimodalProcessor.from_pretrained(str(tmp_path))
+    images = [("image", picture(60, 60)), ("image", picture(90, 60))]
+    built.measure(stored(("user", images[:1]), ("assistant", "a")))
+    with pytest.raises(ConfigError, match=r"several images of a sample cannot be read as .* install a version"):
+        built.measure(stored(("user", images), ("assistant", "a")))
 
 
 def test_what_was_compared_is_not_compared_again(tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +263,7 @@ def test_sounds_are_read_by_the_installed_processor_where_it_reads_them_otherwis
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "later"))
     built = MultimodalProcessor.from_pretrained(str(tmp_path))
     assert "sounds of Qwen" in caplog.text
-    assert "they are read by that processor, which is slower" in caplog.text
+    assert "they are read by it, which is slower" in caplog.text
     data = clip(20000)
     sample = stored(("user", [("audio", data), "what?"]), ("assistant", "a"))
     made = built.process(sample)

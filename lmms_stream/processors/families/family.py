@@ -170,9 +170,8 @@ class Family(Protocol):
         """Settings of images that transformers' processor takes from calls and not from folders. Default: none."""
         ...
 
-    @property
-    def limits_of_images(self) -> Mapping[str, Any]:
-        """Settings of images that a user can change, by the names of transformers' processor. Default: none."""
+    def limits(self, kind: str) -> Mapping[str, Any]:
+        """Settings of images or videos that a user can change, as transformers' processor names them. Default: none."""
         ...
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:

@@ -101,10 +101,9 @@ class InternVL(TiledFamily):
         tiles = self.tiles.cut(self.tiles.resized(image, width=width, height=height))
         return tiles if len(tiles) == 1 else np.concatenate([tiles, self.tiles.whole(image)])
 
-    @property
-    def limits_of_images(self) -> Mapping[str, Any]:
+    def limits(self, kind: str) -> Mapping[str, Any]:
         """See Family."""
-        return {"min_patches": self.min_tiles, "max_patches": self.max_tiles}
+        return {"min_patches": self.min_tiles, "max_patches": self.max_tiles} if kind == "image" else {}
 
     def dummy_side(self) -> int:
         """See TiledFamily: what becomes one token."""

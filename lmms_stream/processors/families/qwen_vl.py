@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
-from ...versions.transformers import limits_on_pixels
 from ..media.memory import Memory, new_memory
 from .family import AUTO_CLASS, Layout, TokenIds
 from .files import ProcessorFiles
@@ -220,10 +219,10 @@ class QwenVL:
         """See Family."""
         return made
 
-    @property
-    def limits_of_images(self) -> Mapping[str, Any]:
+    def limits(self, kind: str) -> Mapping[str, Any]:
         """See Family."""
-        return limits_on_pixels(self.images.min_pixels, self.images.max_pixels)
+        of_kind = self.images if kind == "image" else self.videos
+        return {"size": {"shortest_edge": of_kind.min_pixels, "longest_edge": of_kind.max_pixels}}
 
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """See Family."""

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from lmms_stream.processors.media.images import decode_image
 from lmms_stream.processors.media.patches import to_patches
 from lmms_stream.processors.media.resize import resize
-from lmms_stream.versions.transformers import by_torchvision, limits_on_pixels
+from lmms_stream.versions.transformers import by_torchvision
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from tests.versions import by_pillow
+from tests.versions import by_pillow, limits_on_pixels
 
 from .test_images import encoded, photograph
 
