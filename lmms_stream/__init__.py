@@ -5,7 +5,7 @@ Public names are imported when they are first used: `import lmms_stream` itself 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .lazy import lazy_names
 from .version import VERSION
@@ -99,4 +99,18 @@ _HOME = {
 
 __all__ = ["__version__", *_HOME]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+_OF_MOSAICML = {"PackedStreamingDataset", "Stream", "StreamingDataLoader", "StreamingDataset"}
+
+_imported, __dir__ = lazy_names(__name__, _HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name; where MosaicML's package is imported, its names are those of our classes of its types."""
+    if name in _OF_MOSAICML:
+        from .mds.mosaic_bases import package
+
+        if package() is not None:
+            from .doors import mosaicml
+
+            return getattr(mosaicml, name)
+    return _imported(name)

@@ -25,7 +25,7 @@ dataset_config      the same as a section of a YAML file; engine_fields: its fie
 epochs      which epoch an iteration is; epoch_work: its samples by MosaicML's arithmetic
 hooked_streams      MosaicML's streams of classes that fetch in their own way, as a store
 equal_world     nodes of equally many ranks, as those orders count them
-mosaic_bases        MosaicML's classes where its package is installed, else plain ones: the bases of ours
+mosaic_bases        what our classes need of MosaicML's streams and loaders, and its package where it is imported
 mosaic_streams      MosaicML's streams as ours; mosaic_settings: its keywords, checked
 mosaic      StreamingDataset: MosaicML's class over the core; mosaic_loader: its DataLoader; mosaic_shards: its shards
 packed      PackedStreamingDataset: StreamingDataset with our order and packs

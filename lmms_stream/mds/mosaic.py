@@ -3,8 +3,7 @@
 Partitions, shuffles, sampling and weights of streams are worked out as MosaicML's code does it (plan/mosaic_order), so
 orders are the same to the sample and checkpoints load. Replaced are shared memory with names, barriers, polling threads
 and the cache. What is on this node is what lies in the cache folder, and locks belong to the kernel, so a killed run
-leaves nothing that stops the next. Where MosaicML's package is installed the classes are subclasses of its own; see
-mosaic_bases.
+leaves nothing that stops the next. doors/mosaicml.py has the classes as subclasses of those of MosaicML's package.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..checks import check_arguments
 from ..errors import ConfigError
@@ -32,10 +31,10 @@ from .core import PackedDataset
 from .epoch_work import epoch_work, order_of, sources_of
 from .epochs import EpochCounter, check_state
 from .equal_world import EqualWorld
-from .mosaic_bases import DatasetBase, Numbered, StreamBase
+from .mosaic_bases import Numbered
 from .mosaic_settings import BLOCKS, check_settings, whole_number
 from .mosaic_shards import Spanner, readers
-from .mosaic_streams import config_of, registered_stream, weigh
+from .mosaic_streams import Stream, StreamBase, config_of, registered_stream, weigh
 from .reader import CHUNK
 from .shard_files import try_fetch_shard
 from .streams import StreamConfig
@@ -45,13 +44,15 @@ _SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "samp
 _SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
 
 
-class StreamingDataset(Numbered, DatasetBase):
+class StreamingDataset(Numbered, IterableDataset[Any]):
     """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
     See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which
     needs no array of the epoch, so that any size begins at once. cache_limit is kept to by all processes of a node.
     Raises ConfigError, CursorError, StorageError, ShardError.
     """
+
+    Stream: Callable[..., StreamBase] = Stream  # the class of the stream of a dataset that has one
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class StreamingDataset(Numbered, DatasetBase):
             "download_timeout": download_timeout, "validate_hash": validate_hash, "keep_zip": keep_zip,
         }  # fmt: skip
         self.streams = (
-            list(streams) if streams is not None else [registered_stream(stream_name, stream_config, defaults)]
+            [self._one_stream(stream_name, {**(stream_config or {}), **defaults})] if streams is None else list(streams)
         )
         for stream in self.streams:
             stream.apply_default(defaults)
@@ -122,6 +123,9 @@ class StreamingDataset(Numbered, DatasetBase):
         self._set_sizes()
         self._check_cache_limit()
         self._epochs = EpochCounter()
+
+    def _one_stream(self, name: str, keywords: dict[str, Any]) -> StreamBase:
+        return type(self).Stream(**keywords) if name == "stream" else registered_stream(name, keywords)
 
     @property
     def _is_ours(self) -> bool:
@@ -323,7 +327,7 @@ class StreamingDataset(Numbered, DatasetBase):
 
     @cached_property
     def shards(self) -> list[Any]:
-        """Readers of the shards, MosaicML's where its package is installed: those read what prepare_shard fetched."""
+        """Readers of the shards, MosaicML's where its package is imported: those read what prepare_shard fetched."""
         return readers(self.core.stored, self.core.reader)
 
     @cached_property

@@ -1,19 +1,20 @@
-"""The bases of our classes: those of MosaicML's package where it is installed, so that ours are of their types.
+"""What our classes need of MosaicML's streams and loaders, and its package where the program has imported it.
 
-Without the package they are classes of torch and the ones here, which hold what ours need of MosaicML's.
+The package is never imported from here: doors/mosaicml.py does that, for programs that ask for its types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
-from ..extras import install
 from ..plan.shares import StreamShare
 
 HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
@@ -78,7 +79,7 @@ class PlainLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.num_samples_yielded = 0
-        for batch in super().__iter__():
+        for batch in DataLoader.__iter__(self):  # that of MosaicML's package, which may be another base, counts too
             self.num_samples_yielded += _num_samples(batch)
             yield batch
 
@@ -115,34 +116,27 @@ class Numbered:
         def get_item(self, number: int) -> Any: ...
 
     def __getitem__(self, at: Any) -> Any:
-        """An item by its number, or a list of items by a slice, a list or an array of numbers."""
+        """An item by its number, or a list of items by a slice, a list or an array of numbers, or by a mask."""
         if isinstance(at, slice):
             return [self.get_item(number) for number in range(*at.indices(self.size))]
         if isinstance(at, list | np.ndarray):
-            return [self[each] for each in at]
-        if not isinstance(at, int | np.integer):
+            return [self[each] for each in self._unmasked(at)]
+        if not isinstance(at, int | np.integer) or isinstance(at, bool):
             raise ConfigError(f"items are named by a number, a slice, a list or an array of numbers, got {at!r}")
         return self.get_item(int(at + self.size if -self.size <= at < 0 else at))
 
-
-if TYPE_CHECKING:
-    StreamBase = PlainStream
-    LoaderBase = PlainLoader
-    DatasetBase = IterableDataset[Any]
-else:
-    try:
-        from streaming import Stream as StreamBase
-        from streaming import StreamingDataLoader as LoaderBase
-        from streaming import StreamingDataset as DatasetBase
-    except ModuleNotFoundError as error:
-        if error.name != "streaming":  # it is installed without one of its requirements
-            raise
-        StreamBase, LoaderBase, DatasetBase = PlainStream, PlainLoader, IterableDataset
-
-IS_INSTALLED = StreamBase is not PlainStream
+    def _unmasked(self, at: list[Any] | NDArray[Any]) -> Iterable[Any]:
+        """The numbers of a list or an array, or those whose booleans are true."""
+        is_mask = at.dtype == bool if isinstance(at, np.ndarray) else at and all(isinstance(each, bool) for each in at)
+        if not is_mask:
+            return at
+        mask = np.asarray(at)
+        if mask.shape != (self.size,):
+            raise ConfigError(f"a mask has a boolean for each of the {self.size} items, got one of shape {mask.shape}")
+        return np.flatnonzero(mask)
 
 
-def check_installed(what: str) -> None:
-    """ConfigError where the package is missing. what: the setting that needs it."""
-    if not IS_INSTALLED:
-        raise ConfigError(f"{what} needs MosaicML's package: {install('streaming')}")
+def package() -> Any:
+    """MosaicML's package, if the program has imported it; else None, also for another module of that name."""
+    found = sys.modules.get("streaming")
+    return found if hasattr(found, "StreamingDataset") else None

@@ -6,10 +6,10 @@ from typing import Any
 
 from ..errors import ConfigError
 from .mosaic import StreamingDataset
-from .mosaic_bases import LoaderBase
+from .mosaic_bases import PlainLoader
 
 
-class StreamingDataLoader(LoaderBase):
+class StreamingDataLoader(PlainLoader):
     """MosaicML Streaming's StreamingDataLoader, whose states are right in whatever world its dataset was given.
 
     ConfigError for batches of another size than the dataset's, where several workers or ranks share them: what was read

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .index import ShardInfo
-from .mosaic_bases import IS_INSTALLED, Numbered
+from .mosaic_bases import Numbered, package
 from .reader import ShardReader
 from .streams import StoredDataset
 
@@ -49,8 +49,8 @@ class NumberedShard(Numbered):
 
 
 def readers(streams: Sequence[StoredDataset], reader: ShardReader) -> list[Any]:
-    """A reader of each shard: MosaicML's, of what lies in the folders of the streams, where its package is there."""
-    if not IS_INSTALLED:
+    """A reader of each shard: MosaicML's, of what lies in the folders of the streams, where its package is imported."""
+    if package() is None:
         return [NumberedShard(reader, number, info) for number, (_, info) in enumerate(reader.shards)]
     from streaming.base.format import reader_from_json
 

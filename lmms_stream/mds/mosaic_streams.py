@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,17 @@ from ..storage.cache import default_cache_folder
 from ..storage.retry import Retry
 from ..storage.storage import is_folder
 from .hooked_streams import HookedStream
-from .mosaic_bases import HOOKS, StreamBase, check_installed
+from .mosaic_bases import HOOKS, PlainStream, package
 from .streams import StreamConfig
 
+if TYPE_CHECKING:
+    StreamBase = PlainStream
+else:
+    StreamBase = object  # streams are of our class, of MosaicML's, or of both
 
-class Stream(StreamBase):
-    """MosaicML Streaming's Stream, with its keywords; remote and local may be paths.
 
-    Without local, shards are kept in a folder of this user's below the system's temporary folder, which may be there.
-    """
+class OfPaths(StreamBase):
+    """The keywords of a Stream, of which remote and local may be paths."""
 
     def __init__(self, *, remote: str | Path | None = None, local: str | Path | None = None, **keywords: Any):
         if remote is None and local is None:
@@ -36,12 +38,20 @@ class Stream(StreamBase):
         self._local = None if local is None else str(local)  # what the user named, as in the parent
 
 
-def registered_stream(name: str, config: dict[str, Any] | None, defaults: dict[str, Any]) -> StreamBase:
-    """The stream of a dataset that has one: ours, or of the class that is registered under the name."""
-    keywords = {**(config or {}), **defaults}
-    if name == "stream":
-        return Stream(**keywords)
-    check_installed(f"stream_name {name!r}")
+class Stream(OfPaths, PlainStream):
+    """MosaicML Streaming's Stream, with its keywords; remote and local may be paths.
+
+    Without local, shards are kept in a folder of this user's below the system's temporary folder, which may be there.
+    """
+
+
+def registered_stream(name: str, keywords: dict[str, Any]) -> StreamBase:
+    """A stream of the class that a program has registered with MosaicML's package under a name."""
+    if package() is None:
+        raise ConfigError(
+            f"stream_name {name!r} is registered with MosaicML's package, which is not imported: import the module "
+            "that registers it first, or give streams"
+        )
     from streaming.base.registry_utils import construct_from_registry
     from streaming.base.stream import streams_registry
 
@@ -52,9 +62,7 @@ def registered_stream(name: str, config: dict[str, Any] | None, defaults: dict[s
 def config_of(stream: StreamBase) -> StreamConfig:
     """Where a stream lies, and how it is fetched; what its class overrides is asked of it."""
     is_read_in_place = stream._local is None and is_folder(stream.remote)
-    hooks = [name for name in HOOKS if getattr(type(stream), name, None) is not getattr(StreamBase, name, None)]
-    if hooks:
-        check_installed(f"{type(stream).__name__}.{hooks[0]}, a stream's own way to fetch,")
+    hooks = _hooks_of(stream)
     return StreamConfig(
         remote=stream.remote,
         local=None if is_read_in_place else stream.local,
@@ -64,6 +72,19 @@ def config_of(stream: StreamBase) -> StreamConfig:
         keep_zip=stream.keep_zip,
         source=HookedStream(stream, hooks) if hooks else None,
     )
+
+
+def _hooks_of(stream: StreamBase) -> list[str]:
+    """The methods by which the class of a stream fetches in its own way."""
+    parent = getattr(package(), "Stream", None)
+    own = {name: getattr(type(stream), name, None) for name in HOOKS}
+    hooks = [name for name, method in own.items() if method and method is not getattr(parent, name, None)]
+    if hooks and not (parent and isinstance(stream, parent)):
+        raise ConfigError(
+            f"{type(stream).__name__}.{hooks[0]} is a way to fetch of MosaicML's streams: derive the class from "
+            "streaming.Stream, or from the Stream of lmms_stream.doors.mosaicml"
+        )
+    return hooks
 
 
 def weigh(streams: Sequence[StreamBase], sizes: NDArray[np.int64], *, epoch_size: int | None, seed: int | None) -> int:

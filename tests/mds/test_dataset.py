@@ -11,6 +11,7 @@ import pytest
 from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.doors import mosaicml
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader
 
 
 def test_samples_are_indexed_like_a_numpy_array(dataset_folder: Path) -> None:
-    dataset = PackedStreamingDataset(dataset_folder)
+    dataset = mosaicml.PackedStreamingDataset(dataset_folder)
     everything = [dataset.get_item(i) for i in range(len(dataset))]
     assert isinstance(dataset, StreamingDataset)
     assert dataset.size == len(dataset) == len(everything)
@@ -33,6 +34,11 @@ def test_samples_are_indexed_like_a_numpy_array(dataset_folder: Path) -> None:
     assert dataset[5:2:-1] == everything[5:2:-1]
     assert dataset[np.array([7, 3])] == [everything[7], everything[3]]
     assert dataset[[1, [2]]] == [everything[1], [everything[2]]]
+    mask = np.arange(len(dataset)) % 7 == 3
+    assert dataset[mask] == dataset[mask.tolist()] == everything[3::7]
+    for wrong in (mask[1:], True, [1, True]):
+        with pytest.raises(ConfigError, match="a mask has a boolean for each|named by a number"):
+            dataset[wrong]
     assert dataset.read(np.array([2, 0])) == [everything[2], everything[0]]
     with pytest.raises(IndexError, match=f"sample {len(dataset)} of a dataset of {len(dataset)}"):
         dataset[len(dataset)]
@@ -127,7 +133,7 @@ def test_mosaics_loader_resumes_in_the_middle_of_an_epoch_and_at_its_end(
         return {"messages": [sample["messages"] for sample in samples]}
 
     def open_loader() -> StreamingDataLoader:
-        dataset = PackedStreamingDataset(dataset_folder, batch_size=8)
+        dataset = mosaicml.PackedStreamingDataset(dataset_folder, batch_size=8)
         return StreamingDataLoader(dataset, batch_size=8, num_workers=num_workers, collate_fn=texts_of)
 
     def texts(loader: StreamingDataLoader, *, num_batches: int | None = None) -> list[str]:

@@ -118,9 +118,11 @@ class Own(Stream):
 
 def refusals(url: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"stream_name 'other' needs MosaicML's package: pip install 'lmms-stream\[mosaicml\]'"
+        ConfigError, match=r"stream_name 'other' is registered with MosaicML's package, which is not imported"
     ):
         StreamingDataset(remote=url, stream_name="other")
+    with pytest.raises(ConfigError, match=r"Own\._download_file is a way to fetch of MosaicML's streams: derive"):
+        StreamingDataset(streams=[Own(remote=url)])
     with pytest.raises(
         StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaicml\]'"
     ):
