@@ -93,6 +93,8 @@ class ConvertOptions:
             raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
         if self.on_dropped not in get_args(OnDropped):
             raise ConfigError(f"on_dropped must be {' or '.join(get_args(OnDropped))}, got {self.on_dropped!r}")
+        if not 1 << 10 <= self.shard_bytes <= MAX_SHARD_BYTES:
+            raise ConfigError(f"a shard of {self.shard_bytes} bytes is not possible: choose from 1 KiB to 4 GiB - 1")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
         if self.dedup not in (None, "exact"):

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
     from .converters.convert import convert as convert
     from .converters.options import ConvertOptions as ConvertOptions
     from .converters.rows.options import SchemaOptions as SchemaOptions
+    from .converters.stored.merge import merge_index as merge_index
+    from .converters.writing.mosaic_writers import CSVWriter as CSVWriter
+    from .converters.writing.mosaic_writers import JSONWriter as JSONWriter
+    from .converters.writing.mosaic_writers import MDSWriter as MDSWriter
+    from .converters.writing.mosaic_writers import TSVWriter as TSVWriter
+    from .converters.writing.mosaic_writers import XSVWriter as XSVWriter
     from .errors import ConfigError as ConfigError
     from .errors import LmmsStreamError as LmmsStreamError
     from .loader.loader import PackedLoader as PackedLoader
     from .mds.core import PackedDataset as PackedDataset
     from .mds.dataset_config import DatasetConfig as DatasetConfig
     from .mds.lengths import LengthIndex as LengthIndex
+    from .mds.local_dataset import LocalDataset as LocalDataset
     from .mds.mosaic import StreamingDataset as StreamingDataset
+    from .mds.mosaic import clean_stale_shared_memory as clean_stale_shared_memory
     from .mds.mosaic_loader import StreamingDataLoader as StreamingDataLoader
     from .mds.mosaic_streams import Stream as Stream
     from .mds.packed import PackedStreamingDataset as PackedStreamingDataset
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Batch": "types",
+    "CSVWriter": "converters.writing.mosaic_writers",
     "ChatProcessor": "processors.chat",
     "ConfigError": "errors",
     "ConvertOptions": "converters.options",
@@ -64,8 +73,11 @@ _HOME = {
     "DocumentsProcessor": "processors.documents",
     "FSDP2SFTTrainer": "train.trainer",
     "FetchConfig": "storage.fetch_config",
+    "JSONWriter": "converters.writing.mosaic_writers",
     "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
+    "LocalDataset": "mds.local_dataset",
+    "MDSWriter": "converters.writing.mosaic_writers",
     "MediaPreferenceProcessor": "processors.preference_media",
     "ModelConfig": "train.model.build",
     "MultimodalProcessor": "processors.multimodal",
@@ -85,15 +97,19 @@ _HOME = {
     "Stream": "mds.mosaic_streams",
     "StreamingDataLoader": "mds.mosaic_loader",
     "StreamingDataset": "mds.mosaic",
+    "TSVWriter": "converters.writing.mosaic_writers",
     "TextProcessor": "processors.text",
     "TokensProcessor": "processors.text",
     "TrainConfig": "train.run.settings",
     "World": "types",
+    "XSVWriter": "converters.writing.mosaic_writers",
     "check_isolation": "train.model.own_loop",
+    "clean_stale_shared_memory": "mds.mosaic",
     "convert": "converters.convert",
     "join_peers": "mds.peers",
     "load_config": "config",
     "meet_peers": "mds.peers",
+    "merge_index": "converters.stored.merge",
     "pack": "plan.packing",
 }
 

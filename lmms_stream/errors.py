@@ -91,6 +91,10 @@ class ObjectMissingError(StorageError, FileNotFoundError):
     """The named object does not exist in a store that answered."""
 
 
+class TargetExistsError(StorageError, FileExistsError):
+    """Something lies already where a dataset is to be written."""
+
+
 class ObjectChangedError(StorageError):
     """A file or an object is not the one any more that was asked for."""
 

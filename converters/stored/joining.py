@@ -119,7 +119,7 @@ def _entries(name: str, catalog: Catalog) -> list[dict[str, Any]]:
     """A source's entries of index.json, with paths from the target."""
     entries = copy.deepcopy(list(catalog.index["shards"]))
     for entry in entries:
-        for data in (entry["raw_data"], entry.get("zip_data")):
+        for data in map(entry.get, ("raw_data", "zip_data", "raw_meta", "zip_meta")):
             if data is not None:
                 data["basename"] = path_to(name, data["basename"])
     return entries

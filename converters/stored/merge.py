@@ -77,6 +77,43 @@ def merge_datasets(
     )
 
 
+Place = str | Path | tuple[str | Path, str | Path]  # a folder, a URL, or a pair of both
+
+
+def merge_index(
+    first: Place | list[Place],
+    second: Place | bool | None = None,
+    /,
+    keep_local: bool = True,
+    download_timeout: float | None = None,
+) -> None:
+    """MosaicML Streaming's call for merge_datasets: merge_index(index_file_urls, out, …), or merge_index(out, …).
+
+    index_file_urls: the index.json files of the datasets, in the order of their samples; without them all that lie
+    below `out`, in the order of their names. out: the folder or URL above the datasets, or a pair of both: then what
+    lies at the URL is merged, and the folder gets a copy of the index unless keep_local is False. An index that is
+    there is replaced. download_timeout is not needed: requests have limits of their own. Raises what merge_datasets
+    raises.
+    """
+    if isinstance(first, list):
+        given, out = first, second
+    else:
+        given, out, keep_local = None, first, keep_local if second is None else bool(second)
+    if out is None or isinstance(out, bool):
+        raise ConfigError("merge_index takes the folder or URL above the datasets behind the list of their indexes")
+    local, target = out if isinstance(out, tuple) else (None, out)
+    storage = open_storage(target)
+    if given is None:
+        keys = [each.key for each in storage.list_objects("")]
+        found = [f"{storage.url}/{key}" for key in keys if key.endswith(f"/{INDEX_NAME}") and is_safe_name(key)]
+    else:
+        found = [str(each[1] if isinstance(each, tuple) else each) for each in given]
+    sources = dict.fromkeys(url.removesuffix(f"/{INDEX_NAME}") for url in found)
+    merge_datasets(str(target), list(sources), overwrite=True)
+    if local is not None and keep_local:
+        open_storage(local).write(INDEX_NAME, storage.read(INDEX_NAME))
+
+
 def _names_below(target: Storage, sources: Sequence[str]) -> list[str]:
     """The paths of the sources, as seen from the target."""
     if not sources:

@@ -28,32 +28,41 @@ COMPRESSIONS = {*_LEVELS, *(f"{kind}:{level}" for kind, levels in _LEVELS.items(
 class ShardFormat:
     """The columns of a dataset, and what its shards and their index say of themselves.
 
-    columns: name -> MDS encoding. shard_bytes: of a shard before it is compressed, at most, unless one sample has more.
-    compression: as MDSWriter takes it ("zstd", "zstd:7", …), or None.
+    columns: name -> MDS encoding. shard_bytes: of a shard before it is compressed, at most, unless one sample has more;
+    None where the index says no limit. compression: as MDSWriter takes it ("zstd", "zstd:7", …), or None. hashes: kinds
+    of checksums.
     """
 
-    def __init__(self, columns: Mapping[str, str], *, shard_bytes: int, compression: str | None = None):
-        if not 1 << 10 <= shard_bytes <= MAX_SHARD_BYTES:
-            raise ConfigError(f"a shard of {shard_bytes} bytes is not possible: choose from 1 KiB to 4 GiB - 1")
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        *,
+        shard_bytes: int | None,
+        compression: str | None = None,
+        hashes: Sequence[str] = (HASH,),
+    ):
         self.columns = dict(columns)
-        self.shard_bytes = shard_bytes
+        self.shard_bytes = MAX_SHARD_BYTES if shard_bytes is None else shard_bytes
         self.compression = compression
+        self.hashes = hashes
+        self._size_limit = shard_bytes
         self.names = sorted(columns)
         self._encoders = [column_encoder(columns[name]) for name in self.names]
         self._sizes = [fixed_size(columns[name]) for name in self.names]
-        self.header = json.dumps(self._config, sort_keys=True).encode()
+        self.header = json.dumps(self.config, sort_keys=True).encode()
 
     def __reduce__(self) -> tuple[Callable[[], ShardFormat], tuple[()]]:
-        return partial(ShardFormat, self.columns, shard_bytes=self.shard_bytes, compression=self.compression), ()
+        settings: dict[str, Any] = {"compression": self.compression, "hashes": self.hashes}
+        return partial(ShardFormat, self.columns, shard_bytes=self._size_limit, **settings), ()
 
     @property
-    def _config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         return {
             "version": 2,
             "format": "mds",
             "compression": self.compression,
-            "hashes": [HASH],
-            "size_limit": self.shard_bytes,
+            "hashes": list(self.hashes),
+            "size_limit": self._size_limit,
             "column_names": self.names,
             "column_encodings": [self.columns[name] for name in self.names],
             "column_sizes": self._sizes,
@@ -92,7 +101,7 @@ class ShardFormat:
 
     def index_entry(self, num_samples: int, raw: Mapping[str, Any], zipped: Mapping[str, Any] | None) -> dict[str, Any]:
         """A shard in index.json. raw, zipped: basename, bytes and hashes of its file, and of that compressed."""
-        return {"samples": num_samples, "raw_data": dict(raw), "zip_data": zipped and dict(zipped), **self._config}
+        return {"samples": num_samples, "raw_data": dict(raw), "zip_data": zipped and dict(zipped), **self.config}
 
 
 def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:

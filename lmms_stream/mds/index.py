@@ -20,7 +20,7 @@ DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; wri
 MAX_NAME_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
 MAX_NAMES = 8  # folders in the name of a shard: merged datasets may be merged again
 SPLIT_FORMATS = ("json", "csv", "tsv", "xsv")  # shards of two files: the samples, and where each begins
-_HASHES = sorted(
+HASHES = sorted(
     xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
     key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
 )
@@ -99,7 +99,7 @@ def check_version(version: Any, *, source: str) -> None:
 
 def hash_kinds(validate_hash: str | None) -> Sequence[str]:
     """The kinds of checksums of which the first that an entry gives is taken."""
-    return _HASHES if validate_hash is None else [validate_hash]
+    return HASHES if validate_hash is None else [validate_hash]
 
 
 def parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
@@ -249,9 +249,9 @@ def _checksum(data: Mapping[str, Any], kinds: Sequence[str], *, source: str) -> 
     """The checksum of the first of these kinds that is given; None when the writer wrote none."""
     hashes = data.get("hashes") or {}
     for algorithm in kinds:
-        if algorithm in hashes and algorithm in _HASHES:
+        if algorithm in hashes and algorithm in HASHES:
             return f"{algorithm}:{hashes[algorithm]}"
-    if kinds is not _HASHES:
+    if kinds is not HASHES:
         raise ConfigError(
             f"{source}: shard {data['basename']!r} has no checksum of the kind validate_hash asks for ({kinds[0]}): "
             f"choose one of {', '.join(hashes) or 'none, which it has'}"
@@ -259,7 +259,7 @@ def _checksum(data: Mapping[str, Any], kinds: Sequence[str], *, source: str) -> 
     if hashes:
         raise ShardError(
             f"{source}: shard {data['basename']!r} has checksums of unknown kinds ({', '.join(map(str, hashes))}): "
-            f"expected one of {', '.join(_HASHES)}"
+            f"expected one of {', '.join(HASHES)}"
         )
     return None
 

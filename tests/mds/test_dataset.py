@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lmms_stream.doors import mosaicml
 from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.mds.lengths import LengthIndex
-from lmms_stream.doors import mosaicml
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
@@ -37,7 +37,7 @@ def test_samples_are_indexed_like_a_numpy_array(dataset_folder: Path) -> None:
     mask = np.arange(len(dataset)) % 7 == 3
     assert dataset[mask] == dataset[mask.tolist()] == everything[3::7]
     for wrong in (mask[1:], True, [1, True]):
-        with pytest.raises(ConfigError, match="a mask has a boolean for each|named by a number"):
+        with pytest.raises(ConfigError, match=r"a mask has a boolean for each|named by a number"):
             dataset[wrong]
     assert dataset.read(np.array([2, 0])) == [everything[2], everything[0]]
     with pytest.raises(IndexError, match=f"sample {len(dataset)} of a dataset of {len(dataset)}"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.converters.options import ConvertOptions
 from lmms_stream.converters.writing.encoding import COMPRESSIONS, ShardFormat, check_compression, compress, index_json
 from lmms_stream.converters.writing.laid import Laid
 from lmms_stream.converters.writing.outputs import Output
@@ -128,7 +129,7 @@ def test_values_of_another_type_are_named(columns: Mapping[str, str], sample: Ma
 @pytest.mark.parametrize("shard_bytes", [0, 1000, 1 << 32])
 def test_shards_that_mds_cannot_have_are_refused(shard_bytes: int) -> None:
     with pytest.raises(ConfigError, match="choose from 1 KiB to 4 GiB"):
-        ShardFormat({"text": "str"}, shard_bytes=shard_bytes)
+        ConvertOptions(shard_bytes=shard_bytes)
 
 
 @pytest.mark.parametrize("encoding", ["pkl", "text"])

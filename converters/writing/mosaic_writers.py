@@ -1,0 +1,429 @@
+"""MosaicML Streaming's writers: samples, one after another, -> the same shards and index.json, byte for byte.
+
+`lmms-stream convert` makes datasets of files, in several processes, and goes on after a kill. These are for programs
+that make their samples themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ...checks import local_path
+from ...errors import ConfigError, DataError, TargetExistsError, did_you_mean
+from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, parse_index
+from ...mds.listing import read_if_there
+from ...processes.bar import terminal_bar
+from ...storage.disk_errors import disk_errors
+from ...storage.local import LocalStorage
+from ...storage.retry import DEFAULT_RETRY, Retry
+from ...storage.sizes import parse_bytes
+from ...storage.storage import Storage, is_folder, open_storage
+from ...types import Sample
+from ..stored.catalog import own_files, parse_dataset
+from .encoding import MAX_SHARD_BYTES, ShardFormat, check_compression, compress, compression_extension, index_json
+
+DEFAULT_SIZE_LIMIT = 1 << 26
+_OURS = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(('mds', *SPLIT_FORMATS))})(\.meta)?(\.\w+)?")
+_WAITING_PER_THREAD = 4  # files that wait for their upload
+_TEXT_TYPES: dict[str, type] = {"str": str, "int": int, "float": float}
+
+
+class Writer:
+    """Writes the samples of a dataset, as `with MDSWriter(…) as writer: writer.write(sample)`, or with `finish()`.
+
+    out: a folder; a URL, where shards go by a temporary folder; or a pair of both. keep_local: keep the files of a
+    folder of a pair after they are uploaded. compression: "zstd", "zstd:7", "gz", "bz2", "br", "snappy". hashes: kinds
+    of checksums, in sorted order. size_limit: bytes of a shard before it is compressed, also "64mb"; None: as many as
+    MDS can have. progress_bar: of the uploads, on a terminal. max_workers: threads that upload. retry: attempts of an
+    upload after the first. exist_ok: delete the dataset that is there.
+
+    The index is written last. Where the `with` ends by an exception it is not written, so what is there is not taken
+    for the whole. Raises ConfigError, DataError for a sample that does not fit its columns (it is not written, and
+    more can follow), StorageError, TargetExistsError.
+    """
+
+    format: str
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str],
+        out: str | Path | tuple[str | Path, str | Path],
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = 2,
+        exist_ok: bool = False,
+        **unknown: Any,
+    ):
+        if unknown:
+            known = (
+                "progress_bar",
+                "max_workers",
+                "retry",
+                "exist_ok",
+                "keep_local",
+                "compression",
+                "hashes",
+                "columns",
+            )
+            raise ConfigError(
+                f"Invalid Writer argument {next(iter(unknown))!r}: {did_you_mean(next(iter(unknown)), known)}"
+            )
+        self.columns = dict(columns)
+        self.keep_local = keep_local
+        self.compression = compression or None
+        check_compression(self.compression)
+        self.hashes = _checked_hashes(hashes or [])
+        self.size_limit = _checked_limit(size_limit)
+        self.shards: list[dict[str, Any]] = []
+        self._check_columns()
+        local, remote = out if isinstance(out, tuple) else (out, None) if is_folder(out) else (None, out)
+        self._is_temporary = local is None
+        self.local = (
+            tempfile.mkdtemp(prefix="lmms_stream-writer-")
+            if local is None
+            else str(local_path("out", local).expanduser())
+        )
+        self.remote = None if remote is None else str(remote)
+        self._folder = LocalStorage(Path(self.local))
+        self._store = None if remote is None else open_storage(remote, retry=_retry(retry))
+        with disk_errors(self.local):
+            Path(self.local).mkdir(parents=True, exist_ok=True)
+            names = [path.name for path in Path(self.local).iterdir()]
+        _make_room(self._folder, names, exist_ok=exist_ok)
+        if self._store is not None:
+            _make_room(self._store, [], exist_ok=exist_ok)
+        self._samples: list[bytes] = []
+        self._num_bytes = 0
+        self._is_finished = False
+        self._uploads: set[Future[None]] = set()
+        self._threads = ThreadPoolExecutor(max_workers)
+        self._bar = ExitStack()
+        shown = progress_bar and self._store is not None
+        title = f"uploading to {self.remote}"
+        self._advance = self._bar.enter_context(terminal_bar(title, total=0, unit="files")) if shown else None
+
+    # What a format is
+
+    def _check_columns(self) -> None:
+        raise NotImplementedError
+
+    def encode_sample(self, sample: Sample) -> bytes:
+        """The bytes of a sample; DataError for one that does not fit the columns."""
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """What index.json says of each shard."""
+        return {
+            "version": 2,
+            "format": self.format,
+            "compression": self.compression,
+            "hashes": self.hashes,
+            "size_limit": self.size_limit,
+        }
+
+    def _parts(self) -> dict[str, bytes]:
+        """The files of the shard of the samples at hand, "data" and perhaps "meta"."""
+        raise NotImplementedError
+
+    @property
+    def _empty_bytes(self) -> int:
+        """Of a shard without samples."""
+        return 0
+
+    _bytes_beside = 0  # of each sample, besides its own
+
+    # Writing
+
+    def write(self, sample: Sample) -> None:
+        """Write a sample, which lies in a shard once that is full or finish is called."""
+        if self._is_finished:
+            raise ConfigError(f"a sample for {self.remote or self.local}, which is finished: write all of them before")
+        self._raise_failures()
+        data = self.encode_sample(sample)
+        num_bytes = len(data) + self._bytes_beside
+        limit = self.size_limit or MAX_SHARD_BYTES
+        if self._samples and limit < self._empty_bytes + self._num_bytes + num_bytes:
+            self.flush_shard()
+        self._samples.append(data)
+        self._num_bytes += num_bytes
+
+    def flush_shard(self) -> None:
+        """Write a shard of the samples at hand."""
+        entry: dict[str, Any] = {"samples": len(self._samples), "zip_data": None}
+        stem = f"shard.{len(self.shards):05}.{self.format}"
+        for part, data in self._parts().items():
+            name = stem if part == "data" else f"{stem}.{part}"
+            entry[f"raw_{part}"], entry[f"zip_{part}"] = self._described(data, name), None
+            if self.compression:
+                data = compress(self.compression, data)
+                name = f"{name}.{compression_extension(self.compression)}"
+                entry[f"zip_{part}"] = self._described(data, name)
+            self._folder.write(name, data)
+            self._upload(name)
+        self.shards.append(entry | self.get_config())
+        self._samples, self._num_bytes = [], 0
+
+    def _described(self, data: bytes, name: str) -> dict[str, Any]:
+        """A file as an index describes it."""
+        return {"basename": name, "bytes": len(data), "hashes": {kind: _digest(kind, data) for kind in self.hashes}}
+
+    def finish(self) -> None:
+        """Write what is left, wait for the uploads, and write the index."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        try:
+            if self._samples:
+                self.flush_shard()
+            wait(self._uploads)
+            self._raise_failures()
+            self._folder.write(INDEX_NAME, index_json(self.shards))
+            self._upload(INDEX_NAME)
+            wait(self._uploads)
+            self._raise_failures()
+        finally:
+            self._end()
+
+    def _upload(self, name: str) -> None:
+        """Upload a file of the folder in a thread, once few wait for theirs."""
+        if self._store is None:
+            return
+        while len(self._uploads) >= _WAITING_PER_THREAD * self._threads._max_workers:
+            wait(self._uploads, return_when=FIRST_COMPLETED)
+            self._raise_failures()
+        self._uploads.add(self._threads.submit(self._uploaded, self._store, name))
+
+    def _uploaded(self, store: Storage, name: str) -> None:
+        store.upload(Path(self.local, name), name)
+        if self._is_temporary or not self.keep_local:
+            self._folder.delete(name)
+        if self._advance is not None:
+            self._advance(1)
+
+    def _raise_failures(self) -> None:
+        done = {upload for upload in self._uploads if upload.done()}
+        self._uploads -= done
+        for upload in done:
+            upload.result()
+
+    def _end(self) -> None:
+        """End the threads, and remove a folder of our own."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._bar.close()
+        if self._is_temporary:
+            shutil.rmtree(self.local, ignore_errors=True)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        elif not self._is_finished:
+            self._is_finished = True
+            self._end()
+
+
+class MDSWriter(Writer):
+    """Writes MDS shards. columns: name -> encoding, as "str", "int", "ndarray:int32", "json", "jpeg". See Writer."""
+
+    format = "mds"
+    _bytes_beside = 4
+
+    def _check_columns(self) -> None:
+        self._format = ShardFormat(
+            self.columns, shard_bytes=self.size_limit, compression=self.compression, hashes=self.hashes
+        )
+
+    def encode_sample(self, sample: Sample) -> bytes:
+        _check_names(sample, self.columns)
+        return self._format.encode(sample)
+
+    def get_config(self) -> dict[str, Any]:
+        return self._format.config
+
+    @property
+    def _empty_bytes(self) -> int:
+        return self._format.empty_bytes
+
+    def _parts(self) -> dict[str, bytes]:
+        sizes = np.array([len(each) for each in self._samples], np.int64)
+        return {"data": b"".join([self._format.shard_head(sizes), *self._samples])}
+
+
+class _TextWriter(Writer):
+    """A shard of texts, with a second file that says where each begins. columns: name -> "str", "int" or "float"."""
+
+    newline: str
+
+    def _check_columns(self) -> None:
+        if not isinstance(self.newline, str) or not self.newline:
+            raise ConfigError(f"newline must be a text, got {self.newline!r}")
+        for name, encoding in self.columns.items():
+            if encoding not in _TEXT_TYPES:
+                raise ConfigError(f"column {name!r} has the encoding {encoding!r}: choose one of str, int, float")
+
+    def _values(self, sample: Sample) -> dict[str, Any]:
+        """The values of the columns, each of its type."""
+        _check_names(sample, self.columns)
+        for name, encoding in self.columns.items():
+            if not isinstance(sample[name], _TEXT_TYPES[encoding]):
+                raise DataError(f"column {name!r} holds {str(sample[name])[:80]!r}, which is not {encoding!r}")
+        return {name: sample[name] for name in self.columns}
+
+    _head = b""  # of the first file, before its samples
+
+    def _parts(self) -> dict[str, bytes]:
+        sizes = [len(each) for each in self._samples]
+        offsets: NDArray[np.uint32] = np.cumsum([len(self._head), *sizes]).astype("<u4")
+        config = json.dumps(self.get_config(), sort_keys=True).encode()
+        meta = np.uint32(len(sizes)).tobytes() + offsets.tobytes() + config
+        return {"data": b"".join([self._head, *self._samples]), "meta": meta}
+
+
+class JSONWriter(_TextWriter):
+    """Writes shards of JSON lines. newline: what ends each. See Writer."""
+
+    format = "json"
+
+    def __init__(self, *, newline: str = "\n", **settings: Any):
+        self.newline = newline
+        super().__init__(**settings)
+
+    def encode_sample(self, sample: Sample) -> bytes:
+        return (json.dumps(self._values(sample), sort_keys=True) + self.newline).encode()
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"columns": self.columns, "newline": self.newline}
+
+
+class XSVWriter(_TextWriter):
+    """Writes shards of values with a separator between them. newline: what ends a sample. See Writer."""
+
+    format = "xsv"
+
+    def __init__(self, *, separator: str, newline: str = "\n", **settings: Any):
+        self.separator, self.newline = separator, newline
+        super().__init__(**settings)
+
+    def _check_columns(self) -> None:
+        super()._check_columns()
+        if not isinstance(self.separator, str) or not self.separator:
+            raise ConfigError(f"separator must be a text, got {self.separator!r}")
+        self._names = sorted(self.columns)
+        self._head = self._line(self._names)
+
+    def _line(self, values: Sequence[str]) -> bytes:
+        for value in values:
+            if self.newline in value or self.separator in value:
+                raise DataError(
+                    f"{value[:80]!r} has the separator {self.separator!r} or the newline {self.newline!r} in it, which "
+                    "these shards cannot hold: write them with MDSWriter"
+                )
+        return (self.separator.join(values) + self.newline).encode()
+
+    def encode_sample(self, sample: Sample) -> bytes:
+        values = self._values(sample)
+        return self._line([str(values[name]) for name in self._names])
+
+    def get_config(self) -> dict[str, Any]:
+        columns = {"column_names": self._names, "column_encodings": [self.columns[name] for name in self._names]}
+        separator = {"separator": self.separator} if self.format == "xsv" else {}
+        return super().get_config() | columns | separator | {"newline": self.newline}
+
+
+class CSVWriter(XSVWriter):
+    """XSVWriter with commas."""
+
+    format = "csv"
+
+    def __init__(self, **settings: Any):
+        super().__init__(separator=",", **settings)
+
+
+class TSVWriter(XSVWriter):
+    """XSVWriter with tabs."""
+
+    format = "tsv"
+
+    def __init__(self, **settings: Any):
+        super().__init__(separator="\t", **settings)
+
+
+def _check_names(sample: Sample, columns: Mapping[str, str]) -> None:
+    missing = next((name for name in columns if name not in sample), None)
+    if missing is not None:
+        raise DataError(f"a sample lacks the column {missing!r}: it has {', '.join(map(str, sample)) or 'none'}")
+
+
+def _checked_hashes(hashes: Sequence[str]) -> list[str]:
+    if isinstance(hashes, str) or [*hashes] != sorted({*hashes}):
+        raise ConfigError(f"hashes must be a list of different names in sorted order, got {hashes!r}")
+    for kind in hashes:
+        if kind not in HASHES:
+            raise ConfigError(f"there is no checksum {kind!r}: choose one of {', '.join(HASHES)}")
+    return [*hashes]
+
+
+def _digest(kind: str, data: bytes) -> str:
+    made = getattr(xxhash, kind, None) or getattr(hashlib, kind)
+    return str(made(data).hexdigest())
+
+
+def _checked_limit(size_limit: int | str | None) -> int | None:
+    num_bytes = parse_bytes(size_limit, name="size_limit") if size_limit else None
+    if num_bytes is not None and num_bytes > MAX_SHARD_BYTES:
+        raise ConfigError(
+            f"`size_limit` must be less than 2**32, in which MDS counts a shard's bytes, got {size_limit}"
+        )
+    return num_bytes
+
+
+def _retry(retry: int) -> Retry:
+    if retry < 0:
+        raise ConfigError(f"retry must be 0 or more attempts after the first, got {retry}")
+    return Retry(attempts=1 + retry, timeout_s=DEFAULT_RETRY.timeout_s)
+
+
+def _make_room(place: Storage, names: Sequence[str], *, exist_ok: bool) -> None:
+    """Delete the dataset that is there, if that is asked for; TargetExistsError if it is not. Other files stay.
+
+    names: what is there, where that is known.
+    """
+    index = read_if_there(place, INDEX_NAME)
+    if not exist_ok and (names or index is not None):
+        raise TargetExistsError(
+            f"Directory is not empty: {place.url}: name another one, or pass exist_ok=True, by which the dataset there "
+            "is deleted"
+        )
+    old = {name for name in names if _OURS.fullmatch(name)} | {INDEX_NAME}
+    if index is not None:
+        listed = parse_index(index, source=f"{place.url}/{INDEX_NAME}")
+        files = [file for info in listed for file in (info, info.meta) if file is not None]
+        old |= {file.zip_name or file.name for file in files if "/" not in file.name}
+    described = read_if_there(place, DATASET_NAME)
+    if described is not None:
+        old |= {DATASET_NAME, *own_files(parse_dataset(described, source=f"{place.url}/{DATASET_NAME}"))}
+    for name in sorted(old, key=lambda name: name != INDEX_NAME):  # the index first: nobody begins to read the rest
+        place.delete(name)
