@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import WorkerError
-from ..processes.shared_tensors import SharesTensors
+from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..storage.threads import start_thread
 
 LONGEST_POLL_S = 1.0
@@ -32,9 +32,8 @@ class SampleClock(SharesTensors):
     def __init__(self, num_workers: int, *, sources: Sequence[str], timeout_s: float):
         self.sources = tuple(sources)
         self.timeout_s = timeout_s
-        self._rows = torch.zeros(max(1, num_workers), 3, dtype=torch.int64)
-        if num_workers:
-            self._rows.share_memory_()
+        zeros = shared_zeros if num_workers else torch.zeros
+        self._rows = zeros(max(1, num_workers), 3, dtype=torch.int64)
 
     @contextmanager
     def at(self, source: str, sample_id: int, *, worker: int) -> Iterator[None]:

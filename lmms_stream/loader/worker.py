@@ -24,7 +24,7 @@ from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
 from ..plan.planner import Planned, StepPlanner, Work
 from ..plan.weights import Weights
-from ..processes.shared_tensors import SharesTensors
+from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch
 from .batch_maker import BatchMaker, LoaderSettings, Ready
@@ -39,12 +39,6 @@ from .worker_counts import WorkerCounts
 START_BYTES = 1 << 20  # memory that persistent workers share for a start, unless a longer start comes
 
 Item = list[Ready] | LmmsStreamError
-
-
-def _shared_bytes(size: int) -> torch.Tensor:
-    memory = torch.zeros(size, dtype=torch.uint8)
-    memory.share_memory_()
-    return memory
 
 
 class PackWorker(SharesTensors, IterableDataset[Item]):
@@ -72,7 +66,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             )
         self._blocks = SharedBlocks()
         self._start = b""
-        self._shared = _shared_bytes(START_BYTES) if persistent else None
+        self._shared = shared_zeros(START_BYTES, dtype=torch.uint8) if persistent else None
 
     def start_at(self, cursor: Mapping[str, Any], *, end_workers: Callable[[], None]) -> None:
         """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out.
@@ -88,7 +82,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         framed = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
         if len(framed) > len(self._shared):
             end_workers()
-            self._shared = _shared_bytes(2 * len(framed))
+            self._shared = shared_zeros(2 * len(framed), dtype=torch.uint8)
         self._shared[: len(framed)] = torch.from_numpy(framed.copy())
 
     def _told(self, *, worker: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..processes.shared_tensors import SharesTensors
+from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..storage.tally import FetchCounts, FetchTally, sum_counts
 
 
@@ -14,9 +14,8 @@ class WorkerCounts(SharesTensors):
     """Counts of num_workers processes, since the beginning; a worker that is started again goes on in its row."""
 
     def __init__(self, num_workers: int):
-        self._rows = torch.zeros(num_workers, len(FetchCounts._fields), dtype=torch.int64)
-        if num_workers:
-            self._rows.share_memory_()
+        zeros = shared_zeros if num_workers else torch.zeros
+        self._rows = zeros(num_workers, len(FetchCounts._fields), dtype=torch.int64)
 
     def teller(self, worker: int, tallies: Sequence[FetchTally]) -> Callable[[], None]:
         """What a worker calls now and then, to let its loader know what it fetched since this call."""

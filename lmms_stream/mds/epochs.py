@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import CursorError
-from ..processes.shared_tensors import SharesTensors
+from ..processes.shared_tensors import SharesTensors, shared_zeros
 
 MAX_WORKERS = 1 << 12  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
@@ -30,8 +30,8 @@ class EpochCounter(SharesTensors):
     """
 
     def __init__(self) -> None:
-        self._words = torch.zeros(_WORKERS + MAX_WORKERS, dtype=torch.int64).share_memory_()
-        self._state = torch.zeros(MAX_STATE_BYTES, dtype=torch.uint8).share_memory_()
+        self._words = shared_zeros(_WORKERS + MAX_WORKERS, dtype=torch.int64)
+        self._state = shared_zeros(MAX_STATE_BYTES, dtype=torch.uint8)
         self._iterations_here = 0
 
     def begin(self, worker: Any) -> int:

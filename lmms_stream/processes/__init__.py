@@ -7,7 +7,7 @@ main_guard  whether a script would run again in processes that import it
 fork_server a process that has imported what others need, and is forked; preloaded: what it imports first
 alone       one call in an interpreter of its own, which a script need not be written for
 bar         how far such work is, on a terminal
-shared_tensors  tensors that processes share, in copies of their objects, too
+shared_tensors  tensors in memory that processes share, without a name
 family      the processes that a process has started
 ending      the end of a process whose work is done
 """

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+
+def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros in shared memory.
+
+    share_memory_() copies a tensor, larger ones in threads, which a forked process does not have: where its parent has
+    used them before, it would wait for ever.
+    """
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 class SharesTensors:
@@ -17,6 +28,8 @@ class SharesTensors:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        for value in state.values():
-            if isinstance(value, torch.Tensor) and value.numel():
-                value.share_memory_()  # changes nothing where it is shared, as in a process that was started
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.numel() and not value.is_shared():
+                own = shared_zeros(*value.shape, dtype=value.dtype)
+                own.numpy()[...] = value.numpy()
+                setattr(self, name, own)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import pickle
 import shutil
+import sys
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from lmms_stream.doors import mosaicml
 from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
 from lmms_stream.mds.dataset_config import DatasetConfig
@@ -52,6 +55,22 @@ def test_a_dataset_that_is_dropped_closes_its_shards(dataset_folder: Path, tmp_p
     del dataset
     gc.collect()
     assert mapped not in Path("/proc/self/maps").read_text()
+
+
+def test_a_forked_process_makes_a_dataset_where_its_parent_has_made_one(dataset_folder: Path) -> None:
+    torch.set_num_threads(2)
+    torch.zeros(1 << 16).share_memory_()  # by torch's threads, which a forked process does not have
+    first = PackedStreamingDataset(dataset_folder)[0]
+
+    def read() -> None:
+        sys.exit(0 if PackedStreamingDataset(dataset_folder)[0] == first else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=read)
+    process.start()
+    process.join(60)
+    process.kill()
+    torch.set_num_threads(1)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
