@@ -39,6 +39,14 @@ class NumberedShard(Numbered):
     def size(self) -> int:
         return self.info.num_samples
 
+    @property
+    def samples(self) -> int:
+        return self.info.num_samples
+
+    @property
+    def compression(self) -> str | None:
+        return self.info.compression
+
     def __len__(self) -> int:
         return self.info.num_samples
 
