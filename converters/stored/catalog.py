@@ -68,7 +68,7 @@ def read_catalog(storage: Storage) -> Catalog:
 
 
 def no_dataset(storage: Storage) -> StorageError:
-    return StorageError(
+    return ObjectMissingError(
         f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
         "lmms-stream convert"
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import ConfigError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, parse_index
@@ -81,7 +82,7 @@ Place = str | Path | tuple[str | Path, str | Path]  # a folder, a URL, or a pair
 
 
 def merge_index(
-    first: Place | list[Place],
+    first: Place | list[Any],
     second: Place | bool | None = None,
     /,
     keep_local: bool = True,

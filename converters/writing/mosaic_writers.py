@@ -95,6 +95,7 @@ class Writer:
         self.size_limit = _checked_limit(size_limit)
         self.shards: list[dict[str, Any]] = []
         self._check_columns()
+        attempts = _retry(retry)
         local, remote = out if isinstance(out, tuple) else (out, None) if is_folder(out) else (None, out)
         self._is_temporary = local is None
         self.local = (
@@ -104,7 +105,7 @@ class Writer:
         )
         self.remote = None if remote is None else str(remote)
         self._folder = LocalStorage(Path(self.local))
-        self._store = None if remote is None else open_storage(remote, retry=_retry(retry))
+        self._store = None if remote is None else open_storage(remote, retry=attempts)
         with disk_errors(self.local):
             Path(self.local).mkdir(parents=True, exist_ok=True)
             names = [path.name for path in Path(self.local).iterdir()]

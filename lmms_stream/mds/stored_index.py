@@ -163,7 +163,7 @@ def _listed(storage: Storage, validate_hash: str | None) -> StoredIndex:
     except ObjectHiddenError:
         raise
     except ObjectMissingError as error:
-        raise StorageError(
+        raise ObjectMissingError(
             f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
             "lmms-stream convert"
         ) from error

@@ -1,0 +1,207 @@
+"""Our writers give the files of MosaicML's, byte for byte. mosaic_files.json has checksums of those of its 0.13.0."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import lmms_stream
+import numpy as np
+import pytest
+import xxhash
+from lmms_stream.converters.writing.mosaic_writers import Writer
+from lmms_stream.errors import ConfigError, DataError, StorageError, TargetExistsError
+from lmms_stream.storage.storage import open_storage
+from torch.utils.data import DataLoader
+
+FILES = json.loads(Path(__file__).with_name("mosaic_files.json").read_text())
+OF_MDS = {
+    "text": "str", "data": "bytes", "count": "int", "small": "uint8", "ratio": "float32", "about": "json",
+    "ids": "ndarray:int32", "grid": "ndarray:float16:2,3", "any": "ndarray", "price": "str_decimal",
+}  # fmt: skip
+OF_TEXT = {"text": "str", "count": "int", "ratio": "float"}
+CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "mds": ("MDSWriter", {"size_limit": 2500}),
+    "mds in words": ("MDSWriter", {"size_limit": "3kb", "hashes": ["sha1", "xxh3_64"]}),
+    "mds of one shard": ("MDSWriter", {"size_limit": None, "compression": "bz2:3", "hashes": ["md5"]}),
+    "json": ("JSONWriter", {"size_limit": 700}),
+    "json with newline": ("JSONWriter", {"newline": "\r\n", "compression": "bz2", "hashes": ["blake2b"]}),
+    "xsv": ("XSVWriter", {"separator": "|", "size_limit": 200}),
+    "csv": ("CSVWriter", {"size_limit": "1kb", "hashes": ["xxh64"]}),
+    "tsv": ("TSVWriter", {"newline": "\n\n", "compression": "bz2"}),
+}
+
+
+def sample(number: int, columns: Mapping[str, str]) -> dict[str, Any]:
+    rng = random.Random(number)
+    values = {
+        "text": "naïve 試 " * rng.randrange(6),
+        "data": rng.randbytes(rng.randrange(40)),
+        "count": rng.randrange(-(1 << 40), 1 << 40),
+        "small": rng.randrange(256),
+        "ratio": rng.random(),
+        "about": {"b": [1, None], "a": "ü"},
+        "ids": np.arange(1 + rng.randrange(300), dtype=np.int32),
+        "grid": np.arange(6, dtype=np.float16).reshape(2, 3),
+        "any": np.full((1, 2), rng.random()),
+        "price": Decimal("1.10") * rng.randrange(9),
+    }
+    return {name: values[name] for name in columns}
+
+
+def written(module: Any, case: str, folder: Path) -> dict[str, str]:
+    """Checksums of the files that a module's writer makes."""
+    name, settings = CASES[case]
+    columns = OF_MDS if name == "MDSWriter" else OF_TEXT
+    with getattr(module, name)(columns=columns, out=str(folder), **settings) as writer:
+        for number in range(30):
+            writer.write(sample(number, columns))
+    return {path.name: xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_are_those_of_mosaicmls_writers(case: str, tmp_path: Path) -> None:
+    assert written(lmms_stream, case, tmp_path / "ours") == FILES[case]
+    assert len(lmms_stream.LocalDataset(tmp_path / "ours")) == 30
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_files_are_what_the_package_makes(case: str, tmp_path: Path) -> None:
+    streaming = pytest.importorskip("streaming")
+    assert written(streaming, case, tmp_path / "theirs") == FILES[case]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "zstd:7", "gz:1", "br:2", "snappy"])
+def test_compressed_files_are_read(compression: str, tmp_path: Path) -> None:
+    with lmms_stream.MDSWriter(columns=OF_MDS, out=tmp_path / "data", compression=compression) as writer:
+        for number in range(9):
+            writer.write(sample(number, OF_MDS))
+    dataset = lmms_stream.LocalDataset(tmp_path / "data")
+    for number in range(9):
+        np.testing.assert_equal(dataset[number], sample(number, OF_MDS) | {"ratio": dataset[number]["ratio"]})
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=2, num_workers=2, collate_fn=list, sampler=[8, 0, 3])
+    assert [[each["count"] for each in batch] for batch in loader] == [
+        [sample(number, OF_MDS)["count"] for number in numbers] for numbers in ([8, 0], [3])
+    ]
+    assert dataset.spanner[8] == (0, 8)
+    assert dataset.shards[0].compression == compression
+
+
+def names(place: Path | str) -> set[str]:
+    return {each.key for each in open_storage(place).list_objects("")}
+
+
+NUMBERS = {"number": "int"}
+
+
+def write(out: Any, count: int, **settings: Any) -> None:
+    with lmms_stream.MDSWriter(columns=NUMBERS, out=out, size_limit=1024, **settings) as writer:
+        for number in range(count):
+            writer.write({"number": number})
+
+
+def test_shards_are_uploaded_and_files_of_ours_go(s3_folder: str, tmp_path: Path) -> None:
+    write(s3_folder, 300)
+    whole = names(s3_folder)
+    assert {"index.json", "shard.00000.mds", "shard.00003.mds"} <= whole
+    assert [each["number"] for each in lmms_stream.StreamingDataset(remote=s3_folder, batch_size=1)[:]] == [*range(300)]
+    with pytest.raises(TargetExistsError, match=r"Directory is not empty: s3://.*exist_ok=True"):
+        write((tmp_path / "pair", s3_folder), 3)
+    write((tmp_path / "pair", s3_folder), 3, exist_ok=True, keep_local=True)
+    assert names(s3_folder) == names(tmp_path / "pair") == {"index.json", "shard.00000.mds"}
+    write((tmp_path / "gone", s3_folder), 300, exist_ok=True, max_workers=1)
+    assert (names(s3_folder), names(tmp_path / "gone")) == (whole, set())
+
+
+def test_a_dataset_that_is_there_gives_way_if_asked_for_and_nothing_else_does(tmp_path: Path) -> None:
+    write(tmp_path, 300)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="Directory is not empty"):
+        write(tmp_path, 3)
+    write(tmp_path, 3, exist_ok=True)
+    assert names(tmp_path) == {"index.json", "notes.txt", "shard.00000.mds"}
+
+
+def test_what_ends_by_an_error_has_no_index_and_leaves_no_thread(s3_folder: str, tmp_path: Path) -> None:
+    def interrupted(out: Any) -> None:
+        with lmms_stream.MDSWriter(columns=NUMBERS, out=out, size_limit=1024) as writer:
+            for number in range(300):
+                writer.write({"number": number})
+            raise KeyboardInterrupt
+
+    before = {*threading.enumerate()}
+    for out in (s3_folder, tmp_path / "out"):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(out)
+        assert names(out)
+        assert "index.json" not in names(out)
+    assert {each for each in threading.enumerate() if "ThreadPool" in each.name} <= before
+
+
+def test_an_upload_that_fails_is_the_writers_error(s3_folder: str) -> None:
+    with pytest.raises(StorageError, match="s3://no-such-bucket/data"):
+        write("s3://no-such-bucket/data", 3, retry=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda out: lmms_stream.MDSWriter(columns=NUMBERS, out=out, max_worker=1), "did you mean 'max_workers'"),
+        (lambda out: lmms_stream.MDSWriter(columns=NUMBERS, out=out, size_limit=1 << 32), "must be less than 2"),
+        (lambda out: lmms_stream.MDSWriter(columns=NUMBERS, out=out, hashes=["sha1", "md5"]), "in sorted order"),
+        (lambda out: lmms_stream.MDSWriter(columns=NUMBERS, out=out, hashes=["sha0"]), "no checksum 'sha0'"),
+        (lambda out: lmms_stream.MDSWriter(columns=NUMBERS, out=out, compression="zip"), "compression 'zip'"),
+        (lambda out: lmms_stream.MDSWriter(columns={"a": "pkl"}, out=out), "'pkl' is not an encoding"),
+        (lambda out: lmms_stream.MDSWriter(columns=NUMBERS, out=out, retry=-1), "retry must be 0 or more"),
+        (lambda out: lmms_stream.JSONWriter(columns={"a": "bytes"}, out=out), "choose one of str, int, float"),
+        (lambda out: lmms_stream.XSVWriter(columns=NUMBERS, out=out, separator=""), "separator must be a text"),
+    ],
+)
+def test_settings_that_fit_nothing_are_named(make: Callable[[Path], Writer], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sample_that_does_not_fit_is_not_written_and_others_are(tmp_path: Path) -> None:
+    for kind in (lmms_stream.MDSWriter, lmms_stream.JSONWriter, lmms_stream.CSVWriter):
+        folder = tmp_path / kind.__name__
+        with kind(columns={"text": "str"}, out=folder) as writer:
+            writer.write({"text": "one", "more": 1})
+            for bad in ({"text": 5}, {"other": "x"}):
+                with pytest.raises(DataError, match="column 'text'"):
+                    writer.write(bad)
+            if kind is lmms_stream.CSVWriter:
+                with pytest.raises(DataError, match="write them with MDSWriter"):
+                    writer.write({"text": "a,b"})
+            writer.write({"text": "two"})
+        assert [each["text"] for each in lmms_stream.LocalDataset(folder)[:]] == ["one", "two"]
+        with pytest.raises(ConfigError, match="which is finished"):
+            writer.write({"text": "three"})
+
+
+@pytest.mark.parametrize("kind", ["MDSWriter", "JSONWriter"])
+def test_indexes_of_parts_are_merged(kind: str, s3_folder: str, tmp_path: Path) -> None:
+    def parts(place: str) -> list[str]:
+        for part in range(3):
+            with getattr(lmms_stream, kind)(columns=NUMBERS, out=f"{place}/{part}", compression="zstd") as writer:
+                for number in range(4):
+                    writer.write({"number": 4 * part + number})
+        return [f"{place}/{part}/index.json" for part in range(3)]
+
+    for place in (s3_folder, str(tmp_path / "data")):
+        urls = parts(place)
+        for _ in range(2):  # an index that is there is replaced
+            lmms_stream.merge_index(place)
+            dataset = lmms_stream.StreamingDataset(remote=place, batch_size=1)
+            assert [each["number"] for each in dataset[:]] == [*range(12)]
+        lmms_stream.merge_index(urls[::-1], place)
+        dataset = lmms_stream.StreamingDataset(remote=place, batch_size=1)
+        assert [each["number"] for each in dataset[:5]] == [8, 9, 10, 11, 4]
+    lmms_stream.merge_index([("", url) for url in parts(f"{s3_folder}/pair")], (tmp_path / "pair", f"{s3_folder}/pair"))
+    assert json.loads((tmp_path / "pair" / "index.json").read_bytes())["shards"]
