@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from multiprocessing import context, current_process, get_context, parent_process
+from multiprocessing import context, get_context, parent_process
 from typing import Any
 
 from ..errors import ConfigError
+from ..processes.family import first_number, is_running
 
 _NEXT, _FLOOR, _IS_LOADED, _LOADS, _ROW = range(5)  # numbers in the shared memory; _ROW: of the next iteration
 _ROWS = _ROW + 1  # where the rows begin
@@ -16,7 +16,6 @@ _NUM_ROWS = 32  # iterations that are remembered
 _KEY_SIZE = 4  # numbers that the workers of an iteration have in common
 _FIRST, _PROCESS, _WORKERS, _EPOCH = range(_KEY_SIZE, _KEY_SIZE + 4)  # the other numbers of a row
 _ROW_SIZE = _EPOCH + 1
-_PROCESS_NUMBER = re.compile(r"-(?:\d+:)*(\d+)$")  # multiprocessing numbers the processes that a process starts
 
 
 class EpochTurns:
@@ -44,15 +43,15 @@ class EpochTurns:
 
     def begin_in_worker(self, *, seed: int, worker: int, num_workers: int) -> int:
         """Epoch of an iteration that begins in worker number `worker` of a DataLoader. seed: the one of worker 0."""
-        parent, number = parent_process(), _PROCESS_NUMBER.search(current_process().name)
+        parent = parent_process()
         key = [parent.pid or 0 if parent else 0, seed, num_workers, self._num_begun]
-        first, bit = int(number[1]) - worker if number else 0, 1 << worker % 62
+        first, bit = first_number(worker), 1 << worker % 62
         self._num_begun += 1
         with self._shared.get_lock():
             values = self._shared.get_obj()
             rows = [at for at in range(_ROWS, len(values), _ROW_SIZE) if values[at : at + _KEY_SIZE] == key]
             same = [at for at in rows if values[at + _FIRST] == first]
-            same = same or [at for at in rows if not values[at + _WORKERS] & bit and _is_running(values[at + _PROCESS])]
+            same = same or [at for at in rows if not values[at + _WORKERS] & bit and is_running(values[at + _PROCESS])]
             if same:
                 row = max(same, key=lambda at: values[at + _EPOCH])
                 values[row + _WORKERS] |= bit
@@ -113,16 +112,6 @@ class EpochTurns:
             return _shared_turns, (self._shared,)
         with self._shared.get_lock():
             return EpochTurns, (list(self._shared.get_obj()),)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        return True
-    return True
 
 
 def _shared_turns(shared: Any) -> EpochTurns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from operator import index
@@ -11,13 +12,16 @@ from typing import Any
 import torch
 
 from ..errors import CursorError
+from ..processes.family import first_number, is_running
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 
 MAX_WORKERS = 1 << 12  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
 _COUNT_BITS = 31
-# Words of the shared memory; the iteration that each worker began last follows, then the loaded state.
+# Words of the shared memory; those of each worker follow, then the loaded state.
 _BEGUN, _FIRST_EPOCH, _FIRST_ITERATION, _STATE_BYTES, _WORKERS = range(5)
+# Words of a worker: the iteration that it began last, its process, and the number of worker 0's, see first_number.
+_ITERATION, _PROCESS, _FIRST, _WORDS = range(4)
 
 
 class EpochCounter(SharesTensors):
@@ -25,12 +29,13 @@ class EpochCounter(SharesTensors):
 
     It is in shared memory, which has no name, so nothing of it outlives its processes. The first word holds the count
     of iterations begun and a hash of what the workers of the last one have in common. A worker joins that iteration if
-    it has this in common and has not begun it yet; else it begins the next. As the word is written whole, it does not
-    matter which worker that is, nor whether two do it at once.
+    it has this in common and has not begun it yet, and the workers that have were started with it, or run; else it
+    begins the next. As the word is written whole, it does not matter which worker that is, nor whether two do it at
+    once.
     """
 
     def __init__(self) -> None:
-        self._words = shared_zeros(_WORKERS + MAX_WORKERS, dtype=torch.int64)
+        self._words = shared_zeros(_WORKERS + _WORDS * MAX_WORKERS, dtype=torch.int64)
         self._state = shared_zeros(MAX_STATE_BYTES, dtype=torch.uint8)
         self._iterations_here = 0
 
@@ -41,28 +46,48 @@ class EpochCounter(SharesTensors):
         iterator; persistent workers iterate several times, which each counts for itself.
         """
         self._iterations_here += 1
-        identity, slot = 0, None
-        if worker is not None:
-            common = f"{worker.seed - worker.id} {worker.num_workers} {self._iterations_here}"
-            identity, slot = zlib.crc32(common.encode()), _WORKERS + worker.id % MAX_WORKERS
-        word = int(self._words[_BEGUN])
-        begun = word & (1 << _COUNT_BITS) - 1
-        if slot is None or word >> _COUNT_BITS != identity or int(self._words[slot]) == begun:
+        if worker is None:
+            begun = self._begun(int(self._words[_BEGUN])) + 1
+            self._words[_BEGUN] = begun
+            return self._epoch(begun - 1)
+        common = f"{worker.seed - worker.id} {worker.num_workers} {self._iterations_here}"
+        identity, first = zlib.crc32(common.encode()), first_number(worker.id)
+        row = self._words[_WORKERS:].view(-1, _WORDS)[worker.id % MAX_WORKERS]
+        while True:
+            word = int(self._words[_BEGUN])
+            begun = self._begun(word)
+            joins = word >> _COUNT_BITS == identity and int(row[_ITERATION]) != begun and self._is_open(begun, first)
+            if int(self._words[_BEGUN]) == word:  # else another worker has begun an iteration meanwhile
+                break
+        if not joins:
             begun += 1
             self._words[_BEGUN] = identity << _COUNT_BITS | begun
-        if slot is not None:
-            self._words[slot] = begun
+        row[_PROCESS], row[_FIRST] = os.getpid(), first
+        row[_ITERATION] = begun
         return self._epoch(begun - 1)
+
+    def _is_open(self, begun: int, first: int) -> bool:
+        """Whether the workers that began an iteration were started with one whose `first` this is, or run.
+
+        Else it is one of the same seed that ended early.
+        """
+        rows = self._words[_WORKERS:].view(-1, _WORDS).numpy()
+        begun_by = rows[rows[:, _ITERATION] == begun].tolist()
+        return not begun_by or any(each[_FIRST] == first or is_running(each[_PROCESS]) for each in begun_by)
+
+    @staticmethod
+    def _begun(word: int) -> int:
+        return word & (1 << _COUNT_BITS) - 1
 
     @property
     def next_epoch(self) -> int:
         """The epoch of the iteration that begins next, unless a state is loaded before."""
-        return self._epoch(int(self._words[_BEGUN]) & (1 << _COUNT_BITS) - 1)
+        return self._epoch(self._begun(int(self._words[_BEGUN])))
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
         self._words[_FIRST_EPOCH] = epoch
-        self._words[_FIRST_ITERATION] = int(self._words[_BEGUN]) & (1 << _COUNT_BITS) - 1
+        self._words[_FIRST_ITERATION] = self._begun(int(self._words[_BEGUN]))
 
     def _epoch(self, iteration: int) -> int:
         return int(self._words[_FIRST_EPOCH]) + iteration - int(self._words[_FIRST_ITERATION])

@@ -7,7 +7,9 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from lmms_stream import (
 )
 from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
+from lmms_stream.mds.epochs import EpochCounter
 from lmms_stream.mds.mosaic_streams import weigh
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.storage.fetch_config import FetchConfig
@@ -109,6 +112,36 @@ def test_epochs_differ_though_the_seed_of_torch_is_set_before_each(
         assert sorted(epochs[-1]) == list(range(NUM_SAMPLES))
     assert len(set(map(tuple, epochs))) == 3
     assert dataset.next_epoch == 3
+
+
+def _begin(counter: EpochCounter, worker: int, told: Any, goes_on: Any) -> None:
+    told.put(counter.begin(SimpleNamespace(id=worker, num_workers=2, seed=7 + worker)))
+    goes_on.wait(60)
+
+
+def test_workers_of_one_seed_begin_one_epoch_whatever_workers_ended_before_they_began() -> None:
+    counter, context = EpochCounter(), get_context("fork")
+    told, goes_on = context.SimpleQueue(), context.Event()
+
+    def begin(*workers: Any) -> int:
+        for each in workers:
+            each.start()
+        return int(told.get())
+
+    def worker(number: int) -> Any:
+        return context.Process(target=_begin, args=(counter, number, told, goes_on), daemon=True)
+
+    goes_on.set()
+    looked = worker(0)  # at a batch, and worker 1 ended before it began
+    assert begin(looked) == 0
+    looked.join(60)
+    goes_on.clear()
+    first, second = worker(0), worker(1)
+    assert [begin(second), begin(first)] == [1, 1]
+    first = worker(0)
+    context.Process()  # another thread starts processes meanwhile
+    assert [begin(first), begin(worker(1))] == [2, 2]
+    goes_on.set()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
