@@ -45,6 +45,8 @@ class Fields:
         """Its value; None when there is none, or a NaN, by which tables say so."""
         column = self.column(role)
         value = None if column is None else value_at(self.values, column)
+        if role == "messages" and isinstance(value, dict):
+            value = _objects_of(value)
         return None if _is_missing(value) else value
 
     def text(self, role: str) -> str:
@@ -89,6 +91,18 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
     outer, _, inner = column.partition(".")
     nested = values.get(outer)
     return value_at(nested, inner) if isinstance(nested, Mapping) else None
+
+
+def _objects_of(lists: Mapping[str, Any]) -> Any:
+    """A list of objects that `datasets` stores as an object of lists, all of one length; other objects as they are.
+
+    >>> _objects_of({"from": ["human", "gpt"], "value": ["a", "b"]})
+    [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
+    """
+    columns = list(lists.values())
+    if not columns or not all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
+        return lists
+    return [dict(zip(lists, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 def _is_missing(value: Any) -> bool:

@@ -290,5 +290,7 @@ def _are_messages(name: str, first: bytes) -> bool:
     if name in LISTS_OF_MESSAGES:
         of_row = {*LISTS_OF_MESSAGES, "text"} if name == "texts" else LISTS_OF_MESSAGES
         return len(values.keys() - {"id"}) > 1 and values.keys().isdisjoint(of_row)
+    if "speaker" in values and len(values.keys() - {"id"}) == 2:
+        return True
     usual = (("role", "content"), ("from", "value"))
     return any(values.get(speaker) in FIRST_SPEAKERS and said in values for speaker, said in usual)

@@ -15,6 +15,7 @@ from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...types import StoredObject
 from .detect import COMPRESSIONS, format_of, named_format
+from .formats import FORMATS
 from .specs import glob_pattern
 from .table import Location
 
@@ -27,6 +28,7 @@ _OWN_FILE = re.compile(r"(parts/\d{5}/)?(index\.json|shard\.\d{5,}\.mds(\.\w+)?)
 _NUMBERED = re.compile(r"(.*)(?<!\d)(\d{3,6})([-_]of[-_]\d{3,6})(?!\d)", re.DOTALL)
 _FINGERPRINT = re.compile(r"-[0-9a-f]{16}(?=\.)")  # that `datasets` wrote behind the count
 _CACHED = re.compile(r"(.*/)?cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow", re.DOTALL)  # what map of `datasets` made of rows
+_PACKED = (".zip", ".7z", ".rar", ".lz4", ".br", ".part", ".crdownload", ".incomplete", ".aria2")
 _LOGS = {"_delta_log", ".hoodie"}  # of tables of Delta and Hudi: they say which files count
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
 
@@ -86,6 +88,12 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
                 "write the table as Parquet files, or name those that count by a glob"
             )
     shown = [file for file in files if is_shown(file.key)]
+    packed = [file.key for file in shown if _packs_data(file.key)]
+    if packed:
+        raise DataError(
+            f"{name}: holds {packed[0]}, which is not read as it is: unpack it or end its download, or name the files "
+            "to be read by a glob"
+        )
     shown = [file for file in shown if not _CACHED.fullmatch(file.key)] or shown
     if insisted == "text" and shown:
         return shown
@@ -107,6 +115,12 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
         raise DataError(f"{name}: holds several formats: {_found(counts)}: {remedy}")
     chosen = wanted if insisted else next(iter(counts))
     return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
+
+
+def _packs_data(key: str) -> bool:
+    """Whether a name is that of a file of rows in an archive that is not read, or of a part of a download."""
+    path = PurePosixPath(key)
+    return path.suffix.lower() in _PACKED and named_format(path.stem)[0] in FORMATS
 
 
 def check_once(name: str, files: Sequence[StoredObject]) -> None:

@@ -237,7 +237,7 @@ class Opener:
             )
         _refuse_choice(replace(spec, split=None))
         if spec.split:
-            found = files_of_split(spec, found, only_if_all=False)
+            found = files_of_split(spec, found)
         self._open_files(spec, store, found, base=base)
 
     def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
@@ -254,8 +254,9 @@ class Opener:
         configurations = configurations_of([file.key for file in files], readme)
         files, told = files_of_configuration(spec, files, configurations)
         chosen = data_files(spec.path, files, insisted=spec.format)
-        of_texts = (spec.format or named_format(chosen[0].key)[0]) == "text"
-        chosen = files_of_split(spec, chosen, only_if_all=of_texts, told=told)
+        format = spec.format or named_format(chosen[0].key)[0]
+        are_rows = format in FOLDER_FORMATS
+        chosen = files_of_split(spec, chosen, only_if_all=format == "text", are_rows=are_rows, told=told)
         check_numbered(spec.path.rstrip("/"), chosen)
         check_once(spec.path.rstrip("/"), chosen)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))

@@ -32,12 +32,18 @@ def split_of(key: str) -> str | None:
 
 
 def files_of_split(
-    spec: Spec, files: Sequence[StoredObject], *, only_if_all: bool, told: Mapping[str, str] | None = None
+    spec: Spec,
+    files: Sequence[StoredObject],
+    *,
+    only_if_all: bool = False,
+    are_rows: bool = False,
+    told: Mapping[str, str] | None = None,
 ) -> list[StoredObject]:
     """The files of the split that is wanted, or all where they are not of several.
 
-    only_if_all: some without a split mean that there are none. told: splits of files by key, whatever their names are.
-    DataError for several of which none is wanted, and for one that is wanted and not there.
+    only_if_all: some without a split mean that there are none. are_rows: files are rows, whose names mean little.
+    told: splits of files by key, whatever their names are. DataError for several of which none is wanted, and for one
+    that is wanted and not there.
     """
     told, wanted = told or {}, spec.split
     splits = [_usual(told[file.key]) if file.key in told else split_of(file.key) for file in files]
@@ -54,8 +60,10 @@ def files_of_split(
         chosen, is_mixed = [file for file, each in zip(files, known, strict=True) if each == split], True
         named = [each for each, of in zip(named, known, strict=True) if of == split]
     counts = Counter(split for split in named if split)
+    if None in named and not are_rows and not all(split.startswith("train") for split in counts):
+        counts["none"] = named.count(None)  # data to train on, next to data to test with
     if len(counts) > 1 and is_mixed:
-        first = next((each for each in sorted(counts) if each.startswith("train")), min(counts))
+        first = next((each for each in sorted(counts) if each.startswith("train")), min(counts.keys() - {"none"}))
         raise DataError(
             f"{spec.path}: holds splits {_listed(counts)}: name one, as {quote(spec.folder_text(split=first))}, or all "
             "files by a glob"

@@ -191,6 +191,8 @@ LAYOUTS = (
         "tools": f'[{{"name": "f", "description": "d-{n}"}}]'}, "prompt-response"),
     Layout("NuminaMath", lambda n: {"problem": f"p-{n}", "solution": f"s-{n}", "answer": f"a-{n}",
         "problem_type": f"k-{n}", "question_type": f"t-{n}"}, "prompt-response"),
+    Layout("ToolBench", lambda n: {"id": f"i-{n}", "conversations": {
+        "from": ["system", "user", "assistant"], "value": [f"s-{n}", f"u-{n}", f"a-{n}"]}}, "sharegpt"),
     Layout("Nemotron", lambda n: {"input": said(n, "user"), "output": f"o-{n}", "system_prompt": f"s-{n}",
         "reasoning": f"r-{n}"}, "prompt-response"),
     Layout("verifiers", lambda n: {"prompt": said(n, "user"), "answer": f"a-{n}"}, "prompt-response"),

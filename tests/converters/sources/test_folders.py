@@ -359,6 +359,27 @@ def test_folders_without_splits_of_their_own_are_no_configurations(tmp_path: Pat
         read(f"{source}?config=b")
 
 
+def test_data_without_a_split_is_not_merged_with_what_is_tested_on(tmp_path: Path) -> None:
+    source = written(tmp_path / "set", ["data.jsonl", "more.jsonl", "test.jsonl"])
+    with pytest.raises(
+        DataError, match=r"holds splits none \(2 files\), test \(1 files\): name one, as \S+split=test'"
+    ):
+        read(source)
+    assert texts_of(f"{source}?split=test") == ["test.jsonl"]
+    (tmp_path / "set/test.jsonl").rename(tmp_path / "set/train.jsonl")
+    assert len(read(source)) == 3
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.zip", "b.parquet.aria2", "b.json.lz4", "more/b.csv.part"])
+def test_files_of_rows_that_are_packed_or_not_whole_are_not_passed_over(tmp_path: Path, name: str) -> None:
+    source = written(tmp_path / "set", ["a.jsonl", name, "images.zip", "a.jsonl.bak"])
+    with pytest.raises(
+        DataError, match=rf"holds {name}, which is not read as it is: unpack it or end its download, or"
+    ):
+        read(source)
+    assert texts_of(f"{source}/*.jsonl") == ["a.jsonl"]
+
+
 @pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv.gz"])
 def test_folders_that_name_a_value_are_a_column_of_the_rows_below_them(tmp_path: Path, extension: str) -> None:
     """The rows are those that pyarrow reads with hive partitioning."""

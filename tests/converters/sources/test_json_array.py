@@ -142,6 +142,7 @@ MESSAGE, EXCHANGE = {"role": "user", "content": "a"}, {"prompt": "a", "response"
         {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"input": "c", "output": "d"}]},
         *({name: [EXCHANGE, EXCHANGE]} for name in EXCHANGES.columns["messages"]),
         *({name: [{"speaker": "A", "text": "a"}]} for name in MESSAGES.columns["messages"]),
+        {"id": 1, "turns": [{"speaker": "client", "text": "a"}, {"speaker": "agent", "text": "b"}]},
         *({"turns": [{"from": speaker, "value": "a"}]} for speaker in FIRST_SPEAKERS),
     ],
 )
@@ -158,6 +159,7 @@ def test_an_object_with_a_list_of_messages_or_exchanges_is_one_row(row: dict[str
     "rows",
     [
         {"data": [EXCHANGE, EXCHANGE]},
+        {"data": [{"speaker": "p225", "text": "a", "path": "a.wav"}]},
         {"pairs": [{"from": "a page", "value": 3, "text": "a"}, {"from": "a book", "value": 4, "text": "b"}]},
         {"texts": [{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]},
         {"texts": [{"title": "t", "text": "a"}, {"title": "u", "text": "b"}]},
