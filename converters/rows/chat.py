@@ -220,10 +220,12 @@ def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None
         if answers and any(not turn.get("learn", True) for turn in answers):
             raise DataError("the loss leaves out every message of the assistant: complete or remove the row")
         _check_keys(fields)
-        roles = ", ".join(sorted({turn["role"] for turn in turns}))
+        roles = {turn["role"] for turn in turns}
+        is_prompt = roles <= {"user", *SYSTEM_ROLES}
+        other = "lmms_stream.rl reads rows of prompts" if is_prompt else "say with --roles NAME=assistant who that is"
         raise DataError(
-            f"no assistant message with content (roles: {roles}), so nothing would be learnt: complete or remove the "
-            "row, or say with --roles NAME=assistant who the assistant is"
+            f"no assistant message with content (roles: {', '.join(sorted(roles))}), so nothing would be learnt: "
+            f"complete or remove the row; {other}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
@@ -10,12 +11,13 @@ from ...errors import DataError
 from ..media.references import SampleMedia, kind_of_bytes
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
-from .fields import Fields, head_of, is_filled, value_at
+from .fields import Fields, head_of, is_filled, references_of, value_at
 from .kinds import KINDS
 from .options import SchemaOptions
 from .row_kind import RowKind
 
 _AS_USUAL = SchemaOptions()
+_OF_WEB = re.compile(rf"({'|'.join(MEDIA_ROLES)})s?_urls?", re.IGNORECASE)  # names of columns of addresses of media
 _NO_MEDIA = ("id", "__key__")  # names of a row, which often look like paths
 
 
@@ -23,7 +25,12 @@ def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> di
     """Column -> kind of media that all its values in these rows are; columns of anything else are absent."""
     found: dict[str, str] = {}
     for name in names:
-        kinds = {_media_kind(row[name]) for row in rows if name in row and is_filled(row[name])}
+        of_name = _OF_WEB.fullmatch(name)
+        kinds = {
+            of_name[1].lower() if of_name and _is_on_web(row[name]) else _media_kind(row[name])
+            for row in rows
+            if name in row and is_filled(row[name])
+        }
         kind = kinds.pop() if len(kinds) == 1 else None
         if kind is not None and name not in _NO_MEDIA:
             found[name] = kind
@@ -95,6 +102,10 @@ def _holds(value: Any, medium: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_holds(each, medium) for each in value.values())
     return value is medium or (isinstance(value, list | tuple) and any(_holds(each, medium) for each in value))
+
+
+def _is_on_web(value: Any) -> bool:
+    return all(isinstance(each, str) and each.startswith(("http://", "https://")) for each in references_of(value))
 
 
 def _media_kind(value: Any) -> str | None:

@@ -15,7 +15,7 @@ from ...types import StoredObject
 from ...yaml_text import read_yaml
 from .detect import named_format
 from .listing import is_shown
-from .specs import ALL, Spec, glob_pattern
+from .specs import ALL, Spec, glob_pattern, literal_prefix
 from .splits import split_of
 
 README = "README.md"
@@ -82,8 +82,9 @@ def _folder_of_splits(key: str) -> str:
 def _matching(patterns: Sequence[tuple[str | None, str]], keys: Sequence[str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for split, pattern in patterns:
-        matches = glob_pattern(pattern.removeprefix("./"))
-        found = {**{key: split for key in keys if matches.fullmatch(key)}, **found}
+        pattern = pattern.removeprefix("./")
+        matches, prefix = glob_pattern(pattern), literal_prefix(pattern)
+        found = {**{key: split for key in keys if key.startswith(prefix) and matches.fullmatch(key)}, **found}
     return found
 
 

@@ -175,6 +175,16 @@ def test_a_webdataset_of_images_and_texts_is_converted_with_both(tmp_path: Path)
     assert "a red card" in sample["messages"]
 
 
+@pytest.mark.parametrize("row", [{"question": "q", "answer": "a"}, {"caption": "c"}])
+def test_addresses_of_media_are_media_that_are_to_be_downloaded_first(row: Row) -> None:
+    """PixMo's rows: without their images the questions and answers make no sense."""
+    row = {"image_url": "https://a/b?c", "image_sha256": "d", **row}
+    with pytest.raises(DataError, match=r"--columns images=image_url (to read them, --keep image_url|for what has)"):
+        find_mapper([row], _AS_USUAL)
+    with pytest.raises(DataError, match="is on the web, from where nothing is fetched: download it first"):
+        find_mapper([row], SchemaOptions(columns={"images": "image_url"}))(row, None)
+
+
 def test_media_that_nothing_reads_are_kept_or_left_out_if_that_is_asked_for() -> None:
     row = {"picture": image(1), "text": "a"}
     with pytest.raises(
