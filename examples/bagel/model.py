@@ -46,7 +46,7 @@ class BagelConfig(PretrainedConfig):
             num_vision_layers, patch_values, num_patch_positions,
         )  # fmt: skip
         self.latent_size, self.num_latent_positions, self.rope_theta = latent_size, num_latent_positions, rope_theta
-        super().__init__(**others)
+        super().__init__(**{"tie_word_embeddings": False, **others})  # which transformers 4 would tie
 
 
 class Expert(nn.Module):

@@ -58,7 +58,7 @@ def check_killed(config: Path, setting: str, *, others: Iterable[tuple[int, int]
     """A run on two by two ranks is one rank's, and goes on when it is killed.
 
     setting: the field of `train` that divides the model. others: numbers of ranks and degrees that go on from its
-    checkpoint. bound: of the weights that they end with.
+    checkpoint. bound: of their losses, and of the weights that they end with.
     """
     whole, output = config.parent / "whole", config.parent / "divided"
     train(config, whole, nproc=1)
@@ -77,7 +77,7 @@ def check_killed(config: Path, setting: str, *, others: Iterable[tuple[int, int]
         shutil.copytree(output / "checkpoints", resumed / "checkpoints")
         train(config, resumed, f"train.{setting}={degree}", nproc=nproc)
         assert steps_of(resumed) == [3, 4, 5, 6]
-        assert differences(whole, resumed, first_step=3, tolerance=TOLERANCE) == []
+        assert differences(whole, resumed, first_step=3, tolerance=bound) == []
         assert difference(whole, resumed) < bound
 
 

@@ -170,7 +170,10 @@ def test_ranks_read_packs_of_their_own_and_hold_parts_of_some_experts(short: dic
 
 
 def test_what_has_no_experts_to_split_is_refused_by_name_on_every_rank(short: dict[str, Any]) -> None:
-    none = "transformers has no plan for expert parallelism of {}, as it has for those of Llama 4 and gpt-oss: set "
+    none = (
+        "transformers has no plan for expert parallelism of {}, as it has for those of gpt-oss and Llama 4 and, from "
+        "5.0 on, of most mixtures: set "
+    )
     shared = "train.expert_parallel to 1. Experts are sharded over ranks as other weights are"
     at = "model.layers.*" if IS_5 else "layers.*"
     messages = {

@@ -100,4 +100,4 @@ def test_the_models_that_have_a_plan_are_those_that_the_refusal_names() -> None:
         config = CONFIG_MAPPING[model_type]
         if any("grouped_gemm" in (getattr(config, plan, None) or {}).values() for plan in plans):
             found.add(model_type)
-    assert found == {"gpt_oss", "llama4_text"}
+    assert found >= {"gpt_oss", "mixtral", "qwen3_moe"} if IS_5 else found == {"gpt_oss", "llama4_text"}

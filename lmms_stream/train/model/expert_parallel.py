@@ -98,8 +98,9 @@ def _names(model: Any) -> list[str]:
     if not word:
         is_cut = any("experts" in name for name in plans[1])
         raise ConfigError(
-            f"transformers has no plan for expert parallelism of {type(model).__name__}, as it has for those of Llama "
-            "4 and gpt-oss: set train.expert_parallel to 1. Experts are sharded over ranks as other weights are"
+            f"transformers has no plan for expert parallelism of {type(model).__name__}, as it has for those of "
+            "gpt-oss and Llama 4 and, from 5.0 on, of most mixtures: set train.expert_parallel to 1. Experts are "
+            "sharded over ranks as other weights are"
             f"{', and train.tensor_parallel cuts them' if is_cut else ''}"
         )
     named = model.named_parameters() if word == _OF_EXPERTS else model.named_modules()

@@ -113,6 +113,11 @@ def test_a_pack_without_samples_can_be_learnt_from() -> None:
     assert dict(Bagel().units(collate([], []))) == {"ce": 0, "mse": 0}
 
 
+def test_the_head_of_the_example_is_its_own_with_any_version_of_transformers() -> None:
+    model: Any = build_model()
+    assert model.lm_head.weight is not model.embed_tokens.weight
+
+
 def test_units_are_loss_tokens_and_latents_to_be_made(samples: list[Processed]) -> None:
     for number in range(10):
         pack = pack_of(samples, [number], pad_to=700)
