@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -21,6 +22,7 @@ from ..mds.streams import StoredDataset, StreamConfig
 from ..plan.mixture import Mixture
 from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..plan.planner import StepConfig, StepPlanner, Work
+from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Processor
 from ..types import Batch, World
 from .building import build_once
@@ -50,7 +52,7 @@ class MemoryEstimate:
         return self.plan + 3 * self.largest_pack
 
 
-class MultiModalDataset(Dataset[Batch]):
+class MultiModalDataset(SharesTensors, Dataset[Batch]):
     """The packs of a DatasetConfig's sources, by number: dataset[i] is a pack, one sequence of whole samples.
 
     Without packing each pack is one sample. Every epoch has the same packs, which a sampler or the trainer puts in
@@ -67,7 +69,7 @@ class MultiModalDataset(Dataset[Batch]):
         check_packing_kwargs(config, streams=False)
         tell(config, streams=False)
         self.config = config
-        self.epoch = 0
+        self._epoch = shared_zeros(1, dtype=torch.int64)  # persistent workers read it, too
 
     def build(self) -> MultiModalDataset:
         """Have the sources as shards, converted once whichever process asks first, and opened; the dataset itself."""
@@ -129,7 +131,11 @@ class MultiModalDataset(Dataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Have the packs of an epoch, which differ with reshuffle alone."""
-        self.epoch = epoch
+        self._epoch[0] = epoch
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch[0])
 
     def __len__(self) -> int:
         return self.core.plan.num_packs(self._packed_epoch)

@@ -69,6 +69,13 @@ def test_with_reshuffle_packs_are_made_anew_in_each_epoch(config: dict[str, Any]
     loader = PackedLoader(dataset, global_batch=1, world=World())
     assert [[ids(batch) for batch in loader] for _ in range(2)] == [before, after]
     assert sorted(map(sorted, before)) != sorted(map(sorted, after))
+    kept = DataLoader(
+        dataset, batch_size=1, collate_fn=dataset.get_collator(), num_workers=1, persistent_workers=True,
+        multiprocessing_context=PROCESSES,
+    )  # fmt: skip
+    for epoch, packs in enumerate((before, after)):
+        dataset.set_epoch(epoch)
+        assert [ids(batch) for batch in kept] == packs
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
