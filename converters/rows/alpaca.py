@@ -38,7 +38,8 @@ def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
 
 def _asks_by_instruction(fields: Fields) -> bool:
     """Whether a response (Dolly's name of the output) is that of the instruction, and not of a prompt beside it."""
-    return fields.column("output") != "response" or not {"prompt", "inputs", "query"} & fields.values.keys()
+    others = set() if "instruction" in fields.columns else {"prompt", "inputs", "query"} & fields.values.keys()
+    return fields.column("output") != "response" or not others
 
 
 ALPACA = chat_kind(

@@ -10,6 +10,8 @@ from .fields import is_filled, unpacked
 from .speakers import USUAL_ROLES
 
 CHOICES = ("choices", "options", "endings")
+_CONTEXT = ("definition", "context", "passage")  # texts that a question is about; a definition comes before it
+_ASKED = {"question-answer": ("question", "answer"), "prompt-response": ("prompt", "response")}
 _ANSWERS = ("response", "completion", "answer", "output", "target")
 _SPEAKERS = ("user", "assistant", "prompter")
 
@@ -32,9 +34,10 @@ def check_beside(
 ) -> None:
     """DataError if columns that are left out belong to those that are read.
 
-    Choices to a question, an answer to messages that end with the user's, a speaker to a text. found: role -> column.
+    Choices and a text to a question, an answer to messages that end with the user's, a speaker to a text. found: role
+    -> column.
     """
-    wrong = None
+    wrong = _context_unread(rows, kind, found, left)
     if kind == "question-answer" and (name := choices_in(rows)):
         wrong = choices_unread(name)
     if kind in ("messages", "sharegpt"):
@@ -53,11 +56,29 @@ def check_beside(
         raise DataError(f"{wrong}, or pass --kind {kind} to leave the column out")
 
 
+def _context_unread(
+    rows: Sequence[Mapping[str, Any]], kind: str, found: Mapping[str, str], left: Sequence[str]
+) -> str | None:
+    asked, answered = (found.get(role) for role in _ASKED.get(kind, ("", "")))
+    name = next((each for each in _CONTEXT if each in left and any(_is_text(row.get(each)) for row in rows)), None)
+    if name is None or asked is None or answered is None or not any(_is_text(row.get(asked)) for row in rows):
+        return None
+    instruction, given = (name, asked) if name == "definition" else (asked, name)
+    return (
+        f"column {name} holds what {asked} is about, and nothing reads it: pass --kind alpaca --columns "
+        f"instruction={instruction} input={given} output={answered}"
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
 def _answers(row: Mapping[str, Any], found: Mapping[str, str], name: str) -> bool:
     messages = unpacked(row.get(found.get("messages", "messages")))
     last = messages[-1] if isinstance(messages, list) and messages else None
     speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
-    return isinstance(row.get(name), str) and bool(row[name]) and _usual(speaker) == "user"
+    return _is_text(row.get(name)) and _usual(speaker) == "user"
 
 
 def _speaks(value: Any) -> bool:

@@ -378,6 +378,26 @@ def test_an_answer_next_to_messages_of_the_user_is_read_by_the_options_that_are_
     assert find_mapper([whole], _AS_USUAL).kind.name == "messages"
 
 
+@pytest.mark.parametrize(
+    ("row", "stored"),
+    [
+        ({"question": "q", "context": "c", "answer": "a"}, "q\n\nc"),
+        ({"query": "q", "passage": "c", "response": "a"}, "q\n\nc"),
+        ({"definition": "d", "inputs": "i", "targets": "a"}, "d\n\ni"),  # Natural Instructions
+    ],
+)
+def test_a_text_that_a_question_is_about_is_read_by_the_options_that_are_printed(row: Row, stored: str) -> None:
+    with pytest.raises(DataError, match="and nothing reads it: pass --kind alpaca --columns") as raised:
+        find_mapper([row], _AS_USUAL)
+    (kind,) = re.findall(r"or pass --kind (\S+) to leave the column out", str(raised.value))
+    assert find_mapper([row], SchemaOptions(kind=kind)).kind.name == kind
+    columns = dict(each.split("=") for each in dict(_PAIRS.findall(str(raised.value)))["columns"].split())
+    messages = json.loads(find_mapper([row], SchemaOptions(kind="alpaca", columns=columns))(row, None)["messages"])
+    assert [each["content"] for each in messages] == [stored, "a"]
+    (name,) = {"definition", "context", "passage"} & row.keys()
+    assert find_mapper([{**row, name: {"title": ["t"]}}], _AS_USUAL).kind.name == kind
+
+
 def test_texts_with_a_speaker_are_no_documents() -> None:
     """OpenAssistant's messages, a row each."""
     row = {"message_id": "i", "parent_id": None, "text": "t", "role": "prompter", "lang": "en"}
