@@ -12,13 +12,19 @@ from .speakers import USUAL_ROLES
 CHOICES = ("choices", "options", "endings")
 _CONTEXT = ("definition", "context", "passage")  # texts that a question is about; a definition comes before it
 _ASKED = {"question-answer": ("question", "answer"), "prompt-response": ("prompt", "response")}
+_QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "inputs")
 _ANSWERS = ("response", "completion", "answer", "output", "target")
 _SPEAKERS = ("user", "assistant", "prompter")
 
 
 def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the column of choices that holds something in any of the rows."""
-    return next((name for row in rows for name in CHOICES if is_filled(row.get(name))), None)
+    """Return the column of choices that holds something in any of the rows; those that are called A, B, C together."""
+    for row in rows:
+        if name := next((name for name in CHOICES if is_filled(row.get(name))), None):
+            return name
+        if all(is_filled(row.get(name)) for name in "ABC"):
+            return "A, B, C, …"
+    return None
 
 
 def choices_unread(name: str) -> str:
@@ -37,15 +43,17 @@ def check_beside(
     Choices and a text to a question, an answer to messages that end with the user's, a speaker to a text. found: role
     -> column.
     """
-    wrong = _context_unread(rows, kind, found, left)
+    wrong = _context_unread(rows, kind, found, left) or _question_unread(rows, kind, found, left)
     if kind == "question-answer" and (name := choices_in(rows)):
         wrong = choices_unread(name)
     if kind in ("messages", "sharegpt"):
-        name = next((name for row in rows for name in _ANSWERS if name in left and _answers(row, found, name)), None)
-        if name is not None:
+        answers = [name for name in left if name.lower().startswith(_ANSWERS)]
+        names = [name for name in answers if any(_answers(row, found, name) for row in rows)]
+        if names:
+            one = names[0] if len(names) == 1 else "COLUMN"
             wrong = (
-                f"column {name} holds what answers the messages, which end with the user's, and nothing reads it: pass "
-                f"--columns prompt={found['messages']} response={name}"
+                f"column {names[0]} holds what answers the messages, which end with the user's, and nothing reads it: "
+                f"pass --columns prompt={found['messages']} response={one}"
             )
     if kind == "text" and "role" in left and any(_speaks(row.get("role")) for row in rows):
         wrong = (
@@ -70,15 +78,39 @@ def _context_unread(
     )
 
 
+def _question_unread(
+    rows: Sequence[Mapping[str, Any]], kind: str, found: Mapping[str, str], left: Sequence[str]
+) -> str | None:
+    """Of whole texts that are compared, and of labels of images."""
+    if kind == "image-label":
+        name = next(
+            (each for each in _QUESTIONS if each in left and any(_is_text(row.get(each)) for row in rows)), None
+        )
+        remedy = f"--columns prompt={name} response={found.get('label')}"
+    elif kind == "preference" and not {"prompt", "messages", "input"} & found.keys():
+        name = next((each for each in left if any(_ends_with_user(row.get(each)) for row in rows)), None)
+        remedy = f"--columns messages={name}"
+        if name is None and any(_is_text(row.get(found.get("chosen", ""))) for row in rows):
+            name = next((each for each in _QUESTIONS if each in left), None)
+            remedy = f"--columns prompt={name}"
+    else:
+        return None
+    return None if name is None else f"column {name} holds what is asked, and nothing reads it: pass {remedy}"
+
+
+def _ends_with_user(value: Any) -> bool:
+    messages = unpacked(value)
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
+    return _usual(speaker) == "user"
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
 def _answers(row: Mapping[str, Any], found: Mapping[str, str], name: str) -> bool:
-    messages = unpacked(row.get(found.get("messages", "messages")))
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
-    return _is_text(row.get(name)) and _usual(speaker) == "user"
+    return _is_text(row.get(name)) and _ends_with_user(row.get(found.get("messages", "messages")))
 
 
 def _speaks(value: Any) -> bool:

@@ -28,7 +28,7 @@ from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 from .tags import untagged
 
-ROWS_VERSION = 9  # raised when rows are stored differently
+ROWS_VERSION = 10  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from .dialog import begins_with_text
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json
 from .row_kind import ReadOptions
-from .speakers import ROLES, USUAL_ROLES
+from .speakers import CALLERS, ROLES, USUAL_ROLES
 
 _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
 _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
@@ -27,7 +27,7 @@ def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
     """OpenAI messages: `role` and `content`. Roles that are not known stay: a chat template may know them."""
     messages = fields.items("messages", "messages")
     check_speakers(messages)
-    return [turn_of(message, roles) for message in messages]
+    return [message_turn(message, roles) for message in messages]
 
 
 def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
@@ -42,14 +42,22 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
             f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: "
             f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
         )
-    if message["from"] == "function_call":
-        turn |= {"content": None, "tool_calls": tool_calls(message.get("value"), "value")}
-    return turn
+    return _with_calls(turn, message["from"], "value")
 
 
 def message_turn(message: Any, roles: Roles) -> Turn:
     """A message as a turn, whether it is OpenAI's or ShareGPT's."""
-    return _sharegpt_turn(message, roles) if _names_speaker(message) else turn_of(message, roles)
+    if _names_speaker(message):
+        return _sharegpt_turn(message, roles)
+    turn = turn_of(message, roles)
+    return _with_calls(turn, message["role"], "content")
+
+
+def _with_calls(turn: Turn, speaker: str, name: str) -> Turn:
+    """The turn; with tool_calls in place of its content, if that is what such a speaker says."""
+    if speaker not in CALLERS or turn["role"] != "assistant" or "tool_calls" in turn:
+        return turn
+    return {**turn, "content": None, "tool_calls": tool_calls(turn["content"], name)}
 
 
 def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:

@@ -70,8 +70,8 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iter
         asked = next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None)
         if asked is not None:
             return DataError(
-                f"{found}: column {asked} holds messages that none answers, so nothing would be learnt: name the "
-                f"answers with --columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
+                f"{found}: column {asked} holds messages that end without an answer: name the answers with "
+                f" --columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
                 "for reinforcement learning as they are"
             )
     if remedy is None:
@@ -126,8 +126,11 @@ def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, Ro
 
 def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
     """How to read columns whose names are most alike to those of a kind; of rows with media, one that reads media."""
-    shows = bool(media) or bool(_MEDIA_NAMES & set(names))
-    able = [kind for kind in kinds.values() if (not media or "images" in kind.columns) and (shows or not _shows(kind))]
+    able = [
+        kind
+        for kind in kinds.values()
+        if (not media or "images" in kind.columns) and (not _shows(kind) or _has_media(kind, names, media))
+    ]
     usual = {name for kind in kinds.values() for each in kind.columns.values() for name in each}
     others = [name for name in names if name not in media or name in usual]
     nearest = max(able, key=lambda kind: _nearness(kind, others, media))
@@ -137,6 +140,13 @@ def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str
     missing = [role for role, usual in needs.items() if not set(usual) & set(names)]
     columns = {role: _most_alike(needs[role], others)[1] or "COLUMN" for role in missing}
     return _Remedy(kind=nearest, columns={**_media_roles(nearest, names, media), **columns})
+
+
+def _has_media(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> bool:
+    """Whether columns, by their values or names, hold media that a kind reads."""
+    roles = [role for role in MEDIA_COLUMNS if role in kind.columns]
+    usual = {"file_name", *(name for role in roles for name in kind.columns[role])}
+    return bool(usual & set(names)) or any(MEDIA_ROLES[each] in roles for each in media.values())
 
 
 def _shows(kind: RowKind) -> bool:
@@ -187,9 +197,9 @@ def _conversation(
 
 
 def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column holds messages, and none of them is an answer."""
-    messages = [each for row in rows for each in _listed(value_at(row, name))]
-    speakers = [each.get("role") or each.get("from") for each in messages]
+    """Return whether a column holds messages, and none answers the last of them."""
+    lasts = [messages[-1] for row in rows if (messages := _listed(value_at(row, name)))]
+    speakers = [each.get("role") or each.get("from") for each in lasts]
     asks = ("user", *SYSTEM_ROLES)
     return bool(speakers) and all(isinstance(each, str) and USUAL_ROLES.get(each, each) in asks for each in speakers)
 

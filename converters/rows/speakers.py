@@ -9,8 +9,9 @@ from typing import Any
 USUAL_ROLES: dict[str, str] = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
     "model": "assistant", "bot": "assistant", "function_call": "assistant", "observation": "tool",
-    "function_response": "tool",
+    "function_response": "tool", "tool_call": "assistant", "tool_response": "tool",
 }  # fmt: skip
+CALLERS = ("function_call", "tool_call")  # speakers whose content is a call of a function: ShareGPT's, ms-swift's
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SPEAKER_KEYS = ("role", "from", "speaker", "name", "who", "author", "sender")
 _CONTENT_KEYS = ("content", "text", "value", "what", "says", "message", "utterance")
@@ -28,7 +29,7 @@ def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     names = dict.fromkeys(each[keys[0]] for each in messages)
     known = {name: USUAL_ROLES.get(name.lower(), name.lower()) for name in names}
     users = [name for name in names if known[name] == "user"]
-    assistants = [name for name in names if known[name] == "assistant" and name != "function_call"]
+    assistants = [name for name in names if known[name] == "assistant" and name not in CALLERS]
     others = [name for name in names if known[name] not in ROLES]
     if users or assistants:
         users, assistants = (each or (others if len(others) == 1 else []) for each in (users, assistants))
@@ -62,7 +63,13 @@ def _keys(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
         key for key in (messages[0] if messages else ()) if all(isinstance(each.get(key), str) for each in messages)
     ]
     values = {key: {each[key] for each in messages} for key in keys}
-    few = [key for key in keys if 2 <= len(values[key]) <= _MOST_SPEAKERS and key.lower() not in _CONTENT_KEYS]
+    few = [
+        key
+        for key in keys
+        if 2 <= len(values[key]) <= _MOST_SPEAKERS
+        and key.lower() not in _CONTENT_KEYS
+        and not all(name.isdigit() for name in values[key])
+    ]
     speakers = (
         [key for key in few if {*USUAL_ROLES, *ROLES} & {name.lower() for name in values[key]}]
         or [key for key in keys if key.lower() in _SPEAKER_KEYS]

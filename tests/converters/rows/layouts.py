@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..media_files import image_bytes
+from ..media_files import image_bytes, wav_bytes
 
 Row = dict[str, Any]
 
@@ -193,6 +193,24 @@ LAYOUTS = (
         "problem_type": f"k-{n}", "question_type": f"t-{n}"}, "prompt-response"),
     Layout("ToolBench", lambda n: {"id": f"i-{n}", "conversations": {
         "from": ["system", "user", "assistant"], "value": [f"s-{n}", f"u-{n}", f"a-{n}"]}}, "sharegpt"),
+    Layout("ms-swift's agents", lambda n: {"tools": f'[{{"name": "f-{n}"}}]', "messages": [
+        *said(n, "user"), {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'},
+        {"role": "tool_response", "content": f"r-{n}"}, *said(n + 9, "assistant")]}, "messages"),
+    Layout("UltraInteract", lambda n: {"trajectory": said(n, "user", keys=SHAREGPT), "chosen": f"Step 1: a-{n}",
+        "rejected": f"Step 1: b-{n}", "task": f"t-{n}"}, "preference"),
+    Layout("OpenRLHF", lambda n: {
+        "context_messages": said(n, "user"), "chosen": f"c-{n}", "rejected": f"x-{n}"}, "preference"),
+    Layout("HelpSteer3", lambda n: {"context": said(n, "user", "assistant", "user"), "response1": f"a-{n}",
+        "response2": f"b-{n}", "overall_preference": -1}, None),
+    Layout("messages and two responses", lambda n: {
+        "messages": said(n, "user"), "response_a": f"a-{n}", "response_b": f"b-{n}"}, None),
+    Layout("C-Eval", lambda n: {
+        "question": f"q-{n}", "A": f"a-{n}", "B": f"b-{n}", "C": f"c-{n}", "D": f"d-{n}", "answer": "A"}, None),
+    Layout("CMMLU", lambda n: {"Question": f"q-{n}", "A": f"a-{n}", "B": f"b-{n}", "C": "c", "Answer": "A"}, None),
+    Layout("ChartQA", lambda n: {"image": image(n), "query": f"q-{n}", "label": f"a-{n}"}, "prompt-response"),
+    Layout("speech commands", lambda n: {"file": "a.wav", "audio": wav_bytes(), "label": 1}, None),
+    Layout("ShareGPT4Video", lambda n: {"video_path": "a.mp4", "captions": [
+        {"idx": "0", "content": f"a-{n}"}, {"idx": "1", "content": f"b-{n}"}]}, None),
     Layout("Nemotron", lambda n: {"input": said(n, "user"), "output": f"o-{n}", "system_prompt": f"s-{n}",
         "reasoning": f"r-{n}"}, "prompt-response"),
     Layout("verifiers", lambda n: {"prompt": said(n, "user"), "answer": f"a-{n}"}, "prompt-response"),
