@@ -457,7 +457,7 @@ def test_keywords_that_are_wrong_are_named(folder: Path, keywords: dict[str, Any
 
 
 def test_batches_need_a_batch_size_and_weights_must_fit(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="batch_size must be a whole number of samples, got None"):
+    with pytest.raises(ConfigError, match="Please pass `batch_size` to StreamingDataset, got None"):
         next(iter(StreamingDataset(remote=str(folder))))
     with pytest.raises(ConfigError, match="stream 1 has no proportion and others have: give every stream one, or none"):
         StreamingDataset(streams=[Stream(remote=folder, proportion=1), Stream(remote=folder, repeat=2)])
