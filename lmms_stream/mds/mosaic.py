@@ -226,8 +226,8 @@ class StreamingDataset(Numbered, IterableDataset[Any]):
         """The sample ids of this rank and worker, in one of MosaicML's orders."""
         if not isinstance(self.batch_size, int):
             raise ConfigError(
-                f"Please pass `batch_size` to StreamingDataset, got {self.batch_size!r}: its order depends on it. Write "
-                "DataLoader(StreamingDataset(…, batch_size=8), batch_size=8), with the number of your DataLoader"
+                f"Please pass `batch_size` to StreamingDataset, got {self.batch_size!r}: its order depends on it. "
+                "Write DataLoader(StreamingDataset(…, batch_size=8), batch_size=8), with the number of your DataLoader"
             )
         yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].state_folder)
 

@@ -19,7 +19,11 @@ class StreamingDataLoader(PlainLoader):
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         dataset, size = self.dataset, self.batch_size
-        if not isinstance(dataset, StreamingDataset) or dataset.batch_size is None or size in (None, dataset.batch_size):
+        if (
+            not isinstance(dataset, StreamingDataset)
+            or dataset.batch_size is None
+            or size in (None, dataset.batch_size)
+        ):
             return  # without one the dataset says what is wrong
         if self.num_workers > 1 or dataset.world.num_groups > 1:
             raise ConfigError(
