@@ -123,6 +123,13 @@ class CloudStorage:
         )
 
 
+_INSTEAD = {  # URLs of the same store that need no package
+    "oci": "; or write s3://BUCKET/PREFIX and set S3_ENDPOINT_URL=https://NAMESPACE.compat.objectstorage.REGION."
+    "oraclecloud.com (docs/stores.md)",
+    "azure-dl": "; or write azure://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX",
+}
+
+
 def _of_package(url: str, name: str) -> Any:
     """A class of MosaicML's package; StorageError where the package is missing."""
     try:
@@ -130,7 +137,7 @@ def _of_package(url: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise StorageError(
             f"{url}: {urlsplit(url).scheme}:// is read and written by MosaicML's package, which cannot "
-            f"be imported ({error}): {install('streaming')}"
+            f"be imported ({error}): {install('streaming')}{_INSTEAD.get(urlsplit(url).scheme, '')}"
         ) from error
     return getattr(storage, name)
 

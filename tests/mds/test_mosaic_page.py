@@ -20,3 +20,11 @@ def test_every_keyword_of_the_installed_class_is_ours_with_its_default_and_is_on
     assert ours == theirs
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", PAGE.read_text(), re.MULTILINE))
     assert {name: repr(default).replace("'", '"') for name, default in theirs.items()} == rows
+
+
+def test_the_tests_that_the_page_names_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
+    assert len(named) > 10
+    for path, name in named:
+        text = (PAGE.parents[1] / path).read_text()
+        assert not name or f"def {name}(" in text, f"{path}::{name}"

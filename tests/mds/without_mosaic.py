@@ -127,6 +127,8 @@ def refusals(url: str) -> None:
         StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaicml\]'"
     ):
         open_storage("hf://datasets/organization/name").stat("index.json")
+    with pytest.raises(StorageError, match=r"or write s3://BUCKET/PREFIX and set S3_ENDPOINT_URL="):
+        open_storage("oci://bucket/name").stat("index.json")
 
 
 def do_all(tokenizer: str, folder: Path, url: str) -> None:
