@@ -1,14 +1,22 @@
-"""MosaicML's orders by our arithmetic, beside those of MosaicML's package."""
+"""MosaicML's orders by our arithmetic, beside those of MosaicML's package.
+
+mosaic_orders.json has checksums of what its 0.13.0 gives for settings that are drawn; they hold without the package.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import random
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.plan.mosaic_order import (
@@ -23,6 +31,9 @@ from lmms_stream.plan.mosaic_order import (
 from lmms_stream.plan.mosaic_shuffles import ALGORITHMS
 
 from ..strategies import examples, seeds
+
+ORDERS: list[str] = json.loads(Path(__file__).with_name("mosaic_orders.json").read_text())
+Asked = tuple[MosaicOrder, list[Source], Readers, int, int]
 
 
 @st.composite
@@ -139,3 +150,48 @@ def test_an_epoch_goes_on_from_each_of_its_batches(
         except ValueError:
             return
         assert as_read(position) == whole[position:]
+
+
+def drawn(number: int) -> Asked:
+    """Settings, streams, readers, an epoch and a position in it."""
+    rng = random.Random(number)
+    order = MosaicOrder(
+        batching_method=rng.choice(BATCHING_METHODS),
+        partition_algo=rng.choice(PARTITIONS),
+        sampling_method=rng.choice(["balanced", "fixed"]),
+        sampling_granularity=rng.randrange(1, 5),
+        num_canonical_nodes=rng.randrange(1, 7),
+        initial_physical_nodes=rng.choice([None, 1, 2, 4]),
+        batch_size=rng.randrange(1, 7),
+        shuffle=rng.random() < 0.8,
+        shuffle_algo=rng.choice(ALGORITHMS),
+        shuffle_seed=rng.randrange(1 << 32),
+        shuffle_block_size=rng.randrange(40, 120),
+        epoch_seed_change=rng.random() < 0.5,
+    )
+    found: list[Source] = []
+    first = 0
+    chosen = [rng.randrange(20, 300) for _ in range(rng.randrange(1, 4))]
+    for choose in chosen:
+        sizes = np.array([rng.randrange(1, 30) for _ in range(rng.randrange(1, 9))], np.int64)
+        found.append(Source(first, sizes, choose, choose / sum(chosen)))
+        first += int(sizes.sum())
+    readers = Readers(rng.randrange(1, 5), rng.randrange(1, 5), rng.randrange(1, 4))
+    return order, found, readers, rng.randrange(3), rng.choice([0, 0, rng.randrange(40)])
+
+
+def digest(work: Callable[..., Any], asked: Asked) -> str:
+    """A checksum of an order and its shape; "refused" for settings that do not fit one another."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ids = work(*asked)
+        except (ValueError, ZeroDivisionError):
+            return "refused"
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(ids, "<i8").tobytes() + str(ids.shape).encode())
+
+
+def test_orders_are_those_that_mosaicmls_package_gave() -> None:
+    assert len(ORDERS) - ORDERS.count("refused") > 150
+    for number, expected in enumerate(ORDERS):
+        assert digest(mosaic_work, drawn(number)) == expected, drawn(number)
