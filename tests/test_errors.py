@@ -53,6 +53,7 @@ BUILT_IN = {
     "ObjectMissingError": FileNotFoundError, "ObjectHiddenError": FileNotFoundError, "ObjectChangedError": OSError,
     "ShardError": ValueError, "LengthsError": ValueError, "PackingError": ValueError, "CursorError": ValueError,
     "CheckpointError": RuntimeError, "WorkerError": RuntimeError, "TrainingError": RuntimeError,
+    "TargetExistsError": FileExistsError,
 }  # fmt: skip
 CAUGHT = {"ValueError", "OSError", "RuntimeError", "FileNotFoundError"}
 

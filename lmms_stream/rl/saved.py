@@ -123,7 +123,7 @@ def save_state(store: Storage, name: str, values: Mapping[str, Any]) -> None:
     writer = _Writer()
     saved = writer.value(dict(values), "state")
     files = io.BytesIO()
-    np.savez(files, allow_pickle=False, **writer.arrays)  # none of them holds objects, which would be pickled
+    np.savez(files, **writer.arrays)  # none of them holds objects, which would be pickled
     checksum = xxhash.xxh3_64_hexdigest(files.getbuffer())
     key = f"{name}.{checksum}.npz"
     store.write(key, files.getvalue())
