@@ -29,7 +29,7 @@ class _Writer:
     """Turns values into JSON values, and what JSON does not hold into arrays, each once however often it is there."""
 
     def __init__(self) -> None:
-        self.arrays: dict[str, NDArray[Any]] = {}
+        self.arrays: dict[str, Any] = {}  # for np.savez, whose own arguments are of other types
         self._names: dict[int, str] = {}
         self._held: list[Any] = []  # as long as this is there, no other object has the id of one of them
 
