@@ -156,7 +156,8 @@ class Reading:
                     has_rows = has_rows or found_rows
                     if mapper is not None and mapper.description not in said:
                         said.add(mapper.description)
-                        self._say(f"{source.name}: {mapper.description}")
+                        which = f" ({index + 1} of {len(self._sources)} sources read)" if len(self._sources) > 1 else ""
+                        self._say(f"{source.name}{which}: {mapper.description}")
                 self._open[index] += 1
                 if isinstance(unit, StoredSamples) and mapper is not None and is_stored(mapper):
                     unit = unit.moved()

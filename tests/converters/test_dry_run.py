@@ -56,6 +56,7 @@ def test_few_rows_are_told_exactly_with_all_that_are_left_out(tmp_path: Path, ch
     done = convert([first, f"{second}@[10:]"], str(tmp_path / "out"), on_error="skip", num_workers=1, **options)
     assert (found.num_rows, found.num_samples, found.num_filtered) == (390, done.num_rows, done.num_filtered)
     assert found.num_filtered > 100
+    assert found.found[0].startswith(f"{first} (1 of 2 sources read): ")
     assert len(found.rejects) == done.num_rejected == 1
     assert found.rejects[0].startswith(f"{first}:8: ")
     assert found.expected is not None
