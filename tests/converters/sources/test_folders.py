@@ -24,6 +24,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources import webdataset as archives
 from lmms_stream.converters.sources.by_index import by_index
 from lmms_stream.errors import DataError, ObjectMissingError
+from lmms_stream.storage.storage import open_storage
 
 from ...strategies import examples
 from ..media_files import image_bytes
@@ -311,6 +312,15 @@ def test_configurations_of_a_folder_are_not_merged_without_a_word(tmp_path: Path
     for other in (f"{source}/{FILES[0]}?config=main", f"{source}/**/*.jsonl?config=main"):
         with pytest.raises(DataError, match=r"only a folder has .*: leave out \?config=main"):
             read(other)
+
+
+def test_configurations_and_values_of_folders_are_told_apart_in_stores(s3_folder: str) -> None:
+    store = open_storage(s3_folder)
+    for name in FILES:
+        store.write(name.replace("/", "/lang=en/"), b'{"text": "%s"}\n' % name.encode())
+    store.write("README.md", GSM8K.replace("/train", "/lang=en/train").encode())
+    one, _ = remedies(f"{s3_folder}?split=train")
+    assert read(one) == [{"text": FILES[0], "lang": "en"}]
 
 
 def test_a_readme_says_which_files_are_of_which_split(tmp_path: Path) -> None:
