@@ -296,7 +296,7 @@ class StreamingDataset(Numbered, IterableDataset[Any]):
         ranks and workers. Packs have a cursor of their own: PackedLoader.state_dict.
         """
         world = self._parallel_rank_world
-        epoch, position = self._resume(world, self.next_epoch - 1)
+        epoch, position = self._resume(world, max(self.next_epoch - 1, 0))  # before the first, that begins
         initial_nodes = self.initial_physical_nodes
         state = {
             "epoch": epoch,

@@ -6,7 +6,7 @@ The package is never imported from here: doors/mosaicml.py does that, for progra
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class PlainStream:
 
 
 class PlainLoader(DataLoader[Any]):
-    """A DataLoader that counts the samples that it gave since its iteration began."""
+    """A DataLoader that counts the samples that it gave since its iteration began, or a state was loaded."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
@@ -79,9 +79,22 @@ class PlainLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.num_samples_yielded = 0
-        for batch in DataLoader.__iter__(self):  # that of MosaicML's package, which may be another base, counts too
-            self.num_samples_yielded += _num_samples(batch)
+        for num_samples, batch in DataLoader.__iter__(self):  # that of MosaicML's package, which may be another base,
+            self.num_samples_yielded += num_samples  # counts, too
             yield batch
+
+    def _get_iterator(self) -> Any:
+        """torch's, which takes its function for batches from the loader."""
+        collate_fn = self.collate_fn
+        self.collate_fn = _Counted(collate_fn, self._samples_of())
+        try:
+            return super()._get_iterator()
+        finally:
+            self.collate_fn = collate_fn
+
+    def _samples_of(self) -> Callable[[Any, Any], int]:
+        """The number of samples by what a batch is made of, and the batch."""
+        return _in_list if self.batch_sampler is not None else _in_batch
 
     def state_dict(self) -> dict[str, Any] | None:
         return None
@@ -89,6 +102,7 @@ class PlainLoader(DataLoader[Any]):
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         if hasattr(self.dataset, "load_state_dict"):
             self.dataset.load_state_dict(obj)
+            self.num_samples_yielded = 0
 
     def __del__(self) -> None:
         iterator = getattr(self, "_iterator", None)
@@ -96,7 +110,27 @@ class PlainLoader(DataLoader[Any]):
             iterator._shutdown_workers()
 
 
-def _num_samples(batch: Any) -> int:
+class _Counted:
+    """A function that makes batches, which gives their number of samples, too: no batch of any form tells it surely."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], samples_of: Callable[[Any, Any], int]):
+        self.collate_fn, self.samples_of = collate_fn, samples_of
+
+    def __call__(self, given: Any) -> tuple[int, Any]:
+        batch = self.collate_fn(given)
+        return self.samples_of(given, batch), batch
+
+
+def one_sample(given: Any, batch: Any) -> int:
+    return 1
+
+
+def _in_list(given: Any, batch: Any) -> int:
+    return len(given)
+
+
+def _in_batch(given: Any, batch: Any) -> int:
+    """Of a batch that a dataset made by itself, as MosaicML counts."""
     if isinstance(batch, Mapping):  # a tokenizer's, too
         if not batch:
             raise ConfigError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
 from .mosaic import StreamingDataset
-from .mosaic_bases import PlainLoader
+from .mosaic_bases import PlainLoader, one_sample
+from .mosaic_settings import BLOCKS
 
 
 class StreamingDataLoader(PlainLoader):
@@ -18,18 +20,25 @@ class StreamingDataLoader(PlainLoader):
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
-        dataset, size = self.dataset, self.batch_size
-        if (
-            not isinstance(dataset, StreamingDataset)
-            or dataset.batch_size is None
-            or size in (None, dataset.batch_size)
-        ):
-            return  # without one the dataset says what is wrong
-        if self.num_workers > 1 or dataset.world.num_groups > 1:
+        dataset, size = self.dataset, 1 if self._gives_samples else self.batch_size
+        if not isinstance(dataset, StreamingDataset) or size is None:
+            return
+        without = 1 if dataset.shuffle_algo == BLOCKS else size  # of others the dataset says what is wrong
+        if size != (own := dataset.batch_size or without) and (self.num_workers > 1 or dataset.world.num_groups > 1):
             raise ConfigError(
-                f"the loader's batches have {size} samples and the dataset's {dataset.batch_size}, so its workers and "
-                f"ranks would read other samples than a state says: give the dataset batch_size={size}"
+                f"the loader's batches have {size} samples and the dataset's {own}, so its workers and ranks would "
+                f"read other samples than a state says: give the dataset batch_size={size}"
             )
+
+    @property
+    def _gives_samples(self) -> bool:
+        """Whether it makes no batches, and the dataset none either."""
+        dataset = self.dataset
+        is_ours = isinstance(dataset, StreamingDataset) and type(dataset).__iter__ is StreamingDataset.__iter__
+        return self.batch_sampler is None and is_ours
+
+    def _samples_of(self) -> Callable[[Any, Any], int]:
+        return one_sample if self._gives_samples else super()._samples_of()
 
     def state_dict(self) -> dict[str, Any] | None:
         if not isinstance(self.dataset, StreamingDataset):

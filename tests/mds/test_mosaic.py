@@ -305,6 +305,50 @@ def test_loaders_of_datasets_with_a_world_of_their_own_save_its_position(folder:
     assert state["sample_in_epoch"] == 8
 
 
+def as_columns(samples: list[dict[str, int]]) -> tuple[torch.Tensor, list[int]]:
+    return torch.zeros(3, 7), numbers(samples)
+
+
+@pytest.mark.parametrize("collate_fn", [list, numbers, as_columns, str])
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+def test_states_count_samples_whatever_form_their_batches_have(
+    folder: Path, collate_fn: Callable[[Any], Any], settings: dict[str, Any]
+) -> None:
+    dataset = StreamingDataset(local=folder, **SMALL)
+    loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=collate_fn, **settings)
+    assert loader.collate_fn is collate_fn
+    counts = []
+    for _ in loader:
+        state = loader.state_dict()
+        assert state is not None
+        counts.append(state["sample_in_epoch"])
+    assert counts == [*range(4, NUM_SAMPLES, 4), NUM_SAMPLES]
+
+
+def test_states_count_samples_without_batches(folder: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(local=folder, **SMALL), batch_size=None)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    assert state is not None
+    assert state["sample_in_epoch"] == 5
+    with pytest.raises(ConfigError, match=r"have 1 samples and the dataset's 4, .* give the dataset batch_size=1"):
+        StreamingDataLoader(loader.dataset, batch_size=None, num_workers=2)
+    with pytest.raises(ConfigError, match=r"have 4 samples and the dataset's 1, "):
+        StreamingDataLoader(StreamingDataset(local=folder, shuffle_algo="blocks"), batch_size=4, num_workers=2)
+
+
+def test_a_state_is_that_which_was_loaded_until_more_is_read(folder: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(local=folder, **SMALL), batch_size=4, collate_fn=numbers)
+    first = loader.state_dict()
+    assert first is not None
+    batches = list(loader)
+    loader.load_state_dict(first)
+    assert loader.state_dict() == first
+    assert list(loader) == batches  # not those of another epoch
+
+
 # Numbers, shards and the cache
 
 
