@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
+from ..mds.listing import no_dataset
 from ..storage.storage import Storage, open_storage
 from .again import check_targets
 from .asked import asked_of, described
@@ -29,7 +30,6 @@ from .report import ConvertReport
 from .rows.options import SchemaOptions
 from .sources.table_source import TableSource
 from .sources.units import Source
-from .stored.catalog import no_dataset
 from .stored.growing import finish_growth, grow, part_name, parts_of
 from .writing.done import digest_of, options_of
 from .writing.replacing import read_claim, read_described

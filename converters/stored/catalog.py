@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import DataError, LengthsError, ObjectMissingError, ShardError, StorageError
-from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name
+from ...errors import DataError, LengthsError, ObjectMissingError, ShardError
+from ...mds.index import DATASET_NAME, ShardInfo, is_safe_name
 from ...mds.lengths import (
     LENGTHS_FOLDER,
     LengthIndex,
@@ -18,7 +18,7 @@ from ...mds.lengths import (
     parse_description,
     patches_name,
 )
-from ...mds.listing import read_if_there, read_listing
+from ...mds.listing import no_dataset, read_if_there, read_listing
 from ...processors import ProcessorConfig
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
@@ -57,21 +57,17 @@ class Catalog:
         return list(dict.fromkeys([*listed_fingerprints(self.storage, self.dataset), *known_fingerprints(self.shards)]))
 
 
-def read_catalog(storage: Storage) -> Catalog:
-    """The catalog of a dataset; StorageError where there is none, ShardError for one that is not safe to follow."""
+def read_catalog(storage: Storage, *, refused: dict[str, str] | None = None) -> Catalog:
+    """The catalog of a dataset; StorageError where there is none, ShardError for one that is not safe to follow.
+
+    refused: takes the columns that cannot be decoded, each with the reason, which is an error without it.
+    """
     listing = read_listing(storage)
     if listing is None:
         raise no_dataset(storage)
-    shards, described = listing.shards(), listing.dataset
+    shards, described = listing.shards(refused=refused), listing.dataset
     dataset = None if described is None else parse_dataset(described, source=f"{storage.url}/{DATASET_NAME}")
     return Catalog(storage=storage, index=json.loads(listing.index), shards=shards, dataset=dataset)
-
-
-def no_dataset(storage: Storage) -> StorageError:
-    return ObjectMissingError(
-        f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
-        "lmms-stream convert"
-    )
 
 
 def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError,
 from ...mds.filled_folder import filled_from
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import KINDS, LengthIndex, lengths_names, patches_name
-from ...mds.listing import read_if_there
+from ...mds.listing import no_dataset, read_if_there
 from ...mds.provenance import PROVENANCE_NAME, Provenance
 from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint
@@ -29,7 +29,6 @@ from .catalog import (
     known_fingerprints,
     listed_fingerprints,
     local_file,
-    no_dataset,
     open_lengths,
     parse_dataset,
     schema_of,
@@ -81,6 +80,12 @@ def verify_dataset(
     notes: list[str] = []
     shards, dataset = _read_description(storage, problems, notes)
     dataset = _without_missing(storage, dataset, notes)
+    num_unsure = sum(info.checksum is None and info.zip_checksum is None for info in shards)
+    if num_unsure:
+        notes.append(
+            f"{num_unsure} of {len(shards)} shards have no checksum, so changed bytes are not found: MDSWriter writes "
+            "checksums with hashes=['xxh3_64']"
+        )
     on_start(len(shards))
     processor = _measured_by(processor, schema_of(shards, dataset), url=storage.url)
     num_samples = sum(info.num_samples for info in shards)
@@ -138,7 +143,12 @@ def _read_description(
         problems.append(Problem(INDEX_NAME, "is missing, so no shard was checked: convert the dataset again"))
     else:
         try:
-            shards = parse_index(index, source=INDEX_NAME)
+            refused: dict[str, str] = {}
+            shards = parse_index(index, source=INDEX_NAME, refused=refused)
+            problems += [
+                Problem(INDEX_NAME, f"{_after(what, INDEX_NAME)}; the other columns were checked")
+                for what in refused.values()
+            ]
             if not any(info.num_samples for info in shards):
                 what = "lists no sample, so nothing can be read from it: convert the dataset again"
                 problems.append(Problem(INDEX_NAME, what))
@@ -174,7 +184,7 @@ def _without_missing(storage: Storage, dataset: dict[str, Any] | None, notes: li
     }
 
 
-def _after(error: Exception, name: str) -> str:
+def _after(error: Exception | str, name: str) -> str:
     return str(error).removeprefix(name).lstrip(": ")
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError
-from ...mds.decoding import decompress
-from ...mds.index import ShardInfo, file_matches
-from ...mds.shard import Shard
+from ...mds.decoding import IMAGES, decompress
+from ...mds.index import ShardInfo, decoded_columns, file_matches
+from ...mds.shard import AnyShard, open_shard
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
 from ...processors.documents import DocumentsProcessor
@@ -24,6 +24,7 @@ from ...processors.media.facts import facts_of, sound_of_video
 from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat, read_preference
 from ...processors.text import TokensProcessor
+from ...storage.local import LocalStorage
 from ...storage.storage import Storage
 from ...types import Sample
 from ..engines.threads import open_threads
@@ -62,37 +63,64 @@ class ShardChecker:
     def __call__(self, task: _Task, on_progress: Callable[[int], None] = lambda count: None) -> list[Problem]:
         """What is wrong with a shard."""
         _, info, first_id = task
-        name = info.zip_name or info.name
+        found: list[Problem] = []
         with TemporaryDirectory(prefix="shard-", dir=self.folder, ignore_cleanup_errors=True) as temporary:
+            files = [info] if info.meta is None else [info.meta, info]
+            paths = [self._raw_file(file, Path(temporary), found) for file in files]
+            path = paths[-1]
+            if path is None or None in paths:
+                return found
             try:
-                path = local_file(self.storage, name, Path(temporary))
-                if info.zip_name is None:
-                    return self._check_file(path, info, first_id)
-                return self._check_compressed(path, info, first_id, raw=Path(temporary) / "raw")
-            except ObjectMissingError:
-                return [Problem(name, f"is missing: {_REPLACE}")]
-            except (StorageError, OSError) as error:
-                return [Problem(name, f"cannot be read ({error}): correct that and verify again")]
+                shard = open_shard(path, info, columns=decoded_columns(info))
+            except ShardError as error:
+                where, _, what = str(error).removeprefix(str(path).removesuffix(info.name)).partition(" ")
+                return [*found, Problem(where, f"{what}: {_REPLACE}")]
+            except OSError as error:
+                return [*found, _unread(info.name, error)]
+            return found + self._check_samples(shard, first_id) if self.deep else found
 
-    def _check_compressed(self, path: Path, info: ShardInfo, first_id: int, *, raw: Path) -> list[Problem]:
-        found = _compare(path, str(info.zip_name), size=info.zip_size, checksum=info.zip_checksum)
+    def _raw_file(self, info: ShardInfo, folder: Path, found: list[Problem]) -> Path | None:
+        """A file of a shard, decompressed if need be, for a look at its samples; None where there can be none.
+
+        folder: for what is downloaded or decompressed. Problems of the file are put at the end of `found`.
+        """
+        name = info.zip_name or info.name
         try:
-            raw.write_bytes(decompress(str(info.compression), path.read_bytes(), size=info.size))
+            path = self._decompressed(info, folder, found) if info.zip_name else local_file(self.storage, name, folder)
+        except ObjectMissingError:
+            found.append(Problem(name, f"is missing: {_REPLACE}"))
+            return None
+        except (StorageError, OSError) as error:
+            found.append(_unread(name, error))
+            return None
+        if path is None:
+            return None
+        found += _compare(path, info.name, size=info.size, checksum=info.checksum)
+        return path if path.stat().st_size == info.size else None
+
+    def _decompressed(self, info: ShardInfo, folder: Path, found: list[Problem]) -> Path | None:
+        """A compressed file of a shard, decompressed. In a local folder what was decompressed before is enough."""
+        name, raw = str(info.zip_name), folder / "raw" / info.name
+        beside = self.storage.folder / info.name if isinstance(self.storage, LocalStorage) else None
+        try:
+            path = local_file(self.storage, name, folder)
+        except ObjectMissingError:
+            if beside is not None and beside.is_file():
+                return beside
+            raise
+        found += _compare(path, name, size=info.zip_size, checksum=info.zip_checksum)
+        try:
+            data = decompress(str(info.compression), path.read_bytes(), size=info.size)
         except ValueError as error:
-            return [*found, Problem(str(info.zip_name), f"{error}: {_REPLACE}")]
-        return found + self._check_file(raw, info, first_id)
+            found.append(Problem(name, f"{error}: {_REPLACE}"))
+            return None
+        if beside is not None and beside.is_file() and beside.read_bytes() != data:
+            found.append(Problem(info.name, f"is not what {name} decompresses to: delete it"))
+        raw.parent.mkdir(parents=True, exist_ok=True)
+        raw.write_bytes(data)
+        return raw
 
-    def _check_file(self, path: Path, info: ShardInfo, first_id: int) -> list[Problem]:
-        found = _compare(path, info.name, size=info.size, checksum=info.checksum)
-        if path.stat().st_size != info.size:
-            return found
-        try:
-            shard = Shard(path, info)
-        except ShardError as error:
-            return [*found, Problem(info.name, f"{str(error).removeprefix(f'{path} ')}: {_REPLACE}")]
-        return found + self._check_samples(shard, first_id) if self.deep else found
-
-    def _check_samples(self, shard: Shard, first_id: int) -> list[Problem]:
+    def _check_samples(self, shard: AnyShard, first_id: int) -> list[Problem]:
         found: list[Problem] = []
         num_found = 0
         indexed = self._indexed(first_id, len(shard))
@@ -116,10 +144,13 @@ class ShardChecker:
         arrays = (np.load(path, mmap_mode="r", allow_pickle=False) for path in self.lengths)
         return [np.asarray(array[first_id : first_id + count]) for array in arrays]
 
-    def _check_sample(self, shard: Shard, index: int, schema: str | None, indexed: Sequence[int] | None) -> str | None:
+    def _check_sample(
+        self, shard: AnyShard, index: int, schema: str | None, indexed: Sequence[int] | None
+    ) -> str | None:
         """What is wrong with a sample; None for nothing."""
         try:
             sample = shard[index]
+            _check_images(sample, shard.info)
             _check_content(sample, schema)
             found = None if self.processor is None else _measured(self.processor, sample)
             if self.processor is not None and found is not None:
@@ -136,6 +167,21 @@ class ShardChecker:
             if count != said:
                 return f"has {count} {what}, its lengths index says {said}: write it again with lmms-stream index"
         return None
+
+
+def _unread(name: str, error: Exception) -> Problem:
+    return Problem(name, f"cannot be read ({error}): correct that and verify again")
+
+
+def _check_images(sample: Sample, info: ShardInfo) -> None:
+    """DataError for an image that is damaged behind its header, which is all that decoding a sample reads of it."""
+    for name, encoding in info.encodings.items():
+        if encoding.partition(":")[0] in IMAGES and name in sample:
+            for image in sample[name] if isinstance(sample[name], list) else [sample[name]]:
+                try:
+                    image.load()
+                except Exception as error:  # whatever the image library raises for damaged bytes
+                    raise DataError(f"column {name!r} holds a damaged image ({error}): {_REPLACE}") from error
 
 
 def _measured(processor: Processor, sample: Sample) -> Measured:

@@ -196,6 +196,7 @@ _OF_IMAGES: dict[str, Callable[[bytes], Any]] = {
     "list[png]": _listed(_image_of_file),
     "list[pil]": _listed(_image_of_pixels),
 }
+IMAGES = frozenset(_OF_IMAGES)  # encodings of images and lists of them
 
 
 def _checked(from_bytes: Callable[[bytes], Any], encoding: str, data: bytes) -> Any:

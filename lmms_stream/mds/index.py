@@ -65,18 +65,24 @@ class ShardInfo:
 
 
 def parse_index(
-    data: bytes, *, source: str, dataset: bytes | None = None, validate_hash: str | None = None
+    data: bytes,
+    *,
+    source: str,
+    dataset: bytes | None = None,
+    validate_hash: str | None = None,
+    refused: dict[str, str] | None = None,
 ) -> list[ShardInfo]:
     """The shards that an index.json lists; ShardError unless all of it is safe to follow.
 
     dataset: what `_lmms/dataset.json` holds, when there is one; its sizes must agree, and its checksums count.
     validate_hash: the kind of checksum that is taken instead of the fastest; ConfigError for a shard without it.
+    refused: takes the columns that cannot be decoded, each with the reason, which is an error without it.
     """
     try:
         index = json.loads(data)
         check_version(index["version"], source=source)
         kinds = hash_kinds(validate_hash)
-        infos = [parse_shard(entry, kinds, source=source) for entry in index["shards"]]
+        infos = [parse_shard(entry, kinds, source=source, refused=refused) for entry in index["shards"]]
         names = ShardNames(source)
         for info in infos:
             names.add(info)
@@ -102,10 +108,12 @@ def hash_kinds(validate_hash: str | None) -> Sequence[str]:
     return HASHES if validate_hash is None else [validate_hash]
 
 
-def parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
+def parse_shard(
+    entry: dict[str, Any], kinds: Sequence[str], *, source: str, refused: dict[str, str] | None = None
+) -> ShardInfo:
     """One entry of an index, checked; ShardError, or the errors of a value of another type than an entry's.
 
-    kinds: of checksums, see hash_kinds. source: the index, for errors.
+    kinds: of checksums, see hash_kinds. source: the index, for errors. refused: see parse_index.
     """
     if entry["format"] in SPLIT_FORMATS:
         return _parse_split_shard(entry, kinds, source=source)
@@ -128,7 +136,12 @@ def parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> 
             f"{counts[2]} sizes: convert the dataset again"
         )
     for name, encoding, size in zip(entry["column_names"], entry["column_encodings"], sizes, strict=True):
-        check_encoding(encoding, column=name, source=source)
+        try:
+            check_encoding(encoding, column=name, source=source)
+        except ShardError as error:
+            if refused is None or not isinstance(encoding, str):
+                raise
+            refused[str(name)] = str(error)
         if size is not None and (type(size) is not int or not 0 <= size < 1 << 32):
             raise ShardError(f"{source}: column {name!r} gives a size of {size!r} bytes: convert the dataset again")
     return replace(
@@ -137,6 +150,19 @@ def parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> 
         column_encodings=tuple(entry["column_encodings"]),
         column_sizes=tuple(sizes),
     )
+
+
+def decoded_columns(info: ShardInfo) -> list[str]:
+    """The columns of a shard that can be decoded: all, where parse_index refused none."""
+
+    def is_decoded(encoding: str) -> bool:
+        try:
+            check_encoding(encoding, column="", source="")
+        except ShardError:
+            return False
+        return True
+
+    return [name for name, encoding in info.encodings.items() if is_decoded(encoding)]
 
 
 def _parse_split_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
@@ -167,7 +193,7 @@ def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, sour
     raw, zipped = entry[f"raw_{which}"], entry.get(f"zip_{which}")
     for data in (raw, zipped):
         if data is not None:
-            _check_file(data["basename"], data["bytes"], source=source)
+            _check_file(data["basename"], data["bytes"], smallest=_smallest(entry, which), source=source)
     num_samples, compression = entry["samples"], entry.get("compression")
     if type(num_samples) is not int or num_samples < 0:
         raise ShardError(
@@ -197,11 +223,21 @@ def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, sour
     )
 
 
-def _check_file(name: Any, size: Any, *, source: str) -> None:
+def _smallest(entry: Mapping[str, Any], which: str) -> int:
+    """Bytes of the smallest file: a number of samples and an offset, or a text."""
+    return 1 if which == "data" and entry["format"] in SPLIT_FORMATS else 8
+
+
+def _check_file(name: Any, size: Any, *, smallest: int, source: str) -> None:
     if not is_safe_name(name) or "_lmms" in name.split("/"):
-        raise ShardError(f"{source}: shard name {name!r} is not a plain path below the dataset: refused")
-    if type(size) is not int or not 8 <= size < 1 << 32:
-        raise ShardError(f"{source}: shard {name!r} gives a size of {size!r} bytes, a shard has from 8 bytes to 4 GiB")
+        raise ShardError(
+            f"{source}: shard name {name!r} is not a plain path below the dataset: refused; correct the index, whose "
+            "names are relative to its folder"
+        )
+    if type(size) is not int or not smallest <= size < 1 << 32:
+        raise ShardError(
+            f"{source}: shard {name!r} gives a size of {size!r} bytes, a shard has from {smallest} bytes to 4 GiB"
+        )
 
 
 def is_safe_name(name: Any) -> bool:

@@ -119,6 +119,12 @@ class SplitShard:
         except (ValueError, KeyError) as error:
             raise ShardError(f"{self.path}: sample {index} cannot be decoded ({error!r})") from error
 
+    @property
+    def sample_bytes(self) -> NDArray[np.int64]:
+        """int64[num_samples], bytes of each sample as it lies in the file."""
+        ends = self._offsets.astype(np.int64)
+        return ends[1:] - ends[:-1]
+
     def _objects(self, start: int, stop: int) -> dict[str, Any]:
         sample = _DECODE_JSON(self._data, start, stop - start)
         if not isinstance(sample, dict):

@@ -18,6 +18,7 @@ from ..storage.locks import locked, unused
 from ..storage.storage import Storage
 from ..types import StoredObject
 from .index import DATASET_NAME, INDEX_NAME, parse_index
+from .listing import no_dataset
 from .shard_list import ListedShards, ShardList
 from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
 
@@ -163,10 +164,7 @@ def _listed(storage: Storage, validate_hash: str | None) -> StoredIndex:
     except ObjectHiddenError:
         raise
     except ObjectMissingError as error:
-        raise ObjectMissingError(
-            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
-            "lmms-stream convert"
-        ) from error
+        raise no_dataset(storage) from error
     try:
         return _parsed(storage, index, validate_hash)
     except ShardError:

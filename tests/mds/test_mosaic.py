@@ -626,6 +626,13 @@ def test_shards_of_other_formats_are_read(kind: str, compression: str | None, tm
     assert sorted(ours, key=lambda sample: int(sample["number"])) == expected
 
 
+def test_a_shard_of_few_characters_is_read(tmp_path: Path) -> None:
+    with CSVWriter(columns={"n": "int"}, out=str(tmp_path)) as writer:
+        writer.write({"n": 1})
+    assert (tmp_path / "shard.00000.csv").read_text() == "n\n1\n"
+    assert StreamingDataset(local=str(tmp_path))[0] == {"n": 1}
+
+
 def test_lengths_of_shards_of_another_format_are_measured(tokenizer: Path, tmp_path: Path) -> None:
     with JSONWriter(columns={"text": "str"}, out=str(tmp_path / "data"), compression="zstd") as writer:
         for number in range(NUM_SAMPLES):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from .answers import token_parts
 from .seen import SeenView, seen_by
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from ....processors.tokenizers import FastTokenizer
 
 _MAX_VALUES = 32  # shown of an array
@@ -302,13 +305,27 @@ def _describe(value: Any, media: list[MediaPart]) -> str:
         media.append(MediaPart(kind=mime.partition("/")[0], mime=mime, data=value))
         return f"{len(value):,} bytes, see media {len(media) - 1}"
     if isinstance(value, Image.Image):
-        encoded = io.BytesIO()
-        value.save(encoded, "PNG")
-        media.append(MediaPart(kind="image", mime="image/png", data=encoded.getvalue()))
-        return f"an image of {value.width} x {value.height}, see media {len(media) - 1}"
+        shown = f"an image of {value.width} x {value.height}"
+        try:
+            media.append(MediaPart(kind="image", mime="", data=_image_file(value)))
+        except OSError:
+            return f"{shown} in the mode {value.mode}, which is not shown"
+        return f"{shown}, see media {len(media) - 1}"
     if isinstance(value, np.ndarray):
         shown = " ".join(str(item) for item in value.flat[:_MAX_VALUES])
         return f"{value.dtype}{list(value.shape)}: {shown}{' …' if value.size > _MAX_VALUES else ''}"
     if isinstance(value, list) and value and isinstance(value[0], Image.Image):
         return "; ".join(_describe(item, media) for item in value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, (str, np.generic, Decimal)):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _image_file(image: Image) -> bytes:
+    """An image as a file: the one that is stored, or its pixels as PNG; OSError for a mode that PNG does not have."""
+    stored = getattr(image, "fp", None)  # of an image whose pixels are not decoded yet
+    if isinstance(stored, io.BytesIO):
+        return stored.getvalue()
+    encoded = io.BytesIO()
+    image.save(encoded, "PNG")
+    return encoded.getvalue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ConfigError, LengthsError, ShardError, StorageError
-from ....mds.index import ShardInfo
+from ....mds.index import decoded_columns
 from ....mds.provenance import Provenance
-from ....mds.shard import Shard
+from ....mds.shard import open_shard
 from ....mds.shard_files import fetch_shard
 from ....processors.base import Processor
 from ....processors.not_shown import counts_text
 from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import open_storage
-from ..catalog import Catalog, columns_of, open_lengths, read_catalog
+from ..catalog import Catalog, columns_of, local_file, open_lengths, read_catalog
 from .origin import samples_of_row, with_source, with_sources
 from .sample import SampleView, Viewer
 
@@ -103,10 +103,11 @@ def inspect_dataset(
     ShardError, DataError for samples that do not fit their schema.
     """
     storage = open_storage(remote)
-    catalog = read_catalog(storage)
+    refused: dict[str, str] = {}
+    catalog = read_catalog(storage, refused=refused)
     chosen: Sequence[int] = _choose(first, num_samples, total=catalog.num_samples)
     viewer = Viewer.load(catalog.schema, tokenizer, processor)
-    notes: list[str] = []
+    notes = [*refused.values(), *_other_columns(catalog)]
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
         if source is not None:
             chosen = samples_of_row(storage, Path(folder), source)
@@ -115,8 +116,9 @@ def inspect_dataset(
             for key in catalog.fingerprints
             if (view := _view_lengths(catalog, key, Path(folder), notes)) is not None
         ]
+        cache = LocalCache(storage, Path(folder))
         sizes, read = _read_shards(
-            catalog, chosen, viewer, cache=LocalCache(storage, Path(folder)), on_start=on_start, on_shard=on_shard
+            catalog, chosen, viewer, cache=cache, notes=notes, on_start=on_start, on_shard=on_shard
         )
         samples = with_sources(read, storage, Path(folder), notes)
     kinds = sorted({info.compression or "none" for info in catalog.shards})
@@ -143,7 +145,7 @@ def inspect_sample(remote: str, number: int, *, processor: Processor | None = No
 
     processor: what makes tokens of it (default: that of its schema). Raises what inspect_dataset does.
     """
-    catalog = read_catalog(open_storage(remote))
+    catalog = read_catalog(open_storage(remote), refused={})
     number = _choose(number, 1, total=catalog.num_samples).start
     viewer = Viewer.load(catalog.schema, None, processor)
     first_ids = list(accumulate((info.num_samples for info in catalog.shards), initial=0))
@@ -151,8 +153,8 @@ def inspect_sample(remote: str, number: int, *, processor: Processor | None = No
     info, within = catalog.shards[index], number - first_ids[index]
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
         path = fetch_shard(LocalCache(catalog.storage, Path(folder)), info)
-        num_bytes = int(_sample_sizes(path, info)[within])
-        view = viewer.view(Shard(path, info)[within], number=number, shard=info, num_bytes=num_bytes)
+        shard = open_shard(path, info, columns=decoded_columns(info))
+        view = viewer.view(shard[within], number=number, shard=info, num_bytes=int(shard.sample_bytes[within]))
     return with_source(view, Provenance.of(catalog.storage)), catalog.num_samples
 
 
@@ -228,10 +230,14 @@ def _read_shards(
     viewer: Viewer,
     *,
     cache: LocalCache,
+    notes: list[str],
     on_start: Callable[[int], None],
     on_shard: Callable[[], None],
 ) -> tuple[list[NDArray[np.int64]], list[SampleView]]:
-    """Bytes of the samples of some shards, and the samples that are chosen; these ascend."""
+    """Bytes of the samples of some shards, and the samples that are chosen; these ascend.
+
+    Raises for a shard of which samples are chosen; others that cannot be read are a note.
+    """
     storage, shards = catalog.storage, catalog.shards
     first_ids = list(accumulate((info.num_samples for info in shards), initial=0))
     chosen_of: dict[int, list[int]] = {}  # shard -> which of its samples
@@ -243,35 +249,37 @@ def _read_shards(
     measured = np.unique(np.linspace(0, len(shards) - 1, min(limit, len(shards))).astype(int)).tolist()
     measured = sorted({*measured, *shown}) if in_place else sorted({*measured[: max(0, limit - len(shown))], *shown})
     on_start(len(measured))
-    sizes, samples = [], []
+    sizes, samples, num_unread = [], [], 0
     for index in measured:
         info = shards[index]
-        if in_place and index not in shown:
-            assert isinstance(storage, LocalStorage)
-            sizes.append(_sample_sizes(storage.folder / info.name, info))
+        try:
+            is_fetched = not in_place or index in chosen_of
+            path = fetch_shard(cache, info) if is_fetched else local_file(storage, info.name, cache.folder)
+            shard = open_shard(path, info, columns=decoded_columns(info))
+        except (ShardError, StorageError, OSError):
+            if index in chosen_of:
+                raise
+            num_unread += 1
         else:
-            path = fetch_shard(cache, info)
-            sizes.append(_sample_sizes(path, info))
-            shard = Shard(path, info)
+            sizes.append(shard.sample_bytes)
             for number in chosen_of.get(index, ()):
                 within = number - first_ids[index]
-                samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=int(sizes[-1][within])))
+                num_bytes = int(sizes[-1][within])
+                samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=num_bytes))
             if path.is_relative_to(cache.folder):
                 path.unlink()
         on_shard()
+    if num_unread:
+        notes.append(f"{num_unread} of {len(measured)} shards cannot be read: lmms-stream verify lists what is wrong")
     return sizes, samples
 
 
-def _sample_sizes(path: Path, info: ShardInfo) -> NDArray[np.int64]:
-    """Bytes of each sample, as the shard's header has them."""
-    try:
-        offsets = np.fromfile(path, "<u4", info.num_samples + 1, offset=4).astype(np.int64)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}: lmms-stream verify says all that is wrong") from error
-    sizes = np.diff(offsets)
-    if len(sizes) != info.num_samples or (sizes < 0).any():
-        raise ShardError(f"{path} has offsets that descend or are cut short: lmms-stream verify says all that is wrong")
-    return sizes
+def _other_columns(catalog: Catalog) -> Iterator[str]:
+    """A note where not all shards have the columns that are shown, which are those of the first."""
+    others = [info for info in catalog.shards if info.encodings != columns_of(catalog.shards)]
+    if others:
+        what = f"{len(others)} of {len(catalog.shards)} shards have other columns than the first"
+        yield f"{what}: {others[0].name} has {others[0].shown_columns}"
 
 
 def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[str]) -> LengthsView | None:

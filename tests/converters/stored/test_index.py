@@ -275,7 +275,7 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="not a valid MDS index"):
         index_dataset(str(folder), Words())
     (folder / "index.json").unlink()
-    with pytest.raises(StorageError, match=r"holds no dataset \(index\.json is missing\): check the URL"):
+    with pytest.raises(StorageError, match=r"holds no dataset \(index\.json is missing\): check the path or URL"):
         index_dataset(str(folder), Words())
 
 

@@ -13,7 +13,13 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.inspect.page import MAX_IMAGE_BYTES, MAX_TEXT, render_page, write_page
 from lmms_stream.converters.stored.inspect.sample import TokensView
-from lmms_stream.converters.stored.inspect.summary import Inspection, histogram, inspect_dataset, save_media
+from lmms_stream.converters.stored.inspect.summary import (
+    Inspection,
+    histogram,
+    inspect_dataset,
+    inspect_sample,
+    save_media,
+)
 from lmms_stream.converters.stored.inspect.visible import visible
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
@@ -26,7 +32,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
 from numpy.typing import NDArray
 from PIL import Image
-from streaming import MDSWriter
+from streaming import CSVWriter, MDSWriter
 
 from ...conftest import run_cli, write_tokens
 
@@ -165,16 +171,48 @@ def test_what_cannot_be_shown_is_named(settings: dict[str, Any], message: str, t
         inspect_dataset(str(tmp_path), **settings)
 
 
-def test_no_dataset_an_empty_one_and_pickled_columns_are_errors(tmp_path: Path) -> None:
+def test_no_dataset_and_an_empty_one_are_errors(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="holds no dataset"):
         inspect_dataset(str(tmp_path))
     (tmp_path / "index.json").write_text('{"version": 2, "shards": []}')
     with pytest.raises(ShardError, match="the dataset lists no samples: convert it again"):
         inspect_dataset(str(tmp_path))
-    with MDSWriter(columns={"x": "pkl"}, out=str(tmp_path / "pickled")) as writer:
-        writer.write({"x": 1})
-    with pytest.raises(ShardError, match="unpickling data runs code: refused"):
-        inspect_dataset(str(tmp_path / "pickled"))
+
+
+def test_the_columns_beside_a_refused_one_are_shown(tmp_path: Path) -> None:
+    with MDSWriter(columns={"text": "str", "x": "pkl"}, out=str(tmp_path)) as writer:
+        writer.write({"text": "packs", "x": 1})
+    found = inspect_dataset(str(tmp_path))
+    assert found.columns == {"text": "str", "x": "pkl"}
+    assert [sample.values for sample in found.samples] == [{"text": "packs"}]
+    assert found.notes == (f"{tmp_path}/index.json: column 'x' is pickled; unpickling data runs code: refused",)
+    assert inspect_sample(str(tmp_path), 0)[0].values == {"text": "packs"}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_shards_of_texts_are_shown(compression: str | None, tmp_path: Path) -> None:
+    with CSVWriter(columns={"n": "int", "word": "str"}, out=str(tmp_path), compression=compression) as writer:
+        for number in range(3):
+            writer.write({"n": number, "word": "x" * number})
+    found = inspect_dataset(str(tmp_path), first=1)
+    assert found.samples[0].values == {"n": "1", "word": "x"}
+    assert (found.sample_bytes.minimum, found.sample_bytes.maximum) == (len("0,\n"), len("2,xx\n"))
+    assert inspect_sample(str(tmp_path), 2)[0].values == {"n": "2", "word": "xx"}
+
+
+def test_shards_that_cannot_be_read_or_have_other_columns_are_notes(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=300)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["shards"][1]["column_names"] = ["ids", "loss_spans"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    (tmp_path / "shard.00001.mds").unlink()
+    found = inspect_dataset(str(tmp_path))
+    assert found.num_measured_shards == found.num_shards - 1
+    assert found.notes == (
+        f"1 of {found.num_shards} shards have other columns than the first: shard.00001.mds has ids (ndarray:int32), "
+        "loss_spans (ndarray:int32)",
+        f"1 of {found.num_shards} shards cannot be read: lmms-stream verify lists what is wrong",
+    )
 
 
 def test_the_text_that_is_trained_on_is_told_from_the_rest(
@@ -270,6 +308,20 @@ def test_values_of_any_column_are_shown_as_text(tmp_path: Path) -> None:
     assert "<b>" not in render_page(found)
     with pytest.raises(ConfigError, match="the dataset holds no messages, tokens or texts: leave --tokenizer out"):
         inspect_dataset(str(tmp_path), tokenizer="x")
+
+
+def test_images_are_shown_as_they_are_stored_and_modes_that_png_lacks_are_named(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("CMYK", (3, 4)).save(file, "JPEG")
+    with MDSWriter(columns={"photo": "jpeg", "pixels": "pil", "small": "uint8"}, out=str(tmp_path)) as writer:
+        writer.write({"photo": file.getvalue(), "pixels": Image.new("CMYK", (3, 4)), "small": np.uint8(3)})
+    (sample,) = inspect_dataset(str(tmp_path)).samples
+    assert sample.values == {
+        "photo": "an image of 3 x 4, see media 0",
+        "pixels": "an image of 3 x 4 in the mode CMYK, which is not shown",
+        "small": "3",
+    }
+    assert [(part.mime, part.data) for part in sample.media] == [("image/jpeg", file.getvalue())]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +15,15 @@ from lmms_stream.converters.stored.verify import VerifyReport, verify_dataset
 from lmms_stream.converters.stored.verify_shards import MAX_LISTED
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, StorageError, WorkerError
+from lmms_stream.mds.decoding import decompress
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
 from lmms_stream.mds.lengths import LengthIndex, lengths_names
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
-from streaming import MDSWriter
+from PIL import Image
+from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 from ...conftest import run_cli, write_tokens
 from .measures import Dying
@@ -226,6 +229,80 @@ def test_a_dataset_of_kept_columns_alone_is_sound(tmp_path: Path) -> None:
     assert verify_dataset(str(tmp_path / "out"), deep=True, num_workers=1).problems == ()
 
 
+def write_texts(folder: Path, kind: str, **settings: Any) -> str:
+    """Shards of texts, each with a file that says where samples begin."""
+    writers: dict[str, Any] = {"json": JSONWriter, "csv": CSVWriter, "tsv": TSVWriter, "xsv": XSVWriter}
+    separator = {"separator": "|"} if kind == "xsv" else {}
+    columns = {"text": "str"}
+    with writers[kind](columns=columns, out=str(folder), size_limit=200, **separator, **settings) as writer:
+        for number in range(20):
+            writer.write({"text": f"{number}"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("kind", ["json", "csv", "tsv", "xsv"])
+def test_sound_shards_of_texts_have_no_problems(kind: str, compression: str | None, tmp_path: Path) -> None:
+    remote = write_texts(tmp_path, kind, compression=compression, hashes=["xxh64"])
+    for deep in (False, True):
+        report = verify_dataset(remote, deep=deep, num_workers=1)
+        assert (described(report), report.num_samples, len(report.notes)) == ([], 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: (folder / "shard.00000.json.meta").unlink(), "shard.00000.json.meta is missing: upload it"),
+        (lambda folder: flip(folder / "shard.00000.json.meta", at=0), "shard.00000.json.meta does not hold the "),
+        (lambda folder: flip(folder / "shard.00000.json", at=0), "sample 0 (number 0 of shard.00000.json) cannot be"),
+    ],
+)
+def test_damage_of_either_file_of_a_shard_of_texts_names_the_file(damage: Damage, problem: str, tmp_path: Path) -> None:
+    write_texts(tmp_path, "json")
+    damage(tmp_path)
+    report = verify_dataset(str(tmp_path), deep=True, num_workers=1)
+    assert the_problem(report).startswith(problem)
+    assert "shards have no checksum, so changed bytes are not found" in report.notes[1]
+
+
+def test_decompressed_shards_of_a_local_dataset_are_enough_and_must_be_those_of_the_compressed(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=10, compression="zstd")
+    (shard,) = json.loads((tmp_path / INDEX_NAME).read_text())["shards"]
+    zipped, raw = (tmp_path / shard[key]["basename"] for key in ("zip_data", "raw_data"))
+    raw.write_bytes(decompress("zstd", zipped.read_bytes(), size=shard["raw_data"]["bytes"]))
+    assert described(verify_dataset(str(tmp_path), deep=True, num_workers=1)) == []
+    flip(raw)
+    changed = "shard.00000.mds is not what shard.00000.mds.zstd decompresses to: delete it"
+    assert the_problem(verify_dataset(str(tmp_path))) == changed
+    flip(raw)
+    zipped.unlink()
+    assert described(verify_dataset(str(tmp_path), deep=True, num_workers=1)) == []
+
+
+def test_a_column_that_is_refused_is_a_problem_and_the_others_are_checked(tmp_path: Path) -> None:
+    with MDSWriter(columns={"text": "str", "thing": "pkl"}, out=str(tmp_path)) as writer:
+        writer.write({"text": "packs", "thing": {1}})
+    refused = (
+        f"{INDEX_NAME} column 'thing' is pickled; unpickling data runs code: refused; the other columns were checked"
+    )
+    assert described(verify_dataset(str(tmp_path), deep=True, num_workers=1)) == [refused]
+    data = (tmp_path / "shard.00000.mds").read_bytes()
+    (tmp_path / "shard.00000.mds").write_bytes(data.replace(b"packs", b"\xffacks"))
+    _, torn = described(verify_dataset(str(tmp_path), deep=True, num_workers=1))
+    assert "cannot be decoded ('utf-8' codec" in torn
+
+
+def test_a_deep_check_decodes_the_pixels_of_images(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(file, "JPEG")
+    whole, cut = file.getvalue(), file.getvalue()[:-500]
+    samples = [{"one": whole, "all": [whole, whole]}, {"one": cut, "all": [whole]}, {"one": whole, "all": [whole, cut]}]
+    remote = write_samples(tmp_path, {"one": "jpeg", "all": "jpeg_array"}, samples)
+    first, second = described(verify_dataset(remote, deep=True, num_workers=1))
+    assert first.startswith("sample 1 (number 1 of shard.00000.mds) column 'one' holds a damaged image (")
+    assert second.startswith("sample 2 (number 2 of shard.00000.mds) column 'all' holds a damaged image (")
+
+
 def test_all_problems_of_a_dataset_are_listed_not_the_first(chats: Path, chat_processor: ChatProcessor) -> None:
     names = [shard["name"] for shard in json.loads((chats / DATASET_NAME).read_text())["shards"]]
     assert len(names) > 3
@@ -396,6 +473,10 @@ def test_a_process_that_dies_is_an_error(tmp_path: Path) -> None:
 def test_settings_that_contradict_are_refused(chat_processor: ChatProcessor, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"holds no dataset \(index\.json is missing\): check the path or URL"):
         verify_dataset(str(tmp_path / "none"))
+    for name in ("train", "validation"):
+        write_tokens(tmp_path / "both" / name, num_samples=1)
+    with pytest.raises(StorageError, match=r"but folders in it do \(train, validation\): name one of these, or make"):
+        verify_dataset(str(tmp_path / "both"))
     write_tokens(tmp_path / "tokens", num_samples=10)
     with pytest.raises(ConfigError, match="holds tokens, and this processor reads messages: leave --tokenizer out"):
         verify_dataset(str(tmp_path / "tokens"), deep=True, processor=chat_processor)
