@@ -1,6 +1,6 @@
 """Bytes in and out of folders and object stores, and their copies on this node.
 
-storage         a URL -> a store: local (folders), s3 (through boto3), gcs and azure (through the clouds' own
+storage         a URL -> a store: local (folders), s3 (through boto3), gcs, azure and hub (through their own
                 libraries), clouds (others, through MosaicML's code); clients: one for each process
 failures        kinds of failed requests, the same for every store
 retry           requests that are tried again, and bounded in time

@@ -1,8 +1,8 @@
-"""Stores of other clouds (azure-dl://, oci://, hf://, …), through MosaicML Streaming's own code.
+"""Stores of other clouds (azure-dl://, oci://, sftp://, …), through MosaicML Streaming's own code.
 
-Whether a copy without a checksum is current is decided by the entity tag that the store gives: azure-dl://, oci:// and
-hf://. sftp:// and dbfs:// give none: there the size in the index decides alone, and of two versions of one size the
-copy stays.
+Whether a copy without a checksum is current is decided by the entity tag that the store gives: azure-dl:// and oci://.
+sftp:// and dbfs:// give none: there the size in the index decides alone, and of two versions of one size the copy
+stays.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from ..errors import ObjectMissingError, StorageError
 from ..extras import install
 from ..types import StoredObject
 from .disk_errors import disk_error
-from .failures import answer_of, causes, first_line, is_out_of_reach
+from .failures import answer_of, first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
-SCHEMES = ("azure-dl", "oci", "hf", "sftp", "dbfs", "alipan")
-_HUB_TIMEOUT_S = 60.0  # for an answer without a body
+SCHEMES = ("azure-dl", "oci", "sftp", "dbfs", "alipan")
 
 
 class CloudStorage:
@@ -118,7 +117,7 @@ class CloudStorage:
             action,
             where=where,
             retry=self.retry,
-            refusal=lambda error: (_explain_hub if where.startswith("hf://") else _explain)(error, where),
+            refusal=lambda error: _explain(error, where),
             remedy="check the network and the store, or try again",
         )
 
@@ -163,19 +162,9 @@ def _on_oci(downloader: Any, remote: str) -> _Facts:
     return headers["content-length"], headers["etag"]
 
 
-def _on_hub(downloader: Any, remote: str) -> _Facts:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    organization, name, path = urlsplit(remote).path.lstrip("/").split("/", 2)
-    url = hf_hub_url(f"{organization}/{name}", path, repo_type="dataset")
-    facts = get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_S)
-    return facts.size, facts.etag  # which is a hash of the content
-
-
 _FACTS: dict[str, Callable[[Any, str], _Facts]] = {  # each finds the object as the store's downloader does
     "azure-dl": _on_azure_dl,
     "oci": _on_oci,
-    "hf": _on_hub,
 }
 
 
@@ -203,7 +192,6 @@ _SET_UP = {
     "oci": "write ~/.oci/config (oci setup config)",
     "sftp": "check user and password in the URL (sftp://USER@HOST/PATH), COMPOSER_SFTP_KEY_FILE and ~/.ssh/known_hosts",
     "azure-dl": "set AZURE_ACCOUNT_ACCESS_KEY, or log in (az login)",
-    "hf": "write hf://datasets/ORGANIZATION/NAME/PATH",
 }
 # Classes of errors of the stores' libraries, which need not be installed.
 _OF_SETTINGS = {
@@ -224,26 +212,3 @@ def _is_of_settings(error: Exception) -> bool:
         return True
     classes = [(each.__module__, each.__name__) for each in type(error).__mro__]
     return any(name in _OF_SETTINGS.get(module, ()) for module, name in classes)
-
-
-def _explain_hub(error: Exception, where: str) -> StorageError | None:
-    """The same for the hub, whose errors are OSErrors, and its FileNotFoundError one of the network."""
-    try:
-        from huggingface_hub import errors
-    except ImportError:
-        return _explain(error, where)
-    if any(isinstance(each, errors.OfflineModeIsEnabled) for each in causes(error)):
-        return StorageError(f"{where}: HF_HUB_OFFLINE is set, so the hub is not asked: unset it")
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return None
-    if isinstance(error, errors.EntryNotFoundError):
-        return ObjectMissingError(f"{where} does not exist: check the URL")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return StorageError(
-            f"{where}: the hub knows no such repository, or does not show it to you: check the URL "
-            "(hf://datasets/ORGANIZATION/NAME/…), or set HF_TOKEN"
-        )
-    if isinstance(error, errors.HfHubHTTPError):
-        has_answer = answer_of(error)[0] is not None
-        return StorageError(f"{where}: {error}: check the URL and HF_TOKEN") if has_answer else None
-    return _explain(error, where)

@@ -1,7 +1,8 @@
 """Bytes in and out of local folders and object stores. url + key -> bytes or a file.
 
-S3 (and whatever speaks it, through S3_ENDPOINT_URL or AWS_ENDPOINT_URL) is served by boto3, Google Cloud Storage and
-Azure by their own libraries, the other clouds by MosaicML Streaming's downloaders and uploaders.
+S3 (and whatever speaks it, through S3_ENDPOINT_URL or AWS_ENDPOINT_URL) is served by boto3, Google Cloud Storage,
+Azure and the Hugging Face hub by their own libraries, the other clouds by MosaicML Streaming's downloaders and
+uploaders.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..types import StoredObject
 from .azure import AzureStorage
 from .clouds import SCHEMES, CloudStorage
 from .gcs import open_google
+from .hub import HubStorage
 from .local import LocalStorage
 from .retry import DEFAULT_RETRY, Retry
 from .s3 import S3Storage
@@ -62,9 +64,11 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
         return open_google(text, retry=retry)
     if scheme == "azure":
         return AzureStorage(text, retry=retry)
+    if scheme == "hf":
+        return HubStorage(text, retry=retry)
     if scheme in SCHEMES:
         return CloudStorage(text, retry=retry)
-    known = ", ".join(f"{each}://" for each in ("s3", "gs", "azure", *SCHEMES))
+    known = ", ".join(f"{each}://" for each in ("s3", "gs", "azure", "hf", *SCHEMES))
     raise StorageError(f"{text}: no store has the scheme {scheme!r}: write one of {known}, or a path")
 
 

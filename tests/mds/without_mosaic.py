@@ -124,10 +124,10 @@ def refusals(url: str) -> None:
     with pytest.raises(ConfigError, match=r"Own\._download_file is a way to fetch of MosaicML's streams: derive"):
         StreamingDataset(streams=[Own(remote=url)])
     with pytest.raises(
-        StorageError, match=r"hf:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaicml\]'"
+        StorageError,
+        match=r"oci:// is read and written by MosaicML's .*: pip install 'lmms-stream\[mosaicml\]'.*; "
+        "or write s3://BUCKET/PREFIX and set S3_ENDPOINT_URL=",
     ):
-        open_storage("hf://datasets/organization/name").stat("index.json")
-    with pytest.raises(StorageError, match=r"or write s3://BUCKET/PREFIX and set S3_ENDPOINT_URL="):
         open_storage("oci://bucket/name").stat("index.json")
 
 

@@ -238,7 +238,7 @@ def test_libraries_of_stores_are_imported_where_they_are_asked() -> None:
     [
         ("oci://bucket/x", r"\.oci/config.*: write ~/\.oci/config \(oci setup config\)"),
         ("sftp:///x", r"must include the hostname\.: check user and password in the URL \(sftp://USER@HOST/PATH\)"),
-        ("hf://x", r"write hf://datasets/ORGANIZATION/NAME/PATH"),
+        ("hf://datasets/a b/c", r"write hf://datasets/ORGANIZATION/NAME/PATH"),
         ("dbfs://x", r"pip install 'mosaicml-streaming\[databricks\]'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from ..conftest import run_command, write_tokens
 
 PREFIX = "/datasets/org/name/resolve/main/"
+TREE = "/api/datasets/org/name/tree/main"
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -32,10 +35,21 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(with_body=True)
 
+    def _tree(self) -> bytes:
+        """What the hub says of all files below a folder."""
+        folder = urlsplit(self.path).path.removeprefix(TREE).strip("/")
+        files = [
+            {"type": "file", "oid": "0" * 40, "path": path.relative_to(self.folder).as_posix(), "size": len(data),
+             "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 9}}
+            for path in sorted((self.folder / folder).rglob("*")) if path.is_file() for data in [path.read_bytes()]
+        ]  # fmt: skip
+        return json.dumps(files).encode() if files else b""
+
     def _answer(self, *, with_body: bool) -> None:
         path = self.folder / self.path.removeprefix(PREFIX)
-        is_dataset = self.path.startswith(PREFIX)
+        is_dataset = self.path.startswith((PREFIX, TREE))
         data = path.read_bytes() if is_dataset and path.is_file() else b""
+        data = self._tree() if self.path.startswith(TREE) else data
         self.send_response(200 if data else 404)
         if data:
             self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
@@ -66,6 +80,7 @@ def hub(folder: Path) -> Iterator[str]:
 
 SCRIPT = """
 import sys
+sys.modules["streaming"] = None  # MosaicML's package is not needed
 from lmms_stream.errors import StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.fetch_config import FetchConfig
@@ -101,7 +116,7 @@ AGAIN = """
 import shutil, sys
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.fetch_config import FetchConfig
-from streaming import MDSWriter
+from lmms_stream import MDSWriter
 
 folder, cache = sys.argv[1:]
 for values, num_misses in (([1, 2, 3], 1), ([1, 2, 3], 0), ([4, 5, 6], 1)):
@@ -115,6 +130,10 @@ for values, num_misses in (([1, 2, 3], 1), ([1, 2, 3], 0), ([4, 5, 6], 1)):
 facts = dataset.core.storage.stat("index.json")
 assert facts.num_bytes > 100
 assert len(facts.tag) == 64
+assert dataset.core.storage.list_objects("ind") == [facts]
+assert [each.key for each in dataset.core.storage.list_objects("")] == ["index.json", "shard.00000.mds"]
+assert dataset.core.storage.list_objects("absent/") == []
+assert "streaming" not in sys.modules
 """
 
 
