@@ -5,6 +5,7 @@ The tag of a file is a hash of its content, which is the hub's entity tag. Each 
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..types import StoredObject
 from .disk_errors import disk_error
 from .failures import answer_of, causes, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
+from .temporaries import folder_beside
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0  # for an answer without a body
@@ -45,11 +47,14 @@ class HubStorage:
 
     def download(self, key: str, path: Path) -> None:
         def download(hub: Any, name: str) -> None:
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".hub-") as folder:  # on the same disk
+            folder = folder_beside(path)
+            try:
                 found = hub.hf_hub_download(
                     filename=name, local_dir=folder, etag_timeout=self._timeout_s, **self._repository
                 )
                 Path(found).replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
         self._run(key, download)
 

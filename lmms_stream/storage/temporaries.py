@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import re
+import shutil
 from pathlib import Path
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
@@ -15,6 +16,13 @@ _numbers = itertools.count()
 def temporary_name(path: Path) -> Path:
     """A hidden name beside `path`, this process's own, for what is to become that file."""
     return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+
+
+def folder_beside(path: Path) -> Path:
+    """The name of a folder, on the same disk, for what is to become the temporary file `path`."""
+    return path.with_name(
+        re.sub(r"(\d+)\.tmp$", r"0\1.tmp", path.name) if path.suffix == ".tmp" else f"{path.name}.tmp"
+    )
 
 
 def give_name(temporary: Path, path: Path) -> None:
@@ -30,7 +38,7 @@ def give_name(temporary: Path, path: Path) -> None:
 
 
 def leftovers(folder: Path) -> dict[Path, list[Path]]:
-    """Temporary files in a folder, by the file that each was to become."""
+    """Temporary files and folders in a folder, by the file that each was to become."""
     found: dict[Path, list[Path]] = {}
     for entry in os.scandir(folder) if folder.is_dir() else ():
         leftover = _LEFTOVER.fullmatch(entry.name)
@@ -42,4 +50,7 @@ def leftovers(folder: Path) -> dict[Path, list[Path]]:
 def remove_leftovers(path: Path) -> None:
     """Temporary files of downloads of `path` that no process works on any more: the caller holds its lock."""
     for leftover in leftovers(path.parent).get(path, []):
-        leftover.unlink(missing_ok=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)

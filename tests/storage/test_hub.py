@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from lmms_stream.storage.temporaries import folder_beside, remove_leftovers, temporary_name
 
 from ..conftest import run_command, write_tokens
 
@@ -146,3 +147,14 @@ def test_a_dataset_of_the_hub_that_was_written_again_at_the_same_size_gives_its_
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         result = run_command(sys.executable, "-c", AGAIN, str(tmp_path / "data"), str(tmp_path / "cache"), timeout_s=80)
     assert result.returncode == 0, result.stderr
+
+
+def test_what_a_killed_download_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "shard.00000.mds"
+    for temporary in (temporary_name(path), temporary_name(path)):
+        folder = folder_beside(temporary)
+        folder.mkdir()
+        (folder / "part").write_bytes(b"x")
+    (tmp_path / "other").write_bytes(b"y")
+    remove_leftovers(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["other"]
