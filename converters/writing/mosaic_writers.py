@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,14 +34,18 @@ from ...storage.local import LocalStorage
 from ...storage.retry import DEFAULT_RETRY, Retry
 from ...storage.sizes import parse_bytes
 from ...storage.storage import Storage, is_folder, open_storage
+from ...storage.temporaries import give_name, temporary_name
 from ...types import Sample
 from ..stored.catalog import own_files, parse_dataset
 from .encoding import MAX_SHARD_BYTES, ShardFormat, check_compression, compress, compression_extension, index_json
 
 DEFAULT_SIZE_LIMIT = 1 << 26
 _OURS = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(('mds', *SPLIT_FORMATS))})(\.meta)?(\.\w+)?")
+_OWN_FOLDERS = "make a writer in each process, with a folder of its own, and join these by lmms_stream.merge_index"
 _WAITING_PER_THREAD = 4  # files that wait for their upload
 _TEXT_TYPES: dict[str, type] = {"str": str, "int": int, "float": float}
+# str() of a subclass (True, a member of an enum) may say something else.
+_TEXTS: dict[str, Callable[[Any], str]] = {"str": str.__str__, "int": int.__repr__, "float": float.__repr__}
 
 
 class Writer:
@@ -52,8 +58,9 @@ class Writer:
     upload after the first. exist_ok: delete the dataset that is there.
 
     The index is written last. Where the `with` ends by an exception it is not written, so what is there is not taken
-    for the whole. Raises ConfigError, DataError for a sample that does not fit its columns (it is not written, and
-    more can follow), StorageError, TargetExistsError.
+    for the whole. Threads may share a writer; each process needs its own, with a folder of its own. Raises ConfigError,
+    DataError for a sample that does not fit its columns (it is not written, and more can follow), StorageError,
+    TargetExistsError.
     """
 
     format: str
@@ -98,14 +105,12 @@ class Writer:
         attempts = _retry(retry)
         local, remote = out if isinstance(out, tuple) else (out, None) if is_folder(out) else (None, out)
         self._is_temporary = local is None
-        self.local = (
-            tempfile.mkdtemp(prefix="lmms_stream-writer-")
-            if local is None
-            else str(local_path("out", local).expanduser())
-        )
-        self.remote = None if remote is None else str(remote)
+        self.local = tempfile.mkdtemp(prefix="lmms_stream-writer-") if local is None else _whole(local)
+        self.remote = None if remote is None else _whole(remote) if is_folder(remote) else str(remote)
+        if self.remote is not None and Path(self.local).resolve() == Path(self.remote).resolve():
+            raise ConfigError(f"out is {self.local} twice, and a pair has two places: name it once")
         self._folder = LocalStorage(Path(self.local))
-        self._store = None if remote is None else open_storage(remote, retry=attempts)
+        self._store = None if self.remote is None else open_storage(self.remote, retry=attempts)
         with disk_errors(self.local):
             Path(self.local).mkdir(parents=True, exist_ok=True)
             names = [path.name for path in Path(self.local).iterdir()]
@@ -114,7 +119,8 @@ class Writer:
             _make_room(self._store, [], exist_ok=exist_ok)
         self._samples: list[bytes] = []
         self._num_bytes = 0
-        self._is_finished = False
+        self._is_finished = self._is_whole = False
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._uploads: set[Future[None]] = set()
         self._threads = ThreadPoolExecutor(max_workers)
         self._bar = ExitStack()
@@ -156,16 +162,25 @@ class Writer:
 
     def write(self, sample: Sample) -> None:
         """Write a sample, which lies in a shard once that is full or finish is called."""
-        if self._is_finished:
-            raise ConfigError(f"a sample for {self.remote or self.local}, which is finished: write all of them before")
-        self._raise_failures()
+        self._check_process()
         data = self.encode_sample(sample)
         num_bytes = len(data) + self._bytes_beside
         limit = self.size_limit or MAX_SHARD_BYTES
-        if self._samples and limit < self._empty_bytes + self._num_bytes + num_bytes:
-            self.flush_shard()
-        self._samples.append(data)
-        self._num_bytes += num_bytes
+        with self._lock:
+            if self._is_finished:
+                raise ConfigError(f"a sample for {self.remote or self.local}, which is finished: write all before")
+            self._raise_failures()
+            if self._samples and limit < self._empty_bytes + self._num_bytes + num_bytes:
+                self.flush_shard()
+            self._samples.append(data)
+            self._num_bytes += num_bytes
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"the writer of {self.remote or self.local} is that of process {self._pid}, which would not see what "
+                f"is written here: {_OWN_FOLDERS}"
+            )
 
     def flush_shard(self) -> None:
         """Write a shard of the samples at hand."""
@@ -178,10 +193,23 @@ class Writer:
                 data = compress(self.compression, data)
                 name = f"{name}.{compression_extension(self.compression)}"
                 entry[f"zip_{part}"] = self._described(data, name)
-            self._folder.write(name, data)
+            self._write(name, data)
             self._upload(name)
         self.shards.append(entry | self.get_config())
         self._samples, self._num_bytes = [], 0
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a file of the dataset, which is not there yet."""
+        path = Path(self.local, name)
+        temporary = temporary_name(path)
+        with disk_errors(str(path)):
+            try:
+                temporary.write_bytes(data)
+                give_name(temporary, path)
+            except FileExistsError as error:
+                raise _mixed(str(path)) from error
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def _described(self, data: bytes, name: str) -> dict[str, Any]:
         """A file as an index describes it."""
@@ -189,18 +217,28 @@ class Writer:
 
     def finish(self) -> None:
         """Write what is left, wait for the uploads, and write the index."""
-        if self._is_finished:
+        self._check_process()
+        if self._is_whole:
             return
-        self._is_finished = True
+        if self._is_finished:
+            raise ConfigError(
+                f"{self.remote or self.local} was not finished, because of an error: write all of it again with "
+                "exist_ok=True"
+            )
         try:
-            if self._samples:
-                self.flush_shard()
+            with self._lock:
+                self._is_finished = True
+                if self._samples:
+                    self.flush_shard()
             wait(self._uploads)
             self._raise_failures()
-            self._folder.write(INDEX_NAME, index_json(self.shards))
+            if self._store is not None and read_if_there(self._store, INDEX_NAME) is not None:
+                raise _mixed(f"{self.remote}/{INDEX_NAME}")
+            self._write(INDEX_NAME, index_json(self.shards))
             self._upload(INDEX_NAME)
             wait(self._uploads)
             self._raise_failures()
+            self._is_whole = True
         finally:
             self._end()
 
@@ -241,7 +279,7 @@ class Writer:
     ) -> None:
         if kind is None:
             self.finish()
-        elif not self._is_finished:
+        elif not self._is_finished and os.getpid() == self._pid:
             self._is_finished = True
             self._end()
 
@@ -346,7 +384,7 @@ class XSVWriter(_TextWriter):
 
     def encode_sample(self, sample: Sample) -> bytes:
         values = self._values(sample)
-        return self._line([str(values[name]) for name in self._names])
+        return self._line([_TEXTS[self.columns[name]](values[name]) for name in self._names])
 
     def get_config(self) -> dict[str, Any]:
         columns = {"column_names": self._names, "column_encodings": [self.columns[name] for name in self._names]}
@@ -370,6 +408,18 @@ class TSVWriter(XSVWriter):
 
     def __init__(self, **settings: Any):
         super().__init__(separator="\t", **settings)
+
+
+def _whole(folder: str | Path) -> str:
+    """The whole path of a folder: the process may change its own."""
+    return str(local_path("out", folder).expanduser().absolute())
+
+
+def _mixed(where: str) -> TargetExistsError:
+    return TargetExistsError(
+        f"{where} was written by another writer meanwhile, so what is there is not one dataset: delete it, and "
+        f"{_OWN_FOLDERS}"
+    )
 
 
 def _check_names(sample: Sample, columns: Mapping[str, str]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +186,78 @@ def test_a_sample_that_does_not_fit_is_not_written_and_others_are(tmp_path: Path
         assert [each["text"] for each in lmms_stream.LocalDataset(folder)[:]] == ["one", "two"]
         with pytest.raises(ConfigError, match="which is finished"):
             writer.write({"text": "three"})
+
+
+def stored(place: Any) -> list[Any]:
+    return [each["number"] for each in lmms_stream.LocalDataset(place)[:]]
+
+
+def test_two_writers_do_not_mix_their_samples(s3_folder: str, tmp_path: Path) -> None:
+    for place in (tmp_path / "one", s3_folder):
+        writers = [lmms_stream.MDSWriter(columns=NUMBERS, out=place, size_limit=1024) for _ in range(2)]
+        with pytest.raises(TargetExistsError, match=r"written by another writer .* join these by .*merge_index"):
+            write_in_turn(writers)
+        with pytest.raises((ConfigError, TargetExistsError), match=r"was not finished|another writer"):
+            writers[1].finish()
+
+
+def write_in_turn(writers: list[Any]) -> None:
+    for number in range(300):
+        for writer in writers:
+            writer.write({"number": number})
+    for writer in writers:
+        writer.finish()
+
+
+def test_a_writer_is_of_one_process_and_of_all_its_threads(tmp_path: Path) -> None:
+    def write_some(first: int) -> None:
+        for number in range(first, first + 2500):
+            writer.write({"number": number})
+
+    with lmms_stream.MDSWriter(columns=NUMBERS, out=tmp_path / "data", size_limit=200) as writer:
+        process = get_context("fork").Process(target=write_some, args=(0,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 1
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(write_some, range(0, 10000, 2500)))
+    assert sorted(stored(tmp_path / "data")) == [*range(10000)]
+
+
+def test_a_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for out, place in (("data", "data"), (("~/local", "~/far"), "home/far"), (("part", "far"), "far")):
+        with lmms_stream.MDSWriter(columns=NUMBERS, out=out, size_limit=200) as writer:
+            for number in range(100):
+                os.chdir(tmp_path if number < 50 else tmp_path / "home")
+                writer.write({"number": number})
+        os.chdir(tmp_path)
+        assert stored(tmp_path / place) == [*range(100)]
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    with pytest.raises(ConfigError, match="name it once"):
+        write((tmp_path / "data", tmp_path / "link"), 3, exist_ok=True)
+    assert stored(tmp_path / "data") == [*range(100)]
+
+
+def test_what_failed_to_be_finished_is_not_said_to_be(tmp_path: Path) -> None:
+    writer = lmms_stream.MDSWriter(columns=NUMBERS, out=tmp_path / "data")
+    writer.write({"number": 1})
+    (tmp_path / "data").rmdir()
+    with pytest.raises(StorageError, match="No such file"):
+        writer.finish()
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ConfigError, match="was not finished, because of an error: write all of it again"):
+        writer.finish()
+
+
+def test_truth_values_are_whole_numbers_in_columns_of_text(tmp_path: Path) -> None:
+    given = {"text": "red", "count": True, "ratio": np.float64(1.5)}
+    for kind in (lmms_stream.JSONWriter, lmms_stream.CSVWriter):
+        with kind(columns=OF_TEXT, out=tmp_path / kind.__name__) as writer:
+            writer.write(given)
+        assert lmms_stream.LocalDataset(tmp_path / kind.__name__)[0] == {"text": "red", "count": 1, "ratio": 1.5}
 
 
 @pytest.mark.parametrize("kind", ["MDSWriter", "JSONWriter"])
