@@ -44,8 +44,10 @@ def check_beside(
     -> column.
     """
     wrong = _context_unread(rows, kind, found, left) or _question_unread(rows, kind, found, left)
-    if kind == "question-answer" and (name := choices_in(rows)):
-        wrong = choices_unread(name)
+    if kind == "question-answer":
+        unread = [{name: row[name] for name in left if not _is_said(row.get(name), row, found)} for row in rows]
+        if name := choices_in(unread):
+            wrong = choices_unread(name)
     if kind in ("messages", "sharegpt"):
         answers = [name for name in left if name.lower().startswith(_ANSWERS)]
         names = [name for name in answers if any(_answers(row, found, name) for row in rows)]
@@ -68,7 +70,8 @@ def _context_unread(
     rows: Sequence[Mapping[str, Any]], kind: str, found: Mapping[str, str], left: Sequence[str]
 ) -> str | None:
     asked, answered = (found.get(role) for role in _ASKED.get(kind, ("", "")))
-    name = next((each for each in _CONTEXT if each in left and any(_is_text(row.get(each)) for row in rows)), None)
+    texts = [(each, row) for each in _CONTEXT if each in left for row in rows if _is_text(row.get(each))]
+    name = next((each for each, row in texts if not _is_said(row[each], row, found)), None)
     if name is None or asked is None or answered is None or not any(_is_text(row.get(asked)) for row in rows):
         return None
     instruction, given = (name, asked) if name == "definition" else (asked, name)
@@ -103,6 +106,15 @@ def _ends_with_user(value: Any) -> bool:
     last = messages[-1] if isinstance(messages, list) and messages else None
     speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
     return _usual(speaker) == "user"
+
+
+def _is_said(value: Any, row: Mapping[str, Any], found: Mapping[str, str]) -> bool:
+    """Whether a text, or all texts of a list, are in the question of a row; also of nothing."""
+    asked = next((row.get(found[role]) for role in ("question", "prompt") if role in found), None)
+    texts = value if isinstance(value, list) else [value]
+    return not is_filled(value) or (
+        isinstance(asked, str) and all(isinstance(each, str) and each in asked for each in texts)
+    )
 
 
 def _is_text(value: Any) -> bool:

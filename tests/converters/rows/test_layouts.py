@@ -360,7 +360,12 @@ def test_rows_that_no_options_read_whole_are_told_what_does(name: str, message: 
 def test_a_question_next_to_choices_is_read_alone_if_that_is_asked_for() -> None:
     row = {"question": "q", "choices": ["a", "b"], "answer": "b"}
     assert find_mapper([row], SchemaOptions(kind="question-answer")).description.endswith("leaves out choices")
-    assert find_mapper([row | {"choices": []}], _AS_USUAL).kind.name == "question-answer"
+    assert find_mapper([row], SchemaOptions(keep=("choices",))).kept == {"choices": "json"}
+    others: list[Row] = [
+        {"choices": []}, {"question": "q (a) or (b)?"}, {"question": "c: q", "choices": None, "context": "c"}
+    ]  # fmt: skip
+    for other in others:
+        assert find_mapper([row | other], _AS_USUAL).kind.name == "question-answer"
 
 
 @pytest.mark.parametrize("messages", [said(1, "user"), said(1, "user", "assistant", "user")])
