@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,7 @@ from .streams import StreamConfig
 
 # Settings that a state holds besides MosaicML's: with others its position is one in another order.
 _SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "sampling_granularity", "epoch_size")
-_SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
+_FEW_SHARDS = 4  # of the largest: MosaicML's class refuses a cache_limit for fewer
 
 
 class StreamingDataset(Numbered, IterableDataset[Any]):
@@ -179,10 +180,19 @@ class StreamingDataset(Numbered, IterableDataset[Any]):
 
     def _check_cache_limit(self) -> None:
         largest = max(int((each.shards.sizes + each.shards.zip_sizes).max()) for each in self.core.stored)
-        if not self._is_ours and self.cache_limit is not None and self.cache_limit < _SHARDS_UNDER_LIMIT * largest:
+        if self._is_ours or self.cache_limit is None:
+            return
+        if self.cache_limit < largest:
             raise ConfigError(
                 f"cache_limit is {self.cache_limit} bytes and the largest shard takes {largest}: raise it to at least "
-                f"{_SHARDS_UNDER_LIMIT * largest}"
+                "that, or to many times that for a shuffled order"
+            )
+        if self.shuffle and self.cache_limit < _FEW_SHARDS * largest:
+            warnings.warn(
+                f"cache_limit is {self.cache_limit} bytes, fewer than {_FEW_SHARDS} of the largest shard ({largest}) "
+                "take: in a shuffled order nearly each sample fetches its shard again: raise it, or take shuffle_algo "
+                "'blocks'",
+                stacklevel=3,
             )
 
     def __getstate__(self) -> dict[str, Any]:

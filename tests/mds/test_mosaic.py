@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -383,6 +384,17 @@ def test_shards_are_prepared_evicted_and_counted(zipped: Path, tmp_path: Path, k
         dataset.evict_coldest_shard()
 
 
+def test_a_limit_of_the_largest_shard_will_do(folder: Path, tmp_path: Path) -> None:
+    largest = max(path.stat().st_size for path in folder.glob("*.mds"))
+    keywords: dict[str, Any] = {"remote": str(folder), "cache_limit": largest, "batch_size": 4}
+    in_order = StreamingDataset(local=str(tmp_path / "in order"), **keywords)
+    with pytest.warns(UserWarning, match="nearly each sample fetches its shard again"):
+        shuffled = StreamingDataset(local=str(tmp_path / "shuffled"), shuffle=True, **keywords)
+    for dataset in (in_order, shuffled):
+        loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=numbers, timeout=60)
+        assert sorted(chain(*loader)) == [*range(dataset.size)]
+
+
 def test_the_only_copy_of_a_dataset_is_not_evicted(folder: Path) -> None:
     dataset = StreamingDataset(local=str(folder))
     before = sorted(folder.iterdir())
@@ -487,7 +499,7 @@ def test_streams_are_resampled_by_shard(folder: Path) -> None:
         ({"predownload": -1}, "predownload must be at least 1, got -1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"num_canonical_nodes": -1}, "num_canonical_nodes must be 0 or more, got -1"),
-        ({"cache_limit": 500}, r"cache_limit is 500 bytes and the largest shard takes \d+: raise it to at least"),
+        ({"cache_limit": 200}, r"cache_limit is 200 bytes and the largest shard takes \d+: raise it to at least"),
         ({"validate_hash": "md5"}, r"no checksum of the kind validate_hash asks for \(md5\): choose one of sha1"),
         (
             {"epoch_size": 10, "shuffle_algo": "blocks", "batching_method": "stratified"},
