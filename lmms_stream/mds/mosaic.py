@@ -32,7 +32,7 @@ from .core import PackedDataset
 from .epoch_work import epoch_work, order_of, sources_of
 from .epochs import EpochCounter, check_state
 from .equal_world import EqualWorld
-from .mosaic_bases import Numbered
+from .mosaic_bases import Numbered, OfPackage
 from .mosaic_settings import BLOCKS, check_settings, whole_number
 from .mosaic_shards import Spanner, readers
 from .mosaic_streams import Stream, StreamBase, config_of, registered_stream, weigh
@@ -45,7 +45,7 @@ _SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "samp
 _FEW_SHARDS = 4  # of the largest: MosaicML's class refuses a cache_limit for fewer
 
 
-class StreamingDataset(Numbered, IterableDataset[Any]):
+class StreamingDataset(OfPackage, Numbered, IterableDataset[Any]):
     """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
     See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which

@@ -1,12 +1,14 @@
 """What our classes need of MosaicML's streams and loaders, and its package where the program has imported it.
 
-The package is never imported from here: doors/mosaicml.py does that, for programs that ask for its types.
+The package is never imported from here: doors/mosaicml.py does that, for programs that import it, or ask for its types.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader
 from ..errors import ConfigError
 from ..plan.shares import StreamShare
 
+logger = logging.getLogger("lmms_stream")
 HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
 
 
@@ -138,6 +141,27 @@ def _in_batch(given: Any, batch: Any) -> int:
             )
         return len(next(iter(batch.values())))
     return len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
+
+
+class OfPackage:
+    """A class whose objects are those of doors/mosaicml.py where MosaicML's package is imported when they are made.
+
+    Programs import us first, by the alphabet. MosaicML's loader saves no state of a dataset that is not of its types.
+    """
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        found, made = package(), cls
+        if found is not None and (arguments or keywords):  # a copy, or what is unpickled, stays what it was
+            if cls.__module__.startswith(f"{__package__}."):
+                door = import_module("..doors.mosaicml", __package__)
+                made = getattr(door, cls.__name__)
+            elif not issubclass(cls, (found.StreamingDataset, found.StreamingDataLoader)):
+                logger.warning(
+                    "%s was derived from a class of lmms_stream before `streaming` was imported, so MosaicML's classes "
+                    "do not know it, and its StreamingDataLoader saves no state of it: derive it from that of "
+                    "lmms_stream.doors.mosaicml", cls.__name__,
+                )  # fmt: skip
+        return super().__new__(made)
 
 
 class Numbered:

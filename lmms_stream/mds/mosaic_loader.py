@@ -7,11 +7,11 @@ from typing import Any
 
 from ..errors import ConfigError
 from .mosaic import StreamingDataset
-from .mosaic_bases import PlainLoader, one_sample
+from .mosaic_bases import OfPackage, PlainLoader, one_sample
 from .mosaic_settings import BLOCKS
 
 
-class StreamingDataLoader(PlainLoader):
+class StreamingDataLoader(OfPackage, PlainLoader):
     """MosaicML Streaming's StreamingDataLoader, whose states are right in whatever world its dataset was given.
 
     ConfigError for batches of another size than the dataset's, where several workers or ranks share them: what was read

@@ -30,6 +30,7 @@ from lmms_stream import (
 )
 from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
+from lmms_stream.mds import mosaic, mosaic_loader, packed
 from lmms_stream.mds.epochs import EpochCounter
 from lmms_stream.mds.mosaic_streams import weigh
 from lmms_stream.plan.order import OrderConfig
@@ -426,6 +427,29 @@ def test_our_classes_are_subclasses_of_mosaicmls() -> None:
     assert issubclass(PackedStreamingDataset, streaming.StreamingDataset)
     assert issubclass(StreamingDataLoader, streaming.StreamingDataLoader)
     assert issubclass(Stream, streaming.Stream)
+
+
+def test_what_was_imported_before_mosaicmls_package_is_of_its_types(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = packed.PackedStreamingDataset(folder)
+    assert isinstance(plain, streaming.StreamingDataset)
+    assert type(plain) is PackedStreamingDataset
+    dataset = mosaic.StreamingDataset(local=folder, **SMALL)
+    for kind in (mosaic_loader.StreamingDataLoader, streaming.StreamingDataLoader):
+        loader = kind(dataset, batch_size=4, collate_fn=as_lists)
+        assert isinstance(loader, streaming.StreamingDataLoader)
+        next(iter(loader))
+        state = loader.state_dict()
+        assert state is not None
+        assert state["sample_in_epoch"] == 4
+    assert not caplog.messages
+    Derived(local=folder, **SMALL)
+    assert "Derived was derived from a class of lmms_stream before `streaming` was imported" in caplog.text
+
+
+class Derived(mosaic.StreamingDataset):
+    pass
 
 
 def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> None:
