@@ -523,7 +523,7 @@ def test_streams_are_resampled_by_shard(folder: Path) -> None:
         ({"predownload": -1}, "predownload must be at least 1, got -1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"num_canonical_nodes": -1}, "num_canonical_nodes must be 0 or more, got -1"),
-        ({"cache_limit": 200}, r"cache_limit is 200 bytes and the largest shard takes \d+: raise it to at least"),
+        ({"cache_limit": 100}, r"cache_limit is 100 bytes and the largest shard takes \d+: raise it to at least"),
         ({"validate_hash": "md5"}, r"no checksum of the kind validate_hash asks for \(md5\): choose one of sha1"),
         (
             {"epoch_size": 10, "shuffle_algo": "blocks", "batching_method": "stratified"},
