@@ -35,6 +35,7 @@ from ..storage.cache import home_folder
 from ..storage.disk_errors import disk_errors
 from ..storage.locks import is_locked, locked, wait_for_other
 from ..storage.storage import open_storage
+from ..storage.temporaries import temporary_name
 from ..types import World
 from ..yaml_text import write_yaml
 from .names import STORES, Source, dataset_type_of, sources_of
@@ -148,7 +149,7 @@ def _listed(sources: Sequence[Source], folder: Path) -> Path:
     if not path.exists():
         with disk_errors(str(path)):
             folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            temporary = temporary_name(path)
             temporary.write_text(text)
             temporary.replace(path)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -114,7 +115,7 @@ class FolderStorage:
     @staticmethod
     def _replace(target: Path, write: Callable[[Path], None]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{secrets.randbits(64)}.tmp")  # see temporary_name
         try:
             write(temporary)
             temporary.replace(target)

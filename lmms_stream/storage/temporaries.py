@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
+import secrets
 import shutil
 from pathlib import Path
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
-_numbers = itertools.count()
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path`, this process's own, for what is to become that file."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    """A hidden name beside `path`, nobody else's, for what is to become that file.
+
+    Processes of two nodes that share a folder may have the same number, as containers begin to count anew.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.randbits(64)}.tmp")
 
 
 def folder_beside(path: Path) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectChangedError, ObjectMissingError, StorageError
 from lmms_stream.storage.clouds import CloudStorage
-from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.local import FolderStorage, LocalStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.s3 import S3Storage, _new_session
 from lmms_stream.storage.storage import Storage, open_storage
@@ -176,3 +176,17 @@ def test_sessions_share_what_they_parse_and_find_credentials_anew(monkeypatch: p
     (loader,) = {session._session.get_component("data_loader") for session in sessions}
     assert len(loader.search_paths) == len(set(loader.search_paths))
     assert callable(sessions[1].client("s3", region_name="us-east-1").upload_file)  # boto3's own
+
+
+def test_writes_of_one_key_at_once_do_not_mix(tmp_path: Path) -> None:
+    """As of two nodes that share a folder, whose processes have the same number."""
+    storage = FolderStorage(tmp_path)
+
+    def write_long(temporary: Path) -> None:
+        temporary.write_bytes(b"one")
+        storage.write("data", b"other")
+        assert temporary.read_bytes() == b"one"
+
+    storage.write_with("data", write_long)
+    assert storage.read("data") == b"one"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
