@@ -83,8 +83,8 @@ Place = str | Path | tuple[str | Path, str | Path]  # a folder, a URL, or a pair
 
 def merge_index(
     first: Place | list[Any],
-    second: Place | bool | None = None,
     /,
+    out: Place | bool | None = None,
     keep_local: bool = True,
     download_timeout: float | None = None,
 ) -> None:
@@ -96,10 +96,9 @@ def merge_index(
     there is replaced. download_timeout is not needed: requests have limits of their own. Raises what merge_datasets
     raises.
     """
-    if isinstance(first, list):
-        given, out = first, second
-    else:
-        given, out, keep_local = None, first, keep_local if second is None else bool(second)
+    given = first if isinstance(first, list) else None
+    if not isinstance(first, list):
+        out, keep_local = first, keep_local if out is None else bool(out)
     if out is None or isinstance(out, bool):
         raise ConfigError("merge_index takes the folder or URL above the datasets behind the list of their indexes")
     local, target = out if isinstance(out, tuple) else (None, out)

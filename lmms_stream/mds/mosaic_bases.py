@@ -181,7 +181,8 @@ class Numbered:
             return [self[each] for each in self._unmasked(at)]
         if not isinstance(at, int | np.integer) or isinstance(at, bool):
             raise ConfigError(f"items are named by a number, a slice, a list or an array of numbers, got {at!r}")
-        return self.get_item(int(at + self.size if -self.size <= at < 0 else at))
+        at = int(at)  # a number of 8 bits may be too small for the size
+        return self.get_item(at + self.size if -self.size <= at < 0 else at)
 
     def _unmasked(self, at: list[Any] | NDArray[Any]) -> Iterable[Any]:
         """The numbers of a list or an array, or those whose booleans are true."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lmms_stream
 import numpy as np
 import pytest
 import streaming
@@ -360,6 +361,7 @@ def test_slices_and_numbers_from_the_end_are_those_of_numpy(folder: Path) -> Non
     for chosen in (slice(None, None, -1), slice(5, 2, -1), slice(-3, None), slice(100), slice(None, None, 7)):
         assert numbers(dataset[chosen]) == everything[chosen].tolist()
     assert numbers(dataset.read([-1, 0, -33])) == [32, 0, 0]
+    assert numbers(lmms_stream.LocalDataset(folder)[np.array([-1, 7], np.int8)]) == [32, 7]
     with pytest.raises(IndexError, match="sample -34 of a dataset of 33"):
         dataset.read([-34])
 

@@ -275,7 +275,7 @@ def test_indexes_of_parts_are_merged(kind: str, s3_folder: str, tmp_path: Path) 
             lmms_stream.merge_index(place)
             dataset = lmms_stream.StreamingDataset(remote=place, batch_size=1)
             assert [each["number"] for each in dataset[:]] == [*range(12)]
-        lmms_stream.merge_index(urls[::-1], place)
+        lmms_stream.merge_index(urls[::-1], out=place)
         dataset = lmms_stream.StreamingDataset(remote=place, batch_size=1)
         assert [each["number"] for each in dataset[:5]] == [8, 9, 10, 11, 4]
     lmms_stream.merge_index([("", url) for url in parts(f"{s3_folder}/pair")], (tmp_path / "pair", f"{s3_folder}/pair"))
