@@ -15,7 +15,7 @@ from ..errors import CursorError
 from ..processes.family import first_number, is_running
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 
-MAX_WORKERS = 1 << 12  # of one DataLoader
+MAX_WORKERS = 1 << 10  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
 _COUNT_BITS = 31
 # Words of the shared memory; those of each worker follow, then the loaded state.
