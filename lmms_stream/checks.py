@@ -55,7 +55,7 @@ PathOrText = TypeVar("PathOrText", bound=str | Path)
 
 
 def plain_path(name: str, path: PathOrText) -> PathOrText:
-    """Return the path that a file URL names; other paths, URLs and names of repositories as they are.
+    """Return the path that a file URL names, or one below ~; other paths, URLs and names of repositories as they are.
 
     Raises ConfigError, which begins with `name`, for a file URL with a host, and for what is not text or a Path.
 
@@ -65,6 +65,9 @@ def plain_path(name: str, path: PathOrText) -> PathOrText:
     if not isinstance(path, str | Path):
         raise ConfigError(f"{name} must be a path or a URL, got {path!r}")
     text = str(path)
+    if text == "~" or text.startswith("~/"):
+        home = Path(text).expanduser()  # as a shell does, which YAML and Python do not
+        return home if isinstance(path, Path) else str(home)  # type: ignore[return-value]
     if not text.startswith("file:/"):
         return path
     rest = text.removeprefix("file:").removeprefix("//")  # a Path of a file URL has one slash

@@ -412,7 +412,7 @@ class TSVWriter(XSVWriter):
 
 def _whole(folder: str | Path) -> str:
     """The whole path of a folder: the process may change its own."""
-    return str(local_path("out", folder).expanduser().absolute())
+    return str(local_path("out", folder).absolute())
 
 
 def _mixed(where: str) -> TargetExistsError:

@@ -28,6 +28,7 @@ from lmms_stream import (
     StreamingDataLoader,
     StreamingDataset,
     TextProcessor,
+    TrainConfig,
 )
 from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
@@ -452,6 +453,16 @@ def test_what_was_imported_before_mosaicmls_package_is_of_its_types(
 
 class Derived(mosaic.StreamingDataset):
     pass
+
+
+def test_a_tilde_is_the_home_of_the_user(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(folder)
+    dataset = StreamingDataset(remote="~/data", local=Path("~/copy"))
+    assert numbers([dataset[3], lmms_stream.LocalDataset("~/data")[4]]) == [3, 4]
+    assert TrainConfig(global_batch=1, max_steps=1, output_dir="~/run").output_dir == str(tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
 
 
 def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> None:
