@@ -41,10 +41,13 @@ class Running:
         """Those that live and do not run after as long."""
         deadline = time.monotonic() + wait_s
         while True:
-            waiting = [each for each, flag in zip(workers, self._flags[:], strict=True) if not flag and each.is_alive()]
-            if not waiting or time.monotonic() > deadline:
-                return waiting
-            time.sleep(_POLL_S)
+            with suppress(RuntimeError):  # torch raises the death of a worker at any line; reading from it does, too
+                waiting = [
+                    each for each, flag in zip(workers, self._flags[:], strict=True) if not flag and each.is_alive()
+                ]
+                if not waiting or time.monotonic() > deadline:
+                    return waiting
+                time.sleep(_POLL_S)
 
 
 def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) -> tuple[DataLoader[Any], Any]:

@@ -66,7 +66,12 @@ class Workers:
             finally:
                 self._watch_no_more()
             return
-        waiting = self._start()
+        try:
+            waiting = self._start()
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):  # torch's, of one that died while others were started
+                raise
+            raise self.error(error) from error
         self._watch_samples(lambda worker: waiting._workers[worker].kill())
         keep = False
         try:
