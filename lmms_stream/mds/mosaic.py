@@ -13,7 +13,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from .epochs import EpochCounter, check_state
 from .equal_world import EqualWorld
 from .mosaic_bases import Numbered, OfPackage
 from .mosaic_settings import BLOCKS, check_settings, whole_number
-from .mosaic_shards import Spanner, readers
+from .mosaic_shards import StoredSamples
 from .mosaic_streams import Stream, StreamBase, config_of, registered_stream, weigh
 from .reader import CHUNK
 from .shard_files import try_fetch_shard
@@ -45,7 +44,7 @@ _SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "samp
 _FEW_SHARDS = 4  # of the largest: MosaicML's class refuses a cache_limit for fewer
 
 
-class StreamingDataset(OfPackage, Numbered, IterableDataset[Any]):
+class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
     See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which
@@ -179,9 +178,9 @@ class StreamingDataset(OfPackage, Numbered, IterableDataset[Any]):
         )
 
     def _check_cache_limit(self) -> None:
-        largest = max(int((each.shards.sizes + each.shards.zip_sizes).max()) for each in self.core.stored)
         if self._is_ours or self.cache_limit is None:
             return
+        largest = max(int((each.shards.sizes + each.shards.zip_sizes).max()) for each in self.core.stored)
         if self.cache_limit < largest:
             raise ConfigError(
                 f"cache_limit is {self.cache_limit} bytes and the largest shard takes {largest}: raise it to at least "
@@ -195,22 +194,11 @@ class StreamingDataset(OfPackage, Numbered, IterableDataset[Any]):
                 stacklevel=3,
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("shards", "spanner")}
-
     # Samples by number
 
-    @property
-    def size(self) -> int:
-        """Samples of the streams; len is those of an epoch of this rank."""
-        return self.num_samples
-
     def __len__(self) -> int:
+        """Samples of an epoch of this rank; size is those of the streams."""
         return self.length
-
-    def get_item(self, sample_id: int, retry: int = 7) -> Sample:
-        """Sample `sample_id` (0 <= sample_id < size); its shard is fetched first when it is not on this node."""
-        return self.core.reader[sample_id]
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
         """The samples of these ids, in this order; negative ones count from the end."""
@@ -334,15 +322,6 @@ class StreamingDataset(OfPackage, Numbered, IterableDataset[Any]):
             self._epochs.load(check_state(obj, ours, unsaved=ours))
 
     # Shards
-
-    @cached_property
-    def shards(self) -> list[Any]:
-        """Readers of the shards, MosaicML's where its package is imported: those read what prepare_shard fetched."""
-        return readers(self.core.stored, self.core.reader)
-
-    @cached_property
-    def spanner(self) -> Spanner:
-        return Spanner(self.samples_per_shard)
 
     @property
     def cache_usage(self) -> int:

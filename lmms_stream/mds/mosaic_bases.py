@@ -153,6 +153,7 @@ class OfPackage:
         found, made = package(), cls
         if found is not None and (arguments or keywords):  # a copy, or what is unpickled, stays what it was
             if cls.__module__.startswith(f"{__package__}."):
+                # The one import from a room that imports from this one: only where the program has the package.
                 door = import_module("..doors.mosaicml", __package__)
                 made = getattr(door, cls.__name__)
             elif not issubclass(cls, (found.StreamingDataset, found.StreamingDataLoader)):

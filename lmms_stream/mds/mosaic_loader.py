@@ -23,8 +23,9 @@ class StreamingDataLoader(OfPackage, PlainLoader):
         dataset, size = self.dataset, 1 if self._gives_samples else self.batch_size
         if not isinstance(dataset, StreamingDataset) or size is None:
             return
-        without = 1 if dataset.shuffle_algo == BLOCKS else size  # of others the dataset says what is wrong
-        if size != (own := dataset.batch_size or without) and (self.num_workers > 1 or dataset.world.num_groups > 1):
+        without = 1 if dataset.shuffle_algo == BLOCKS else size  # others say themselves that they need one
+        own = dataset.batch_size or without
+        if size != own and (self.num_workers > 1 or dataset.world.num_groups > 1):
             raise ConfigError(
                 f"the loader's batches have {size} samples and the dataset's {own}, so its workers and ranks would "
                 f"read other samples than a state says: give the dataset batch_size={size}"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..types import Sample
 from .index import ShardInfo
 from .mosaic_bases import Numbered, package
 from .reader import ShardReader
 from .streams import StoredDataset
+
+if TYPE_CHECKING:
+    from .core import PackedDataset
 
 
 class Spanner:
@@ -67,3 +72,32 @@ def readers(streams: Sequence[StoredDataset], reader: ShardReader) -> list[Any]:
         for stored in streams
         for info in stored.shards
     ]
+
+
+class StoredSamples(Numbered):
+    """Samples by number, and their shards, of a class that sets `core` and `num_samples`."""
+
+    if TYPE_CHECKING:
+        core: PackedDataset
+        num_samples: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("shards", "spanner")}
+
+    @property
+    def size(self) -> int:
+        """Samples of all streams."""
+        return self.num_samples
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Sample:
+        """Sample `sample_id` (0 <= sample_id < size); its shard is fetched first when it is not on this node."""
+        return self.core.reader[sample_id]
+
+    @cached_property
+    def shards(self) -> list[Any]:
+        """Readers of the shards, MosaicML's where its package is imported: those read what prepare_shard fetched."""
+        return readers(self.core.stored, self.core.reader)
+
+    @cached_property
+    def spanner(self) -> Spanner:
+        return Spanner(self.core.samples_per_shard)
