@@ -24,12 +24,13 @@ from .retry import DEFAULT_RETRY, Retry, persist
 SCHEMES = ("azure-dl", "oci", "sftp", "dbfs", "alipan")
 
 
-class CloudStorage:
-    """Any other store, through MosaicML Streaming; `delete` is not among what it offers."""
+class WholeObjects:
+    """A store whose objects are downloaded whole, for a class that sets `url` and has `download`."""
 
-    def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
-        self.url = url
-        self.retry = retry
+    url: str
+
+    def download(self, key: str, path: Path) -> None:
+        raise NotImplementedError
 
     def read(self, key: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -39,6 +40,14 @@ class CloudStorage:
 
     def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
         raise StorageError(f"{self.url}/{key}: ranges are not read from this kind of store: download it first")
+
+
+class CloudStorage(WholeObjects):
+    """Any other store, through MosaicML Streaming; `delete` is not among what it offers."""
+
+    def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
+        self.url = url
+        self.retry = retry
 
     def write(self, key: str, data: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:

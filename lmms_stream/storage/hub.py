@@ -6,13 +6,13 @@ The tag of a file is a hash of its content, which is the hub's entity tag. Each 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ObjectMissingError, StorageError
 from ..types import StoredObject
+from .clouds import WholeObjects
 from .disk_errors import disk_error
 from .failures import answer_of, causes, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
@@ -23,7 +23,7 @@ _TIMEOUT_S = 60.0  # for an answer without a body
 _FORM = "hf://datasets/ORGANIZATION/NAME/PATH"
 
 
-class HubStorage:
+class HubStorage(WholeObjects):
     """hf://datasets/ORGANIZATION/NAME/PATH, of the branch `main` or of NAME@REVISION."""
 
     def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
@@ -35,15 +35,6 @@ class HubStorage:
         name, _, revision = names[1].partition("@")
         self._folder = f"{names[2]}/" if names[2:] else ""
         self._repository = {"repo_id": f"{names[0]}/{name}", "repo_type": "dataset", "revision": revision or None}
-
-    def read(self, key: str) -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "object"
-            self.download(key, path)
-            return path.read_bytes()
-
-    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
-        raise StorageError(f"{self.url}/{key}: ranges are not read from the hub: download it first")
 
     def download(self, key: str, path: Path) -> None:
         def download(hub: Any, name: str) -> None:
