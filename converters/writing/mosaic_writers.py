@@ -6,7 +6,6 @@ that make their samples themselves.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,12 +20,11 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ...checks import local_path
 from ...errors import ConfigError, DataError, TargetExistsError, did_you_mean
-from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, parse_index
+from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, new_digest, parse_index
 from ...mds.listing import read_if_there
 from ...processes.bar import terminal_bar
 from ...storage.disk_errors import disk_errors
@@ -38,6 +36,7 @@ from ...storage.temporaries import give_name, temporary_name
 from ...types import Sample
 from ..stored.catalog import own_files, parse_dataset
 from .encoding import MAX_SHARD_BYTES, ShardFormat, check_compression, compress, compression_extension, index_json
+from .shards import shard_name
 
 DEFAULT_SIZE_LIMIT = 1 << 26
 _OURS = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(('mds', *SPLIT_FORMATS))})(\.meta)?(\.\w+)?")
@@ -80,20 +79,9 @@ class Writer:
         exist_ok: bool = False,
         **unknown: Any,
     ):
-        if unknown:
-            known = (
-                "progress_bar",
-                "max_workers",
-                "retry",
-                "exist_ok",
-                "keep_local",
-                "compression",
-                "hashes",
-                "columns",
-            )
-            raise ConfigError(
-                f"Invalid Writer argument {next(iter(unknown))!r}: {did_you_mean(next(iter(unknown)), known)}"
-            )
+        for name in unknown:
+            hint = did_you_mean(name, Writer.__init__.__kwdefaults__ or ())
+            raise ConfigError(f"Invalid Writer argument {name!r}: {hint}")
         self.columns = dict(columns)
         self.keep_local = keep_local
         self.compression = compression or None
@@ -184,8 +172,8 @@ class Writer:
 
     def flush_shard(self) -> None:
         """Write a shard of the samples at hand."""
-        entry: dict[str, Any] = {"samples": len(self._samples), "zip_data": None}
-        stem = f"shard.{len(self.shards):05}.{self.format}"
+        entry: dict[str, Any] = {"samples": len(self._samples)}
+        stem = shard_name(len(self.shards), self.format)
         for part, data in self._parts().items():
             name = stem if part == "data" else f"{stem}.{part}"
             entry[f"raw_{part}"], entry[f"zip_{part}"] = self._described(data, name), None
@@ -213,7 +201,8 @@ class Writer:
 
     def _described(self, data: bytes, name: str) -> dict[str, Any]:
         """A file as an index describes it."""
-        return {"basename": name, "bytes": len(data), "hashes": {kind: _digest(kind, data) for kind in self.hashes}}
+        hashes = {kind: new_digest(kind, data).hexdigest() for kind in self.hashes}
+        return {"basename": name, "bytes": len(data), "hashes": hashes}
 
     def finish(self) -> None:
         """Write what is left, wait for the uploads, and write the index."""
@@ -435,11 +424,6 @@ def _checked_hashes(hashes: Sequence[str]) -> list[str]:
         if kind not in HASHES:
             raise ConfigError(f"there is no checksum {kind!r}: choose one of {', '.join(HASHES)}")
     return [*hashes]
-
-
-def _digest(kind: str, data: bytes) -> str:
-    made = getattr(xxhash, kind, None) or getattr(hashlib, kind)
-    return str(made(data).hexdigest())
 
 
 def _checked_limit(size_limit: int | str | None) -> int | None:

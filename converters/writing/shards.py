@@ -36,9 +36,9 @@ class ShardTask:
     made: bytes = b""
 
 
-def shard_name(number: int) -> str:
-    """As MDSWriter names its files."""
-    return f"shard.{number:05}.mds"
+def shard_name(number: int, format: str = "mds") -> str:
+    """As MosaicML's writers name their files."""
+    return f"shard.{number:05}.{format}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -317,6 +317,11 @@ def other_shards(source: str) -> ShardError:
     )
 
 
+def new_digest(algorithm: str, data: bytes = b"") -> Any:
+    """An object of hashlib or xxhash for one of HASHES, which has been given data."""
+    return getattr(xxhash, algorithm)(data) if algorithm.startswith("xxh") else hashlib.new(algorithm, data)
+
+
 def file_matches(path: Path, *, size: int | None, checksum: str | None) -> bool:
     """Whether a file has this size in bytes and this checksum ("algorithm:hex"); None is not checked."""
     if not path.is_file() or (size is not None and path.stat().st_size != size):
@@ -324,7 +329,7 @@ def file_matches(path: Path, *, size: int | None, checksum: str | None) -> bool:
     if checksum is None:
         return True
     algorithm, _, expected = checksum.partition(":")
-    digest = getattr(xxhash, algorithm)() if algorithm.startswith("xxh") else hashlib.new(algorithm)
+    digest = new_digest(algorithm)
     piece = memoryview(bytearray(1 << 18))  # one buffer for all reads: memory freed by threads is not given back
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
