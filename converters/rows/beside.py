@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import DataError
 from .fields import is_filled, unpacked
-from .speakers import USUAL_ROLES
+from .speakers import usual_role
 
 CHOICES = ("choices", "options", "endings")
 _CONTEXT = ("definition", "context", "passage")  # texts that a question is about; a definition comes before it
@@ -105,7 +105,7 @@ def _ends_with_user(value: Any) -> bool:
     messages = unpacked(value)
     last = messages[-1] if isinstance(messages, list) and messages else None
     speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
-    return _usual(speaker) == "user"
+    return isinstance(speaker, str) and usual_role(speaker) == "user"
 
 
 def _is_said(value: Any, row: Mapping[str, Any], found: Mapping[str, str]) -> bool:
@@ -126,9 +126,4 @@ def _answers(row: Mapping[str, Any], found: Mapping[str, str], name: str) -> boo
 
 
 def _speaks(value: Any) -> bool:
-    return _usual(value) in _SPEAKERS
-
-
-def _usual(speaker: Any) -> str:
-    name = speaker.lower() if isinstance(speaker, str) else ""
-    return USUAL_ROLES.get(name, name)
+    return isinstance(value, str) and usual_role(value) in _SPEAKERS

@@ -71,7 +71,7 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iter
         if asked is not None:
             return DataError(
                 f"{found}: column {asked} holds messages that end without an answer: name the answers with "
-                f" --columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
+                f"--columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
                 "for reinforcement learning as they are"
             )
     if remedy is None:

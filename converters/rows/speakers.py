@@ -21,13 +21,22 @@ _USUAL_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user",
 Readings = Sequence[Mapping[str, str]]  # tags by which messages can be read, for each way to read them
 
 
+def usual_role(speaker: str) -> str:
+    """The role that a speaker's name stands for, or the name in lower case.
+
+    >>> usual_role("GPT"), usual_role("Narrator")
+    ('assistant', 'narrator')
+    """
+    return USUAL_ROLES.get(speaker.lower(), speaker.lower())
+
+
 def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the tags of messages; two readings if nothing says which of two speakers is the assistant, [] for none."""
     keys = _keys(messages)
     if keys is None:
         return []
     names = dict.fromkeys(each[keys[0]] for each in messages)
-    known = {name: USUAL_ROLES.get(name.lower(), name.lower()) for name in names}
+    known = {name: usual_role(name) for name in names}
     users = [name for name in names if known[name] == "user"]
     assistants = [name for name in names if known[name] == "assistant" and name not in CALLERS]
     others = [name for name in names if known[name] not in ROLES]

@@ -41,7 +41,7 @@ class Running:
         """Those that live and do not run after as long."""
         deadline = time.monotonic() + wait_s
         while True:
-            with suppress(RuntimeError):  # torch raises the death of a worker at any line; reading from it does, too
+            with suppress(RuntimeError):  # of the death of a worker: reading raises it, too
                 waiting = [
                     each for each, flag in zip(workers, self._flags[:], strict=True) if not flag and each.is_alive()
                 ]

@@ -46,6 +46,6 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
-        return True
+    except PermissionError:
+        pass  # it is another user's
     return True

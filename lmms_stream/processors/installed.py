@@ -121,14 +121,16 @@ class ByInstalled:
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
         """See Family."""
+        asked = (kind, facts, interval)
+        if asked in self._layouts:
+            return self._layouts[asked]
+        ours = self.ours.layout(kind, facts) if interval is None else self.ours.layout(kind, facts, interval)
         if kind not in self.differences:
-            return self.ours.layout(kind, facts) if interval is None else self.ours.layout(kind, facts, interval)
-        if (kind, facts, interval) not in self._layouts:
-            if len(self._layouts) >= _MOST_SIZES:
-                self._layouts.clear()
-            ours = self.ours.layout(kind, facts) if interval is None else self.ours.layout(kind, facts, interval)
-            self._layouts[kind, facts, interval] = self._by_installed(ours, facts)
-        return self._layouts[kind, facts, interval]
+            return ours
+        if len(self._layouts) >= _MOST_SIZES:
+            self._layouts.clear()
+        self._layouts[asked] = self._by_installed(ours, facts)
+        return self._layouts[asked]
 
     def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
         """See Omni. ConfigError where one of the two is read by the installed processor."""
