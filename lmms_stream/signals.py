@@ -57,7 +57,7 @@ class StopSignal:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM told a command to end. It ends as after Ctrl-C, with the processes that it has started."""
+    """Raised on SIGTERM: the command and its child processes end as after Ctrl-C."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An image, and its class where it has one -> pixels of one size, for models that make images."""
+"""An image, with or without a class label -> pixels of one size, for models that generate images."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ImageProcessor:
 
 
 def resized_by_halves(image: Image, size: int) -> Image:
-    """An image whose shorter side is `size`: halved by boxes while it has twice that, then bicubic, as ADM does it.
+    """Resize an image so that its shorter side is `size`, as ADM does: halve it while it is twice as large, then bicubic.
 
     https://github.com/openai/guided-diffusion, image_datasets.py, center_crop_arr.
     """

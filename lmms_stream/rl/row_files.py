@@ -205,9 +205,9 @@ def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrErr
 
 
 def needed(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of a file's columns that are asked for; all where none are.
+    """Return the columns of a file that are asked for, or all if none are.
 
-    All, too, where the first, the prompt's, is not there, so that the error can name them.
+    If the first, the prompt's, is missing, return all, so that the error can name them.
     """
     if not columns or columns[0] not in names:
         return [*names]

@@ -31,7 +31,7 @@ class _Writer:
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}  # for np.savez, whose own arguments are of other types
         self._names: dict[int, str] = {}
-        self._held: list[Any] = []  # as long as this is there, no other object has the id of one of them
+        self._held: list[Any] = []  # kept alive, so that no other object gets the id of one of them
 
     def value(self, value: Any, where: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
@@ -66,7 +66,7 @@ class _Writer:
 
 
 def _described(value: Any) -> tuple[dict[str, Any], Any] | None:
-    """What an object is, and what gives its content as an array; None for what is not known."""
+    """Return the type of an object and a function for its content as an array; None for an unknown type."""
     if isinstance(value, bytes | bytearray):
         return {_KIND: "bytes"}, lambda: np.frombuffer(bytes(value), np.uint8)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcSU":

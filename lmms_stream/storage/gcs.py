@@ -170,7 +170,7 @@ class GoogleStorage:
         )
 
     def _lacks_bucket(self, client: Any, error: Exception) -> bool:
-        """Whether NotFound is about the bucket: Google says so, and a listing shows it of those that do not."""
+        """Whether NotFound is about the bucket. Google says so; for other servers a listing tells."""
         from google.api_core.exceptions import GoogleAPICallError, NotFound
 
         if _NO_BUCKET in str(error) or "No such object" in str(error):

@@ -188,7 +188,7 @@ def _piece(response: HTTPResponse, left: int, deadline: float) -> bytes:
 class Peers:
     """The peers of the cache of one source, which names the same files on all nodes.
 
-    tally: counts what fails. server: of this node, if this process has it, which lives as long as what it gives.
+    tally: counts failures. server: the one of this node, if it runs in this process; kept while its files are served.
     """
 
     def __init__(self, client: PeerClient, source: str, tally: FetchTally, *, server: object = None):

@@ -89,7 +89,7 @@ class Clips:
         return min(wanted, self.max_samples), wanted > self.max_samples
 
     def heard(self, shape: ClipShape) -> str:
-        """What is read of a clip, for people: its seconds, which of them where not all are, and mel frames."""
+        """Describe for people what is read of a clip: how many seconds, from which second on, and how many mel frames."""
         facts, seconds = shape.facts, shape.num_samples / self.rate
         read = f"{seconds:.2f} s" if shape.start == 0 else f"{seconds:.2f} s from second {shape.start / self.rate:.2f}"
         if abs(facts.samples / facts.rate - seconds) >= 0.01:
@@ -99,7 +99,7 @@ class Clips:
         return f"{read}{cut} at {self.rate:,} Hz{resampled} in {shape.frames:,} mel frames"
 
     def samples(self, shape: ClipShape, data: bytes) -> NDArray[np.float32]:
-        """What is read of a clip. DataError for one that cannot be decoded, or is not what its facts say."""
+        """Return what is read of a clip. Raises DataError if it cannot be decoded, or its facts are wrong."""
         from ..media.sound import read_sound
 
         return read_sound(data, shape.facts, rate=self.rate, start=shape.start, num_samples=shape.num_samples)

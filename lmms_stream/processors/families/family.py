@@ -54,7 +54,7 @@ class Family(Protocol):
     @property
     def towers(self) -> Mapping[str, str]:
         """Kind of media -> the module that reads it, as a path in the model's base model, or in the model where it lies
-        beside that. Kinds may share one. A family that has `tower` instead reads all its kinds by that one.
+        beside that. Kinds may share one. A family with one module for all kinds has `tower` instead.
         """
         ...
 
@@ -152,14 +152,14 @@ class Family(Protocol):
     ) -> dict[str, NDArray[Any]]:
         """The model's own names -> arrays, which concatenate on axis 0. layouts, media: in the order of their tokens.
 
-        memory: what large arrays are to be written into, and returned as it gives it: it is not copied any more.
+        memory: gives the arrays that large results are written into; they are returned without another copy.
 
         DataError for media that cannot be decoded, or are not what their facts say.
         """
         ...
 
     def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """What transformers' processor makes of one medium -> the tensors as this family has them.
+        """Rename and reshape the output of transformers' processor for one medium to the tensors of this family.
 
         A family without this method is not compared with the installed processor.
         """
@@ -217,6 +217,6 @@ class FamilyMaker(Protocol):
 
 
 class TokenIds(Protocol):
-    """The id of a token of the folder's tokenizer. ConfigError for one that it does not have as a token of its own."""
+    """The id of a token of the folder's tokenizer. ConfigError if the text is not a single token."""
 
     def __call__(self, token: str) -> int: ...

@@ -2,7 +2,7 @@
 
 An only image of a sample is fitted into the resolution of a list that wastes least, cut into tiles, and the features of
 what pads it are left out; every row of features ends in a token of its own. Of several images each is padded to a
-square. All videos have as many frames, as the model reads those of a batch as one array.
+square. All videos have the same number of frames, because the model takes a batch of them as one array.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _squared(image: NDArray[np.uint8], color: Sequence[int]) -> NDArray[np.uint8
 
 
 def _resolutions(files: ProcessorFiles, side: int) -> tuple[tuple[int, int], ...]:
-    """ConfigError for those that are no whole numbers of tiles, and where there are none."""
+    """Return the resolutions of the folder. Raises ConfigError if there is none, or one is not whole tiles."""
     said = files.image.get("image_grid_pinpoints") or []
     found = tuple((int(height), int(width)) for height, width in said)
     if not found or any(each % side for pair in found for each in pair):

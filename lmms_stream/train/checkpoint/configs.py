@@ -21,9 +21,9 @@ Fill = Callable[[dict[str, torch.Tensor]], None]  # reads values into tensors, b
 def save_config(model: PreTrainedModel, made: Path, empty: Mapping[str, torch.Tensor]) -> WeightsInFiles:
     """Write config and generation config; the weights of transformers' files.
 
-    transformers renames the weights of some models, and leaves out those that are tied to others. It is given a number
-    instead of each, and its file says what it makes of them. empty: the weights by their names in the model, on the
-    meta device.
+    transformers renames the weights of some models and leaves out tied ones. To learn the new names, each weight is
+    replaced by a number, and the file that transformers writes is read. empty: the weights by their names in the
+    model, on the meta device.
     """
     parameter_of = dict(model.named_parameters(remove_duplicate=False))
     names = list(model.state_dict())
@@ -87,7 +87,7 @@ class WeightsInFiles:
 
 
 class _Traced(torch.Tensor):
-    """A tensor that knows of which others it was made, by name."""
+    """A tensor that keeps the names of the tensors it was computed from."""
 
     made_of: tuple[str, ...] = ()
 

@@ -121,7 +121,7 @@ def save_adapter(
 def _check_base(
     model: PreTrainedModel, found: Checkpoint, name: str, *, unread: PretrainedTensors | None = None
 ) -> None:
-    """CheckpointError where the weights under an adapter are not those that it was trained on."""
+    """Raise CheckpointError if the base weights differ from those that the adapter was trained on."""
     adapter = adapter_of(model)
     assert adapter is not None
     digest, saved = base_digest(model, adapter, unread=unread), found.state["fingerprint"]["adapter"]["base"]

@@ -1,6 +1,6 @@
 """The model as it is now -> a transformers folder, by all ranks.
 
-Rank 0 writes; it asks the others for some tensors at a time, so that no rank holds all of them.
+Rank 0 writes. It gathers a few tensors at a time from the other ranks, so that no rank holds the whole model.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ logger = logging.getLogger("lmms_stream")
 class RunSaver:
     """The checkpoints of a run, and the export at its end. A context: leaving it waits for the save in flight.
 
-    model: the transformers model itself, not what wraps it, so that parameters are saved under its own names.
+    model: the transformers model without wrappers, so that parameters are saved under its own names.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class RunSaver:
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
-    """The tokenizer that made the tokens, as its dataset's processor names it, or that of a pretrained model.
+    """Return the name of the tokenizer of a dataset's processor, or else that of the pretrained model.
 
     A processor of media comes before those of texts: its folder has the tokenizer, and settings of the media besides.
     """

@@ -45,7 +45,7 @@ def train_config(
 ) -> TrainConfig:
     """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps. attention: of the model.
 
-    Packs are run one after another instead of as one sequence where attention costs the square of its tokens.
+    If the cost of attention is quadratic in the length, packs are run one by one and not as one sequence.
     ConfigError for a value that cannot be kept.
     """
     per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
