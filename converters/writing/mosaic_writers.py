@@ -50,15 +50,15 @@ _TEXTS: dict[str, Callable[[Any], str]] = {"str": str.__str__, "int": int.__repr
 class Writer:
     """Writes the samples of a dataset, as `with MDSWriter(…) as writer: writer.write(sample)`, or with `finish()`.
 
-    out: a folder; a URL, where shards go by a temporary folder; or a pair of both. keep_local: keep the files of a
-    folder of a pair after they are uploaded. compression: "zstd", "zstd:7", "gz", "bz2", "br", "snappy". hashes: kinds
-    of checksums, in sorted order. size_limit: bytes of a shard before it is compressed, also "64mb"; None: as many as
-    MDS can have. progress_bar: of the uploads, on a terminal. max_workers: threads that upload. retry: attempts of an
-    upload after the first. exist_ok: delete the dataset that is there.
+    out: a folder; a URL, to which shards are uploaded from a temporary folder; or a pair of folder and URL. keep_local:
+    keep the files in the folder of a pair after the upload. compression: "zstd", "zstd:7", "gz", "bz2", "br", "snappy".
+    hashes: kinds of checksums, in sorted order. size_limit: bytes of a shard before compression, or a text as "64mb";
+    None for the 4 GiB that MDS allows. progress_bar: show the uploads on a terminal. max_workers: upload threads. retry: attempts of an
+    upload after the first. exist_ok: delete the existing dataset.
 
-    The index is written last. Where the `with` ends by an exception it is not written, so what is there is not taken
-    for the whole. Threads may share a writer; each process needs its own, with a folder of its own. Raises ConfigError,
-    DataError for a sample that does not fit its columns (it is not written, and more can follow), StorageError,
+    The index is written last, and not at all if the `with` block raises, so a partial dataset is never read as
+    complete. Threads may share a writer; each process needs a writer and a folder of its own. Raises DataError for a
+    sample that does not fit its columns (it is skipped, and writing can go on), ConfigError, StorageError,
     TargetExistsError.
     """
 

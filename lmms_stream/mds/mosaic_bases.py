@@ -1,6 +1,6 @@
-"""What our classes need of MosaicML's streams and loaders, and its package where the program has imported it.
+"""The parts of MosaicML's streams and loaders that our classes need, and its package if the program has imported it.
 
-The package is never imported from here: doors/mosaicml.py does that, for programs that import it, or ask for its types.
+Only doors/mosaicml.py imports the package.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class PlainLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.num_samples_yielded = 0
-        for num_samples, batch in DataLoader.__iter__(self):  # that of MosaicML's package, which may be another base,
-            self.num_samples_yielded += num_samples  # counts, too
+        for num_samples, batch in DataLoader.__iter__(self):  # not super(): MosaicML's loader would count again
+            self.num_samples_yielded += num_samples
             yield batch
 
     def _get_iterator(self) -> Any:
@@ -114,7 +114,7 @@ class PlainLoader(DataLoader[Any]):
 
 
 class _Counted:
-    """A function that makes batches, which gives their number of samples, too: no batch of any form tells it surely."""
+    """A collate_fn that also returns the number of samples, which cannot be read off every kind of batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], samples_of: Callable[[Any, Any], int]):
         self.collate_fn, self.samples_of = collate_fn, samples_of
@@ -144,9 +144,10 @@ def _in_batch(given: Any, batch: Any) -> int:
 
 
 class OfPackage:
-    """A class whose objects are those of doors/mosaicml.py where MosaicML's package is imported when they are made.
+    """Base of classes whose new objects are of the types in doors/mosaicml.py if MosaicML's package is imported.
 
-    Programs import us first, by the alphabet. MosaicML's loader saves no state of a dataset that is not of its types.
+    Most programs import lmms_stream before streaming, in alphabetical order, and MosaicML's loader saves the state of a
+    dataset only if it is of MosaicML's types.
     """
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:

@@ -1,5 +1,7 @@
-"""Whether our code for a family's media makes what the installed transformers' processor makes: a few media of each
-kind, read by both. What is found is kept, so that the next processor of such a folder needs no transformers.
+"""Compare our media code of a model family with the processor of the installed transformers.
+
+Both read a few generated images, videos and sounds. The result is cached on disk, so later processors of the same
+folder do not load transformers.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ _PACKAGES = ("transformers", "torch", "torchvision", "pillow", "av", "soundfile"
 _SIZES = ((37, 61), (9, 7), (40, 390), (700, 500))  # of images: odd, tiny, tall, and one of several tiles
 _FILMS = ((60, 44, 7), (1280, 720, 4))  # width, height and frames of videos
 _SECONDS = (0.3, 1.27)  # of sounds
-# Both round when they resize: single values differ by two of 255, elsewhere by ten, which deviations stretch. The
-# mean tells another filter, which makes it 0.005 to 0.017; what rounding makes of it is 0.003 at most.
+# Largest and mean difference of normalized pixels. Rounding during the resize changes single values by up to ten of
+# 255, but the mean by 0.003 at most; another resize filter changes the mean by 0.005 to 0.017.
 _MOST, _MEAN = 16 / 255 / 0.26, 0.005
-_MOST_OF_SOUND = 1e-4  # where one of the two computes by NumPy and the other by torch, they differ by 6e-5
+_MOST_OF_SOUND = 1e-4  # NumPy and torch differ by up to 6e-5
 _COMPARE = (
     "import sys; sys.path[:] = {path!r}; import torch; from lmms_stream.processors import multimodal; "
     "multimodal.write_differences({of!r}, {to!r})"
@@ -53,7 +55,10 @@ _TIMEOUT_S = 600
 
 
 class Found(NamedTuple):
-    """Kinds of media -> how the two differ, and why they could not be compared. is_loaded: whether theirs could be."""
+    """Kind of media -> how the results differ, and why they could not be compared.
+
+    is_loaded: whether the installed processor could be loaded.
+    """
 
     differences: Mapping[str, str]
     failures: Mapping[str, str]
@@ -61,9 +66,9 @@ class Found(NamedTuple):
 
 
 def or_installed(family: Family, plain: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Family:
-    """A family, or one that reads media by the installed processor where its own code differs from that.
+    """Return the family, or a ByInstalled of it if its results differ from those of the installed processor.
 
-    plain: the same without settings of the user's, which is compared.
+    plain: the family without the user's settings, which is the one compared.
     """
     if not hasattr(family, "of_installed"):
         return family
@@ -88,14 +93,14 @@ def or_installed(family: Family, plain: Family, tokenizer: FastTokenizer, files:
 
 
 def _changed(family: Family, plain: Family) -> dict[str, Mapping[str, Any]]:
-    """Limits of images and videos that the user's settings change."""
+    """Return the limits of images and videos that the user has changed."""
     if not hasattr(family, "limits"):
         return {}
     return {kind: family.limits(kind) for kind in ("image", "video") if family.limits(kind) != plain.limits(kind)}
 
 
 def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Found:
-    """Those that are kept, or those that comparing finds, in this process if it has torch, or in another."""
+    """Return the cached result, or compare now: in this process if it has imported torch, else in another process."""
     with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
         return Found(differences=json.loads(_kept_at(family, files).read_text(encoding="utf-8")), failures={})
     alone = "torch" not in sys.modules

@@ -1,6 +1,7 @@
-"""transformers' own processor of a folder, as it is installed: asked about media, and in our processor's stead.
+"""The processor of the installed transformers for a folder: to compare with, and to read media in place of our code.
 
-Media are given to it one by one, and sizes are counted from black images and silence: it is slow beside our own code.
+It reads media one by one, and token counts are taken from black images or silence of the same size, so it is slower
+than our code.
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ class Installed:
 
 
 class ByInstalled:
-    """A family of which the installed processor reads some kinds of media; see Family.
+    """A family that reads some kinds of media with the installed processor; see Family.
 
-    differences: these kinds -> how the family's own code differs. Which frames of a video are read stays the family's.
+    differences: kind -> how the family's own code differs. The family still chooses the frames of a video.
     """
 
     def __init__(self, ours: Family, installed: Installed, tokenizer: FastTokenizer, differences: Mapping[str, str]):

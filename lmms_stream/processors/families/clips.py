@@ -89,7 +89,7 @@ class Clips:
         return min(wanted, self.max_samples), wanted > self.max_samples
 
     def heard(self, shape: ClipShape) -> str:
-        """Describe for people what is read of a clip: how many seconds, from which second on, and how many mel frames."""
+        """Describe for people what is read of a clip: seconds, where they begin, and mel frames."""
         facts, seconds = shape.facts, shape.num_samples / self.rate
         read = f"{seconds:.2f} s" if shape.start == 0 else f"{seconds:.2f} s from second {shape.start / self.rate:.2f}"
         if abs(facts.samples / facts.rate - seconds) >= 0.01:
