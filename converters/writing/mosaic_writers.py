@@ -53,8 +53,8 @@ class Writer:
     out: a folder; a URL, to which shards are uploaded from a temporary folder; or a pair of folder and URL. keep_local:
     keep the files in the folder of a pair after the upload. compression: "zstd", "zstd:7", "gz", "bz2", "br", "snappy".
     hashes: kinds of checksums, in sorted order. size_limit: bytes of a shard before compression, or a text as "64mb";
-    None for the 4 GiB that MDS allows. progress_bar: show the uploads on a terminal. max_workers: upload threads. retry: attempts of an
-    upload after the first. exist_ok: delete the existing dataset.
+    None for the 4 GiB that MDS allows. progress_bar: show the uploads on a terminal. max_workers: upload threads.
+    retry: attempts of an upload after the first. exist_ok: delete the existing dataset.
 
     The index is written last, and not at all if the `with` block raises, so a partial dataset is never read as
     complete. Threads may share a writer; each process needs a writer and a folder of its own. Raises DataError for a
