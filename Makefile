@@ -90,6 +90,7 @@ bench: setup
 	$(BIN)/python benchmarks/assign.py
 	$(BIN)/python benchmarks/mixture.py
 	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/hybrids.py
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/cache_limit.py
 	$(BIN)/python benchmarks/peers.py

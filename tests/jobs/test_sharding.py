@@ -47,6 +47,10 @@ GEMMA = {"config": {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapp
 # Of random weights: one that starts as nothing has gradients of zeros.
 LORA = {**TIED, "adapter": {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}}
 SMALL = {"config": {"model_type": "llama", **SIZES}, "dtype": "bfloat16"}
+# Its convolutions carry state from one sample of a pack into the next.
+HYBRID = {"config": {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], **SIZES}}
+HYBRID_LORA = {**HYBRID, "adapter": LORA["adapter"]}
+SHAPED = {"config": {"model_type": "bart", "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4}}
 CASES: dict[str, dict[str, Any]] = {
     "together": {"model": TIED, "train": {"per_device_batch": 4}, "on": [1]},
     "uneven": {"model": TIED, "train": {"per_device_batch": 3}, "on": [1]},
@@ -66,7 +70,11 @@ CASES: dict[str, dict[str, Any]] = {
     "compiled": {"model": TIED, "train": {"torch_compile": True}, "on": [2] if COMPILES else []},
     "empty": {"model": TIED, "empty": True, "on": [2]},
     "differing": {"model": TIED, "differing": True, "on": [2]},
-    "recurrent": {"model": {"config": {"model_type": "recurrent_gemma", **SIZES}}, "on": [2]},
+    "hybrid": {"model": HYBRID, "on": [1, 2]},
+    "hybrid-again": {"model": HYBRID, "train": {"gradient_checkpointing": True}, "on": [2]},
+    "hybrid-compiled": {"model": HYBRID, "train": {"torch_compile": True}, "on": [2] if COMPILES else []},
+    "hybrid-lora": {"model": HYBRID_LORA, "train": {"gradient_checkpointing": True}, "on": [2]},
+    "shaped": {"model": SHAPED, "on": [2]},
     "wrapped": {"model": TIED, "train": {"wrap": ["LlamaDecoderLayer"]}, "on": [2]},
     "unshared": {"model": TIED, "train": {"global_batch": 3}, "on": [2]},
     "parted": {"model": TIED, "train": {"shard_ranks": 3}, "on": [2]},
@@ -141,8 +149,10 @@ def plain(model: dict[str, Any]) -> Any:
         (("capped",), 1),
         (("saved",), 1),
         (("lora", "lora-again"), 4),
+        (("hybrid", "hybrid-again", "hybrid-compiled"), 3 + COMPILES),
+        (("hybrid-lora",), 1),
     ],
-    ids=["tied", "vision", "capped", "saved", "lora"],
+    ids=["tied", "vision", "capped", "saved", "lora", "hybrid", "hybrid-lora"],
 )
 def test_gradients_of_a_global_batch_are_those_of_its_samples_one_by_one(
     results: dict[str, Any], names: tuple[str, ...], num_runs: int
@@ -207,7 +217,7 @@ def test_frozen_parameters_have_no_gradient_and_the_others_theirs(results: dict[
 
 
 def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[str, Any]) -> None:
-    recurrent = "RecurrentGemmaForCausalLM with attention eager does not keep the samples of a pack apart"
+    shaped = "BartForCausalLM with attention eager takes no position_ids, so it cannot tell where a sample of a pack"
     wrapped = "no blocks of Qwen2ForCausalLM to shard are of class LlamaDecoderLayer: name some of Qwen2DecoderLayer"
     empty = "the model of rank 0 has no weights for "
     unshared = "global_batch 3 cannot be shared equally by 2 ranks: make it a multiple of 2"
@@ -224,8 +234,8 @@ def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[st
         "grouped-2-second": grouped,
         "differing-2": "the model differs from that of rank 0, on some rank: build the same on all ranks",
         "differing-2-second": "the model differs from that of rank 0 in model.model.norm.other: build the same",
-        "recurrent-2": recurrent,
-        "recurrent-2-second": recurrent,
+        "shaped-2": shaped,
+        "shaped-2-second": shaped,
         "wrapped-2": wrapped,
         "wrapped-2-second": wrapped,
     }

@@ -173,7 +173,7 @@ class Processor:
 def plain_inputs(sample: Processed, *, model: Any, family: Any = None) -> dict[str, Any]:
     """What users of transformers give a model for a sample; family: that of its processor."""
     ids = torch.from_numpy(sample["input_ids"])[None]
-    media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
+    media = {name: torch.from_numpy(value) for name, value in sample.get("media", {}).items()}
     inputs = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
     if "position_ids" in sample:
         inputs["position_ids"] = torch.from_numpy(sample["position_ids"])[:, None]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
+from .carried_state import leave_by_sample, run_by_sample
 from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, tolerances_of
 from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
@@ -21,6 +24,8 @@ from .trial import Trial, slowest, step_seconds
 from .varlen import may_be_set
 
 _OWN_BACKWARD = ("flex_attention", VARLEN)  # whose backward pass is compiled, or a kernel, of its own
+_Way = Literal["positions", "bounds", "samples"]  # in which samples are kept apart
+_KERNELS = ("fla", "mamba_ssm", "causal_conv1d")  # packages of kernels that are told where samples begin
 logger = logging.getLogger("lmms_stream")
 
 
@@ -41,6 +46,11 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     if not dist.is_initialized() or dist.get_rank() == 0:
         reasons = "".join(f"; not {name}, which {reason}" for name, reason in refused.items())
         logger.info("attention: %s%s", model.model.config._attn_implementation, reasons)
+        if model.by_sample is not None:
+            logger.info(
+                "%s: run on each sample alone, as transformers carries state from sample to sample of a pack there",
+                ", ".join(model.by_sample.names),
+            )
 
 
 def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
@@ -71,31 +81,122 @@ def _choose_attention(
             )
     if model.sequence is not None:
         refused |= leave_out(choices, inner.config._attn_implementation, degree=model.sequence.degree)
-    faults: dict[str, str] = {}  # of implementations that were set, by their names
+    found = keep_apart(model, tolerances, choices, device=device, trial=trial)
+    refused |= found.refused
+    if found.is_chosen:
+        choices.clear()
+        return refused
+    attention, fault = list((found.faults or refused).items())[-1]
+    raise ConfigError(f"{type(inner).__name__} with attention {attention} {fault}: {_remedy(model, choices)}")
+
+
+class Found(NamedTuple):
+    """What was found of the attentions that were tried, by name.
+
+    refused: why those that are not set are not. faults: of refused, those that were set and did not pass the proof.
+    """
+
+    is_chosen: bool
+    refused: dict[str, str]
+    faults: dict[str, str]
+
+
+def keep_apart(
+    model: PackedModel,
+    tolerances: Tolerances,
+    choices: Sequence[str] = (),
+    *,
+    device: torch.device,
+    trial: Trial | None = None,
+    with_backward: bool = True,
+) -> Found:
+    """Set the first attention and way to keep samples apart that pass the proof; all ranks call it.
+
+    The ways: by the positions of tokens, as transformers does; by the bounds of samples, which kernels of recurrent
+    layers take; and by running layers that carry state on each sample alone. choices: implementations of attention
+    (default: the one that is set). with_backward: run a backward pass of those that have one of their own.
+    """
+    first: Found | None = None
+    for way in _ways(model):
+        leave_by_sample(model)
+        model.gives_bounds = way == "bounds"
+        if way == "samples":
+            _run_by_sample(model, choices, tolerances, device)
+            if model.by_sample is None:
+                break
+        found = _choose(model, choices, tolerances, device, trial, with_backward)
+        if found.is_chosen:
+            return found
+        first = first or found
+    leave_by_sample(model)
+    model.gives_bounds = False
+    assert first is not None
+    return first
+
+
+def _ways(model: PackedModel) -> list[_Way]:
+    if model.sequence is not None:
+        return ["positions"]
+    return ["positions", *(["bounds"] if any(map(find_spec, _KERNELS)) else []), "samples"]  # type: ignore[list-item]
+
+
+def _choose(
+    model: PackedModel,
+    choices: Sequence[str],
+    tolerances: Tolerances,
+    device: torch.device,
+    trial: Trial | None,
+    with_backward: bool,
+) -> Found:
+    """Set the first attention that passes the proof, with a trial the fastest of those that do."""
+    inner = model.model
+    refused: dict[str, str] = {}
+    faults: dict[str, str] = {}
     passed: dict[str, float] = {}  # seconds of a step
     for choice in choices or [inner.config._attn_implementation]:
         if passed and choice == "eager":
             break  # it makes all scores of a pack
         if (fault := agreed(_set_fault(model, choice))) is None:
             attention = inner.config._attn_implementation  # transformers may take another than it is told to
+            backward = with_backward and attention in _OWN_BACKWARD
             if attention in faults or attention in passed:
                 fault = "cannot be set"
-            elif fault := agreed(find_fault(model, tolerances, device=device, backward=attention in _OWN_BACKWARD)):
+            elif fault := agreed(find_fault(model, tolerances, device=device, backward=backward)):
                 faults[attention] = fault
             elif trial is None or len(choices) < 2:
-                choices.clear()
-                return refused
+                return Found(is_chosen=True, refused=refused, faults=faults)
             else:
                 passed[attention] = slowest(trial(model, device))
                 continue
         refused[choice] = fault
     if passed:
-        choices.clear()
-        return refused | _take_fastest(model, passed)
-    attention, fault = list((faults or refused).items())[-1]
-    raise ConfigError(
-        f"{type(inner).__name__} with attention {attention} {fault}: "
-        "set another model.attention, or take a model that transformers masks by position_ids"
+        refused |= _take_fastest(model, passed)
+    return Found(is_chosen=bool(passed), refused=refused, faults=faults)
+
+
+def _run_by_sample(model: PackedModel, choices: Sequence[str], tolerances: Tolerances, device: torch.device) -> None:
+    """Run the layers that carry state between samples by sample, if any attention shows which they are."""
+    for choice in choices or [model.model.config._attn_implementation]:
+        fault = _set_fault(model, choice)
+        if fault is None:
+            try:
+                run_by_sample(model, tolerances, device)
+            except FAILURES as error:
+                fault = one_line(error)
+        has_found = model.by_sample is not None and bool(model.by_sample.calls)
+        if agreed(fault) is None and has_found:
+            return
+        leave_by_sample(model)
+
+
+def _remedy(model: PackedModel, choices: Sequence[str]) -> str:
+    if not choices:
+        return "set model.attention to auto"
+    if model.sequence is not None:
+        return "set train.sequence_parallel to 1"
+    return (
+        "no setting changes that: take another model, or run packs of one sample (max_samples_per_pack=1) in a loop of "
+        "your own"
     )
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MOST_NOISE = 0.5  # of the spread of the logits; predictions that have nothing in common differ by 1.4
 _WITH_MEDIA = " (samples with media)"
-FAILURES = (RuntimeError, ValueError, TypeError, ImportError, IndexError, AssertionError)
+FAILURES = (RuntimeError, ValueError, TypeError, ImportError, LookupError, AssertionError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.devi
 
     backward: run a backward pass too, for implementations that compile it separately.
     """
-    if "position_ids" not in inspect.signature(model.model.forward).parameters:
+    if model.by_sample is None and "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
     try:
         fault = _fault_of(model, text_samples(model), tolerances, device=device, backward=backward)

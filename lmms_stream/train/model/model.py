@@ -18,6 +18,7 @@ from ...types import Batch
 from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
 from .build import check_config
+from .by_sample import BySample, Samples
 from .head import SharedParameters
 from .hidden import decoder_of, run_to_hidden
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
@@ -57,6 +58,9 @@ class PackedModel(torch.nn.Module):
     sequence: where it is set, the ranks of a group run the blocks on parts of the tokens; each has the losses, logits
     and router's losses of whole packs, and gradients of its own part.
 
+    by_sample: where it is set, some layers are run on each sample alone. gives_bounds: the model is told where samples
+    begin by the arguments that the kernels of recurrent layers take.
+
     read_logits: where it is set, each forward pass that makes logits of all tokens of a batch at little cost calls it
     with the batch and them, before it ends.
     """
@@ -71,6 +75,8 @@ class PackedModel(torch.nn.Module):
         self._dummies = Dummies(family) if family is not None else None
         self.read_logits: Callable[[Batch, LogitsOf], None] | None = None
         self.sequence: SequenceParts | None = None
+        self.by_sample: BySample | None = None
+        self.gives_bounds = False
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
         self.logits_way: LogitsWay = self.logits_ways[0]
@@ -88,6 +94,13 @@ class PackedModel(torch.nn.Module):
         return base if base is None or has_modules(base, self._tower_paths.values()) else None
 
     @property
+    def kept_apart(self) -> str:
+        """How samples of a pack are kept apart, in words."""
+        if self.by_sample is not None:
+            return f"{', '.join(self.by_sample.names)} run on each sample alone"
+        return "kernels of recurrent layers are given the bounds" if self.gives_bounds else "by positions and bounds"
+
+    @property
     def media_model(self) -> PreTrainedModel:
         """The part that the towers of media lie in: the base model, or the whole model where they lie beside that."""
         return self.base_model or self.model
@@ -102,6 +115,13 @@ class PackedModel(torch.nn.Module):
         """Rows of the embedding."""
         embedding: Any = self.model.get_input_embeddings()
         return int(embedding.weight.shape[0])
+
+    @property
+    def num_predicted(self) -> int:
+        """Token ids that the model can predict, from 0; Mllama's embedding has more rows."""
+        head = run_module(self.model.get_output_embeddings())
+        rows = getattr(getattr(head, "weight", None), "shape", None)
+        return min(self.vocab_size, int(rows[0])) if rows else self.vocab_size
 
     @property
     def logits_ways(self) -> tuple[LogitsWay, ...]:
@@ -225,9 +245,10 @@ class PackedModel(torch.nn.Module):
             bounds = {"cu_seq_lens_q": sample.cu_seqlens.cpu()}  # which has no other way
         elif self.model.config._attn_implementation == VARLEN:
             bounds = {"cu_seq_lens_q": sample.cu_seqlens, "max_length_q": sample.max_seqlen}
+        if "position_ids" in inspect.signature(self.model.forward).parameters:
+            bounds["position_ids"] = positions[1:] if positions.ndim == 3 else positions
         logits: torch.Tensor = self.model(
             input_ids=sample.input_ids,
-            position_ids=positions[1:] if positions.ndim == 3 else positions,
             attention_mask=torch.ones_like(sample.input_ids),
             use_cache=False,
             **model_inputs(self.family, self.media_model, sample.inputs),
@@ -239,10 +260,10 @@ class PackedModel(torch.nn.Module):
     def check_tokens(self, pack: Batch) -> None:
         """ConfigError for a pack, on the CPU, with a token id that the model does not have."""
         lowest, highest = (int(bound) for bound in torch.aminmax(pack.input_ids))
-        highest = max(highest, int(pack.labels.max()))
-        if lowest >= 0 and highest < self.vocab_size:
+        label = int(pack.labels.max())
+        if lowest >= 0 and highest < self.vocab_size and label < self.num_predicted:
             return
-        token_id = lowest if lowest < 0 else highest
+        token_id = lowest if lowest < 0 else label if label >= self.num_predicted else highest
         position = torch.nonzero((pack.input_ids[0] == token_id) | (pack.labels[0] == token_id))[0]
         sample = pack.sample_of(int((pack.cu_seqlens <= position).sum()) - 1)
         raise ConfigError(
@@ -262,8 +283,13 @@ class PackedModel(torch.nn.Module):
     def _run_inputs(self, batch: Batch, packs: Sequence[Batch] = ()) -> dict[str, Any]:
         """The arguments of the model; packs: those that the batch is joined of, on the CPU, where they are known."""
         inputs = self._inputs(batch)
-        if self.model.config._attn_implementation == SDPA_VARLEN:  # which reads the bounds
-            inputs["cu_seq_lens_q"] = joined_bounds(packs) if packs else inputs["cu_seq_lens_q"].cpu()
+        attention = self.model.config._attn_implementation
+        if self.by_sample is not None or (attention == SDPA_VARLEN and not self.gives_bounds):
+            bounds = joined_bounds(packs) if packs else batch.cu_seqlens.cpu()
+            if attention == SDPA_VARLEN:
+                inputs["cu_seq_lens_q"] = bounds
+            if self.by_sample is not None:
+                inputs[BySample.ARGUMENT] = Samples(bounds.tolist(), batch.input_ids.device)
         return inputs
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
@@ -283,6 +309,10 @@ class PackedModel(torch.nn.Module):
             **model_inputs(self.family, self.media_model, batch.inputs),
             **self._token_inputs(batch),
         }
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            del inputs["position_ids"]
+        if self.gives_bounds:
+            inputs |= {"cu_seq_lens_q": batch.cu_seqlens, "seq_idx": _numbers_of_samples(batch.cu_seqlens)}
         if self.model.config._attn_implementation == SDPA_VARLEN:
             inputs["cu_seq_lens_q"] = batch.cu_seqlens
         elif self.model.config._attn_implementation in ("flash_attention_2", VARLEN):
@@ -294,6 +324,12 @@ class PackedModel(torch.nn.Module):
         """One value a token of each input that the family has of this kind: 0 where the batch has none."""
         names: tuple[str, ...] = getattr(self.family, "token_inputs", ())
         return {name: torch.zeros_like(batch.input_ids) for name in names} | dict(batch.token_inputs)
+
+
+def _numbers_of_samples(bounds: torch.Tensor) -> torch.Tensor:
+    """int32[n + 1] -> which sample each token is of: int32[1, T]."""
+    numbers = torch.arange(len(bounds) - 1, dtype=torch.int32, device=bounds.device)
+    return numbers.repeat_interleave(bounds.diff())[None]
 
 
 @contextmanager

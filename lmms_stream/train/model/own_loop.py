@@ -6,8 +6,7 @@ when it is first given a batch, and once more for each other implementation of a
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch
 from ...errors import ConfigError
 from ...processors.base import Processor
 from ...types import Batch
-from .choice import proving
-from .isolation import agreed, check_lengths, find_fault, tolerances_of
+from .choice import keep_apart, proving
+from .isolation import check_lengths, tolerances_of
 from .model import PackedModel
 from .towers import family_of
 
@@ -27,25 +26,21 @@ _ONE_SAMPLE = "make packs of one sample (max_samples_per_pack=1, without pad_to)
 
 @dataclass(eq=False)
 class _Known:
-    """What is known of a model that was given batches. proven: implementations of attention that passed the proof."""
+    """What is known of a model that was given batches. proven: the attention with which it passed the proof last."""
 
     packed: PackedModel
-    proven: set[str] = field(default_factory=set)
+    proven: str | None = None
 
 
 def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
     """The keyword arguments of Batch.for_model; see there."""
     known = _known(model, batch, processor)
     packed = known.packed
-    arguments = packed._run_inputs(batch)
-    if len(batch.cu_seqlens) == 2:  # one sample, which there is nothing to keep apart from
-        if "position_ids" not in inspect.signature(packed.model.forward).parameters:
-            del arguments["position_ids"]
-        return arguments
-    check_lengths(packed.model.config, batch)
-    if packed.model.config._attn_implementation not in known.proven:
-        _prove(known)
-    return arguments
+    if len(batch.cu_seqlens) > 2:  # a sample alone is kept apart from none
+        check_lengths(packed.model.config, batch)
+        if packed.model.config._attn_implementation != known.proven:
+            _prove(known)
+    return packed._run_inputs(batch)
 
 
 def check_isolation(model: Any, batch: Batch, processor: Processor | None = None) -> None:
@@ -110,8 +105,8 @@ def _prove(known: _Known) -> None:
         )
     with proving(packed), torch.no_grad():
         tolerances = tolerances_of(packed, bf16=torch.is_autocast_enabled(device.type))
-        fault = agreed(find_fault(packed, tolerances, device=device, backward=False))
-    if fault is not None:
+        found = keep_apart(packed, tolerances, device=device, with_backward=False)
+    if not found.is_chosen:
         other = "" if attention == "sdpa" else 'call model.set_attn_implementation("sdpa"), or '
-        raise ConfigError(f"{named} with attention {attention} {fault}: {other}{_ONE_SAMPLE}")
-    known.proven.add(attention)
+        raise ConfigError(f"{named} with attention {attention} {found.faults[attention]}: {other}{_ONE_SAMPLE}")
+    known.proven = attention

@@ -45,7 +45,7 @@ def plain_tokens(model: PackedModel) -> Segment:
         for name, value in fields.items()
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
     ]
-    return np.setdiff1d(np.arange(model.vocab_size), special)
+    return np.setdiff1d(np.arange(model.num_predicted), special)
 
 
 def text_samples(model: PackedModel) -> list[Processed]:

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import ConfigError
 from ...processors.families.family import Family
-
-_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # of samples of a pack, for attention
+from .by_sample import BOUNDS
 
 
 class Dummies:
@@ -102,7 +101,7 @@ def without_bounds_of_text(_: Any, inputs: tuple[Any, ...], named: dict[str, Any
 
     transformers hands all arguments of a model to its towers; until 5.19, these too to those of Qwen-VL.
     """
-    return inputs, {name: value for name, value in named.items() if name not in _BOUNDS}
+    return inputs, {name: value for name, value in named.items() if name not in BOUNDS}
 
 
 def _num_rows(features: torch.Tensor) -> int:

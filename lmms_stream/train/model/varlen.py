@@ -18,7 +18,7 @@ from .ulysses import over_heads
 
 SDPA_VARLEN = "sdpa_varlen"
 _MORE = 8  # numbers of a head that sinks add
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+_PLAIN_LAYERS = {"full_attention", "sliding_attention", "linear_attention", "mamba", "conv", "recurrent", "moe", "mlp"}
 
 
 def has_varlen(model_class: Any, config: Any) -> bool:

@@ -1,0 +1,88 @@
+"""Models whose layers carry state from token to token train on packs as on their samples one by one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream.train.model.by_sample import Samples
+from lmms_stream.train.model.choice import prove_packing
+from lmms_stream.train.model.model import PackedModel
+from lmms_stream.types import Processed
+from lmms_stream.versions.transformers import checkpoint_activations
+
+from ..processes import ENVIRONMENT
+from ..rounds import LONG
+from ..versions import IS_5
+from .every_model import build
+from .one_by_one import check_pack
+
+CPU = torch.device("cpu")
+SHORT = ("lfm2", "mamba2", "rwkv")
+OF_5 = (
+    "bailing_hybrid", "deepseek_v4", "deepseek_v32", "glm_moe_dsa", "granitemoehybrid", "inkling2_text",
+    "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid",
+    "qwen3_5_moe_text", "qwen3_5_text", "recurrent_gemma", "xlstm", "zamba", "zaya",
+)  # fmt: skip
+OTHERS = ("bamba", "bloom", "falcon_h1", "falcon_mamba", "mamba", "minimax", "mpt", "qwen3_next", "zamba2")
+MODEL_TYPES = [*SHORT, *(OTHERS if LONG else ()), *(OF_5 if LONG and IS_5 else ())]
+LENGTHS = (40, 3, 39, 17, 38, 65, 2)  # of a few groups; all but one of the first are padded
+
+
+def samples() -> list[Processed]:
+    rng = np.random.default_rng(5)
+    ids = [rng.integers(5, 200, length) for length in LENGTHS]
+    return [{"input_ids": each, "labels": each} for each in ids]
+
+
+def without_dropout(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model.train()
+
+
+@pytest.mark.parametrize("runs_again", [False, True])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_pack_trains_as_its_samples_one_by_one(model_type: str, runs_again: bool) -> None:
+    """With blocks that run again in the backward pass, too: logits, losses, and the gradient of every parameter."""
+    model, plain = build("causal", model_type), without_dropout(build("causal", model_type))
+    if runs_again:
+        checkpoint_activations(model)
+    packed = PackedModel(model)
+    prove_packing(packed, device=CPU)
+    assert packed.by_sample is not None
+    without_dropout(model)
+    check_pack(packed, plain, samples(), pad_to=256, slack=1e-6)
+
+
+@pytest.mark.skipif(not IS_5, reason="transformers 4 does not tell kernels where samples begin")
+def test_kernels_that_can_are_told_where_samples_begin() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.kernels_job"],
+        env=ENVIRONMENT | {"PATH": "", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, bounds = json.loads(done.stdout), [0, 7, 19, 28]
+    assert found["qwen3_next"]["given"] == {"causal_conv1d_fn": bounds, "chunk_gated_delta_rule": bounds}
+    assert found["bamba"]["given"] == {"causal_conv1d_fn": bounds, "mamba_chunk_scan_combined": bounds}
+    assert {found[each]["kept_apart"] for each in ("qwen3_next", "bamba")} == {
+        "kernels of recurrent layers are given the bounds"
+    }
+    assert found["mamba"]["kept_apart"] == "MambaMixer run on each sample alone"  # whose scan takes no bounds
+
+
+def test_samples_of_similar_length_are_one_batch() -> None:
+    lengths = np.array([5, 100, 0, 80, 76, 74, 7])
+    groups = Samples([0, *np.cumsum(lengths).tolist()], CPU).groups
+    assert [(group.size, group.length) for group in groups] == [(3, 100), (1, 74), (1, 7), (1, 5)]
+    values = torch.arange(float(lengths.sum()))[None, :, None].repeat(1, 1, 2)
+    for group in groups:
+        rows = group.rows(values, (1,))
+        assert rows.shape == (group.size, group.length, 2)
+        assert torch.equal(group.values(rows), values[0, group.tokens])
