@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sys
@@ -19,12 +20,14 @@ from lmms_stream.storage.temporaries import folder_beside, remove_leftovers, tem
 
 from ..conftest import run_command, write_tokens
 
-PREFIX = "/datasets/org/name/resolve/main/"
-TREE = "/api/datasets/org/name/tree/main"
+FILES, API = "/datasets/org/name/", "/api/datasets/org/name/"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Files of one dataset of the hub; what is missing has the hub's error code."""
+    """Files of one dataset of the hub; what is missing has the hub's error code. folder: of its revision main.
+
+    Other revisions are folders beside it.
+    """
 
     def __init__(self, folder: Path, *arguments: Any):
         self.folder = folder
@@ -36,28 +39,56 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(with_body=True)
 
-    def _tree(self) -> bytes:
+    def do_POST(self) -> None:
+        """A commit, for which the hub is first asked which files go to the store of large files: none here."""
+        said = self.rfile.read(int(self.headers["Content-Length"]))
+        kind, folder, _ = self._asked()
+        if kind == "preupload":
+            files = [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in json.loads(said)["files"]]
+            return self._send(200, {}, json.dumps({"files": files}).encode())
+        for line in map(json.loads, said.splitlines()):
+            path = folder / line["value"].get("path", "")
+            if line["key"] == "file":
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(base64.b64decode(line["value"]["content"]))
+            elif line["key"] == "deletedFile":
+                if not path.is_file():
+                    return self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
+                path.unlink()
+        self._send(200, {}, json.dumps({"commitUrl": f"https://huggingface.co{FILES}commit/{0:040}", "commitOid": "0" * 40}).encode())
+
+    def _asked(self) -> tuple[str, Path, str]:
+        """What is asked for, the folder of its revision, and a path in it."""
+        path = urlsplit(self.path).path
+        kind, revision, *rest = path.removeprefix(API).removeprefix(FILES).split("/", 2)
+        return kind, self.folder if revision == "main" else self.folder.with_name(revision), "".join(rest)
+
+    def _tree(self, root: Path, path: str) -> bytes:
         """What the hub says of all files below a folder."""
-        folder = urlsplit(self.path).path.removeprefix(TREE).strip("/")
         files = [
-            {"type": "file", "oid": "0" * 40, "path": path.relative_to(self.folder).as_posix(), "size": len(data),
+            {"type": "file", "oid": "0" * 40, "path": path.relative_to(root).as_posix(), "size": len(data),
              "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 9}}
-            for path in sorted((self.folder / folder).rglob("*")) if path.is_file() for data in [path.read_bytes()]
+            for path in sorted((root / path).rglob("*")) if path.is_file() for data in [path.read_bytes()]
         ]  # fmt: skip
         return json.dumps(files).encode() if files else b""
 
     def _answer(self, *, with_body: bool) -> None:
-        path = self.folder / self.path.removeprefix(PREFIX)
-        is_dataset = self.path.startswith((PREFIX, TREE))
-        data = path.read_bytes() if is_dataset and path.is_file() else b""
-        data = self._tree() if self.path.startswith(TREE) else data
-        self.send_response(200 if data else 404)
-        if data:
-            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-            self.send_header("X-Repo-Commit", "0" * 40)
-        else:
-            self.send_header("X-Error-Code", "EntryNotFound" if is_dataset else "RepoNotFound")
-        self.send_header("Content-Length", str(len(data)))
+        if not self.path.startswith((API, FILES)):
+            return self._send(404, {"X-Error-Code": "RepoNotFound"}, b"")
+        kind, folder, name = self._asked()
+        path = folder / name
+        data = self._tree(folder, name) if kind == "tree" else path.read_bytes() if path.is_file() else b""
+        if not folder.is_dir():
+            return self._send(404, {"X-Error-Code": "RevisionNotFound"}, b"")
+        if not data:
+            return self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
+        facts = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": "0" * 40}
+        self._send(200, facts, data, with_body=with_body)
+
+    def _send(self, code: int, headers: dict[str, str], data: bytes, *, with_body: bool = True) -> None:
+        self.send_response(code)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
         self.end_headers()
         if with_body:
             self.wfile.write(data)
@@ -146,6 +177,51 @@ def test_a_dataset_of_the_hub_that_was_written_again_at_the_same_size_gives_its_
     with hub(tmp_path / "data") as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         result = run_command(sys.executable, "-c", AGAIN, str(tmp_path / "data"), str(tmp_path / "cache"), timeout_s=80)
+    assert result.returncode == 0, result.stderr
+
+
+WRITTEN = """
+import sys
+from lmms_stream import MDSWriter, StreamingDataset
+from lmms_stream.errors import StorageError
+
+local = sys.argv[1]
+for url, values in (("hf://datasets/org/name", [1, 2]), ("hf://datasets/org/name@v2/part", [3, 4, 5])):
+    with MDSWriter(columns={"x": "int"}, out=url) as writer:
+        for value in values:
+            writer.write({"x": value})
+for url, values in (
+    ("hf://datasets/org/name", [1, 2]), ("hf://datasets/org/name@main", [1, 2]),
+    ("hf://datasets/org/name@v2/part", [3, 4, 5]),
+):
+    dataset = StreamingDataset(remote=url, local=local + url.replace("/", "-"), batch_size=1)
+    assert [sample["x"] for sample in dataset] == values, url
+with MDSWriter(columns={"x": "int"}, out="hf://datasets/org/name", exist_ok=True) as writer:
+    writer.write({"x": 6})
+dataset = StreamingDataset(remote="hf://datasets/org/name", local=local + "again", batch_size=1)
+assert [sample["x"] for sample in dataset] == [6]
+for url in ("hf://datasets/org/name@v3", "hf://datasets/org/name@v3/part"):
+    for use in (lambda: StreamingDataset(remote=url, batch_size=1), lambda: MDSWriter(columns={"x": "int"}, out=url)):
+        try:
+            use()
+        except StorageError as error:
+            assert "the repository has no such revision: check what follows the @ in the URL" in str(error), error
+        else:
+            raise AssertionError(url)
+"""
+
+
+def test_revisions_of_a_dataset_of_the_hub_are_written_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for revision in ("data", "v2"):
+        (tmp_path / revision).mkdir()
+        (tmp_path / revision / ".gitattributes").write_text("*.mds filter=lfs")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
+    with hub(tmp_path / "data") as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        result = run_command(sys.executable, "-c", WRITTEN, str(tmp_path / "local"), timeout_s=80)
     assert result.returncode == 0, result.stderr
 
 
