@@ -47,7 +47,7 @@ def prepare(program: str, data: Path, folder: Path, *, ours: bool) -> list[str]:
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("program", ["resumption", "text", "images", "mixing"])
+@pytest.mark.parametrize("program", ["resumption", "text", "images", "mixing", "foundry"])
 def test_a_program_says_the_same_with_the_import_changed(program: str, data: Path, tmp_path: Path) -> None:
     said = []
     for ours in (False, True)[0 if LONG else 1 :]:
