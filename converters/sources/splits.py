@@ -38,12 +38,13 @@ def files_of_split(
     only_if_all: bool = False,
     are_rows: bool = False,
     told: Mapping[str, str] | None = None,
+    several: str = "all files by a glob",
 ) -> list[StoredObject]:
     """The files of the split that is wanted, or all where they are not of several.
 
     only_if_all: some without a split mean that there are none. are_rows: files are rows, whose names mean little.
-    told: splits of files by key, whatever their names are. DataError for several of which none is wanted, and for one
-    that is wanted and not there.
+    told: splits of files by key, whatever their names are. several: how to name several, for the error. DataError for
+    several of which none is wanted, and for one that is wanted and not there.
     """
     told, wanted = told or {}, spec.split
     splits = [_usual(told[file.key]) if file.key in told else split_of(file.key) for file in files]
@@ -65,8 +66,8 @@ def files_of_split(
     if len(counts) > 1 and is_mixed:
         first = next((each for each in sorted(counts) if each.startswith("train")), min(counts.keys() - {"none"}))
         raise DataError(
-            f"{spec.path}: holds splits {_listed(counts)}: name one, as {quote(spec.folder_text(split=first))}, or all "
-            "files by a glob"
+            f"{spec.path}: holds splits {_listed(counts)}: name one, as {quote(spec.folder_text(split=first))}, or "
+            f"{several}"
         )
     return chosen
 

@@ -11,7 +11,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ..converters.sources.configurations import README, configurations_of, files_of_configuration
 from ..converters.sources.files import LocalFile, StoredFile
+from ..converters.sources.specs import CHOICE, Spec, parse_spec
+from ..converters.sources.splits import files_of_split
 from ..errors import DataError, ObjectMissingError
 from ..mds.index import INDEX_NAME
 from ..storage.cache import LocalCache
@@ -102,7 +105,8 @@ def open_rows(
 ) -> Rows:
     """The rows of .jsonl and .parquet files, folders of them (sorted by name), and MDS datasets, here or in stores.
 
-    Each may end in @[START:STOP], and so may a list of them. columns: those of Parquet files that are read; all where
+    Of a folder with several splits or configurations one is named, as folder?config=main&split=train. Each may end in
+    @[START:STOP], and so may a list of them. columns: those of Parquet files that are read; all where
     none are named. cache_limit: room on this node for copies of what lies in stores: see BaseDataset.
     DataError, ConfigError, StorageError.
     """
@@ -127,17 +131,27 @@ def _files_of(part: Part, columns: Sequence[str], fetch: FetchConfig, copies: _C
             return [open_file(store, store.stat(key), path)]
         if "://" not in path and Path(path).is_file():
             raise DataError(f"{path}: expected a name that ends in {' or '.join(EXTENSIONS)}: convert or rename it")
-        store = open_storage(path)
+        spec = parse_spec(path) if CHOICE.fullmatch(path) else Spec(text=path, path=path)
+        store = open_storage(spec.path)
         objects = store.list_objects("")
         if any(each.key == INDEX_NAME for each in objects):
-            return [Shards(path, fetch)]
-        chosen = [each for each in objects if each.key.endswith(EXTENSIONS)]
-        if not chosen and not objects:
-            raise ObjectMissingError(f"{path} does not exist, or is empty: check the path")
-        if not chosen:
-            raise DataError(f"{path}: none of its {len(objects)} files ends in {' or '.join(EXTENSIONS)}: name others")
+            return [Shards(spec.path, fetch)]
+        chosen = _chosen(spec, store, objects)
         held = [each for each in chosen if each.num_bytes or not each.tag]  # without a tag the size may be unknown
-        return [open_file(store, each, f"{path}/{each.key}") for each in held or chosen]
+        return [open_file(store, each, f"{spec.path}/{each.key}") for each in held or chosen]
+
+
+def _chosen(spec: Spec, store: Storage, objects: Sequence[StoredObject]) -> list[StoredObject]:
+    """The files of rows in a folder, of one split of one configuration, as `convert` chooses them."""
+    found = [each for each in objects if each.key.endswith(EXTENSIONS)]
+    if not found and not objects:
+        raise ObjectMissingError(f"{spec.path} does not exist, or is empty: check the path")
+    if not found:
+        raise DataError(f"{spec.path}: none of its {len(objects)} files ends in {' or '.join(EXTENSIONS)}: name others")
+    readme = store.read(README) if any(each.key == README for each in objects) else None
+    configurations = configurations_of([each.key for each in found], readme)
+    of_one, told = files_of_configuration(spec, found, configurations)
+    return files_of_split(spec, of_one, told=told, several="several in a list")
 
 
 class _Copies:

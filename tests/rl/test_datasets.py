@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectChangedError, ObjectMissingError
 from lmms_stream.rl import BaseDataset, Dataset, Sample, StreamingDataset
 from lmms_stream.rl.permutation import BLOCK, SMALL, Permutation
+from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.storage import open_storage
 from transformers import AutoTokenizer
 
@@ -225,6 +226,25 @@ def test_prefetch_follows_shuffle_and_a_loaded_state(tmp_path: Path) -> None:
     expected = lazy.get_batch(30)
     lazy.load_state_dict(state)
     assert lazy.get_batch(30) == expected
+
+
+def test_a_folder_of_several_splits_is_read_by_one_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    for split, number in (("train", 5), ("test", 2)):
+        lines = "".join(json.dumps({"prompt": f"{split} {i}"}) + "\n" for i in range(number))
+        (folder / f"{split}-00000-of-00001.jsonl").write_text(lines)
+    with pytest.raises(DataError, match=r"prompts: holds splits test \(1 files\), train .* or several in a list$"):
+        open_rows(folder)
+    assert open_rows(f"{folder}?split=train").num_rows == 5
+    assert open_rows(f"[{folder}?split=train@[1:3], {folder}?split=test]").num_rows == 4
+    with pytest.raises(DataError, match=r"holds no files of split dev, found test .* correct \?split="):
+        open_rows(f"{folder}?split=dev")
+    (folder / "README.md").write_text("---\nconfigs: [{config_name: a, data_files: train-*.jsonl},"
+                                      " {config_name: b, data_files: test-*.jsonl}]\n---\n")  # fmt: skip
+    with pytest.raises(DataError, match="holds 2 configurations, a, b: name one, as "):
+        open_rows(folder)
+    assert open_rows(f"{folder}?config=b").num_rows == 2
 
 
 def test_paths_are_files_folders_and_lists_with_slices_of_each_and_of_all(tmp_path: Path) -> None:
