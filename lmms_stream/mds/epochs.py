@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from multiprocessing import parent_process
 from operator import index
 from typing import Any
 
@@ -18,8 +19,10 @@ from ..processes.shared_tensors import SharesTensors, shared_zeros
 MAX_WORKERS = 1 << 10  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
 _COUNT_BITS = 31
-# Words of the shared memory; those of each worker follow, then the loaded state.
-_BEGUN, _FIRST_EPOCH, _FIRST_ITERATION, _STATE_BYTES, _WORKERS = range(5)
+NUM_KNOWN = 32  # iterations whose workers may still come, of one seed or several
+# Words of the shared memory; those of the last iterations follow, and those of each worker.
+_BEGUN, _FIRST_EPOCH, _FIRST_ITERATION, _STATE_BYTES, _KNOWN = range(5)
+_WORKERS = _KNOWN + NUM_KNOWN
 # Words of a worker: the iteration that it began last, its process, and the number of worker 0's, see first_number.
 _ITERATION, _PROCESS, _FIRST, _WORDS = range(4)
 
@@ -28,10 +31,12 @@ class EpochCounter(SharesTensors):
     """Counts iterations; all workers of one iteration of a DataLoader get the same number.
 
     It is in shared memory, which has no name, so nothing of it outlives its processes. The first word holds the count
-    of iterations begun and a hash of what the workers of the last one have in common. A worker joins that iteration if
-    it has this in common and has not begun it yet, and the workers that have were started with it, or run; else it
-    begins the next. As the word is written whole, it does not matter which worker that is, nor whether two do it at
-    once.
+    of iterations begun and a hash of what the workers of the last one have in common. Processes are numbered as they
+    are started, so worker 0's number names an iterator, and of the last iterations a word each holds it, hashed with
+    the rest: a worker that finds its own there joins that iteration, also where others were begun since. Where another
+    thread started processes between its workers, their numbers say nothing: a worker joins the last iteration if it
+    has this in common and has not begun it yet, and the workers that have run; else it begins the next. As words are
+    written whole, it does not matter which worker that is, nor whether two do it at once.
     """
 
     def __init__(self) -> None:
@@ -50,21 +55,32 @@ class EpochCounter(SharesTensors):
             begun = self._begun(int(self._words[_BEGUN])) + 1
             self._words[_BEGUN] = begun
             return self._epoch(begun - 1)
-        common = f"{worker.seed - worker.id} {worker.num_workers} {self._iterations_here}"
-        identity, first = zlib.crc32(common.encode()), first_number(worker.id)
+        parent, first = parent_process(), first_number(worker.id)
+        common = f"{parent and parent.pid} {worker.seed - worker.id} {worker.num_workers} {self._iterations_here}"
+        identity, exactly = zlib.crc32(common.encode()), zlib.crc32(f"{common} {first}".encode())
+        known = self._words[_KNOWN:_WORKERS]
         row = self._words[_WORKERS:].view(-1, _WORDS)[worker.id % MAX_WORKERS]
         while True:
             word = int(self._words[_BEGUN])
             begun = self._begun(word)
+            found = [self._begun(each) for each in known.tolist() if first and each >> _COUNT_BITS == exactly]
+            if found:
+                return self._joined(row, max(found), first)
             joins = word >> _COUNT_BITS == identity and int(row[_ITERATION]) != begun and self._is_open(begun, first)
             if int(self._words[_BEGUN]) == word:  # else another worker has begun an iteration meanwhile
                 break
         if not joins:
             begun += 1
             self._words[_BEGUN] = identity << _COUNT_BITS | begun
-        row[_PROCESS], row[_FIRST] = os.getpid(), first
-        row[_ITERATION] = begun
-        return self._epoch(begun - 1)
+            known[begun % NUM_KNOWN] = exactly << _COUNT_BITS | begun
+        return self._joined(row, begun, first)
+
+    def _joined(self, row: torch.Tensor, iteration: int, first: int) -> int:
+        """The epoch of an iteration, once the words of a worker say that it takes part, unless they say a later one."""
+        if iteration > int(row[_ITERATION]):
+            row[_PROCESS], row[_FIRST] = os.getpid(), first
+            row[_ITERATION] = iteration
+        return self._epoch(iteration - 1)
 
     def _is_open(self, begun: int, first: int) -> bool:
         """Whether the workers that began an iteration were started with one whose `first` this is, or run.

@@ -136,12 +136,13 @@ def test_workers_of_one_seed_begin_one_epoch_whatever_workers_ended_before_they_
         return context.Process(target=_begin, args=(counter, number, told, goes_on), daemon=True)
 
     goes_on.set()
-    looked = worker(0)  # at a batch, and worker 1 ended before it began
+    looked, slow = worker(0), worker(1)  # at a batch of worker 0, by an iterator that is kept
     assert begin(looked) == 0
     looked.join(60)
     goes_on.clear()
     first, second = worker(0), worker(1)
     assert [begin(second), begin(first)] == [1, 1]
+    assert begin(slow) == 0
     first = worker(0)
     context.Process()  # another thread starts processes meanwhile
     assert [begin(first), begin(worker(1))] == [2, 2]
