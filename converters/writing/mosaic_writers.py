@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import local_path
-from ...errors import ConfigError, DataError, TargetExistsError, did_you_mean
+from ...errors import ConfigError, DataError, ShardError, TargetExistsError, did_you_mean
 from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, new_digest, parse_index
 from ...mds.listing import read_if_there
 from ...processes.bar import terminal_bar
@@ -248,10 +248,11 @@ class Writer:
             self._advance(1)
 
     def _raise_failures(self) -> None:
+        """Raise what an upload raised, each time from then on: the index would list a shard that is not there."""
         done = {upload for upload in self._uploads if upload.done()}
-        self._uploads -= done
         for upload in done:
             upload.result()
+        self._uploads -= done
 
     def _end(self) -> None:
         """End the threads, and remove a folder of our own."""
@@ -444,7 +445,8 @@ def _retry(retry: int) -> Retry:
 def _make_room(place: Storage, names: Sequence[str], *, exist_ok: bool) -> None:
     """Delete the dataset that is there, if that is asked for; TargetExistsError if it is not. Other files stay.
 
-    names: what is there, where that is known.
+    names: what is there, where that is known. Of a dataset whose index or description is damaged, files with names of
+    ours go.
     """
     index = read_if_there(place, INDEX_NAME)
     if not exist_ok and (names or index is not None):
@@ -454,11 +456,14 @@ def _make_room(place: Storage, names: Sequence[str], *, exist_ok: bool) -> None:
         )
     old = {name for name in names if _OURS.fullmatch(name)} | {INDEX_NAME}
     if index is not None:
-        listed = parse_index(index, source=f"{place.url}/{INDEX_NAME}")
-        files = [file for info in listed for file in (info, info.meta) if file is not None]
-        old |= {file.zip_name or file.name for file in files if "/" not in file.name}
+        with suppress(ShardError):
+            listed = parse_index(index, source=f"{place.url}/{INDEX_NAME}", refused={})
+            files = [file for info in listed for file in (info, info.meta) if file is not None]
+            old |= {file.zip_name or file.name for file in files if "/" not in file.name}
     described = read_if_there(place, DATASET_NAME)
     if described is not None:
-        old |= {DATASET_NAME, *own_files(parse_dataset(described, source=f"{place.url}/{DATASET_NAME}"))}
+        old.add(DATASET_NAME)
+        with suppress(ShardError):
+            old |= {*own_files(parse_dataset(described, source=f"{place.url}/{DATASET_NAME}"))}
     for name in sorted(old, key=lambda name: name != INDEX_NAME):  # the index first: nobody begins to read the rest
         place.delete(name)

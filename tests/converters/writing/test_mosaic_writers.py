@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,19 @@ def test_a_dataset_that_is_there_gives_way_if_asked_for_and_nothing_else_does(tm
     assert names(tmp_path) == {"index.json", "notes.txt", "shard.00000.mds"}
 
 
+def test_a_damaged_dataset_and_one_of_pickled_columns_give_way_if_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, 300)
+    index = tmp_path / "index.json"
+    whole = index.read_text()
+    (tmp_path / "_lmms").mkdir()
+    for text in (whole[:40], whole.replace('"int"', '"pkl"'), "[]"):
+        index.write_text(text)
+        (tmp_path / "_lmms" / "dataset.json").write_text(whole[:40])
+        write(tmp_path, 3, exist_ok=True)
+        assert names(tmp_path) == {"index.json", "shard.00000.mds"}
+        assert stored(tmp_path) == [0, 1, 2]
+
+
 def test_what_ends_by_an_error_has_no_index_and_leaves_no_thread(s3_folder: str, tmp_path: Path) -> None:
     def interrupted(out: Any) -> None:
         with lmms_stream.MDSWriter(columns=NUMBERS, out=out, size_limit=1024) as writer:
@@ -149,6 +163,25 @@ def test_what_ends_by_an_error_has_no_index_and_leaves_no_thread(s3_folder: str,
 def test_an_upload_that_fails_is_the_writers_error(s3_folder: str) -> None:
     with pytest.raises(StorageError, match="s3://no-such-bucket/data"):
         write("s3://no-such-bucket/data", 3, retry=0)
+
+
+def test_a_program_that_goes_on_after_a_failed_upload_gets_no_index_without_its_shard(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "far" / "shard.00000.mds"
+    in_the_way.mkdir(parents=True)
+    writer = lmms_stream.MDSWriter(
+        columns=NUMBERS, out=(tmp_path / "near", tmp_path / "far"), size_limit=1024, max_workers=1, retry=0
+    )
+    refused = 0
+    for number in range(1000):
+        try:
+            writer.write({"number": number})
+        except StorageError:
+            refused += 1
+            shutil.rmtree(in_the_way, ignore_errors=True)
+    assert refused
+    with pytest.raises(StorageError, match=r"shard\.00000\.mds"):
+        writer.finish()
+    assert not (tmp_path / "far" / "index.json").exists()
 
 
 @pytest.mark.parametrize(
