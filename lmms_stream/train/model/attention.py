@@ -54,6 +54,8 @@ def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str |
         return (
             f"is for models of text whose layers see all before them, or a window, and {model_class.__name__} is none"
         )
+    if attention == "sdpa" and getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        return "leaves out the softcap of attention scores"  # without an error before transformers 5.21
     has = any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
     return None if has else f"is not in transformers' {model_class.__name__}"
 
