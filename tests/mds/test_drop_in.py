@@ -39,8 +39,8 @@ def runs(world_size: int) -> list[str]:
     Each case runs with two numbers of workers on one rank, with another on two ranks and with the fourth on four.
 
     MosaicML's class keeps things under names that all programs of a machine share, so it runs in long rounds alone. In
-    short ones ours is compared with what it gave (drop_in_epochs.json, of release 0.13.0), without its package, with which
-    streams are registered.
+    short ones ours is compared with what it gave (drop_in_epochs.json, of release 0.13.0), without its package, with
+    which streams are registered.
     """
     if not LONG:
         others = ("replication", "stream name")

@@ -55,7 +55,8 @@ class Hub(BaseHTTPRequestHandler):
                 if not path.is_file():
                     return self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
                 path.unlink()
-        self._send(200, {}, json.dumps({"commitUrl": f"https://huggingface.co{FILES}commit/{0:040}", "commitOid": "0" * 40}).encode())
+        commit = {"commitUrl": f"https://huggingface.co{FILES}commit/{0:040}", "commitOid": "0" * 40}
+        self._send(200, {}, json.dumps(commit).encode())
 
     def _asked(self) -> tuple[str, Path, str]:
         """What is asked for, the folder of its revision, and a path in it."""
