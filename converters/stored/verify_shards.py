@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError
-from ...mds.decoding import IMAGES, decompress
+from ...mds.decoding import IMAGES, decompress, is_registered
 from ...mds.index import ShardInfo, decoded_columns, file_matches
 from ...mds.shard import AnyShard, open_shard
 from ...processes.pool import do_all, open_pool
@@ -236,11 +236,15 @@ def _compare(path: Path, name: str, *, size: int | None, checksum: str | None) -
 def check_shards(
     checker: ShardChecker, shards: Sequence[ShardInfo], *, num_workers: int, on_shard: Callable[[], None]
 ) -> list[Problem]:
-    """The problems of all shards, in their order. Deep checks run in processes, the others wait and hash in threads."""
+    """The problems of all shards, in their order. Deep checks run in processes, the others wait and hash in threads.
+
+    Encodings that the program registered are known to its own process alone: others would pass over their columns.
+    """
     first_ids = accumulate((info.num_samples for info in shards), initial=0)
     tasks: list[_Task] = list(zip(range(len(shards)), shards, first_ids, strict=False))
     found: dict[int, list[Problem]] = {}
-    pool = open_pool(checker, num_workers, name=_name) if checker.deep else open_threads(checker, num_workers)
+    in_processes = checker.deep and not any(is_registered(each) for info in shards for each in info.encodings.values())
+    pool = open_pool(checker, num_workers, name=_name) if in_processes else open_threads(checker, num_workers)
     with pool as workers:
         for (index, _, _), problems in do_all(workers, tasks):
             found[index] = problems

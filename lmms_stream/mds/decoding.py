@@ -43,7 +43,7 @@ def check_encoding(encoding: str, *, column: str, source: str) -> None:
     if encoding == "pkl":
         raise ShardError(f"{source}: column {column!r} is pickled; unpickling data runs code: refused")
     kind, _, rest = str(encoding).partition(":")
-    if kind not in _KINDS and kind in registered_encodings():
+    if is_registered(kind):
         return
     if kind not in _KINDS or (rest and kind not in ("ndarray", "jpeg", "jpeg_array", "jpegarray")):
         raise ShardError(f"{source}: column {column!r} has the encoding {encoding!r}, which MDS does not have: refused")
@@ -58,6 +58,12 @@ def registered_encodings() -> set[str]:
     """Encodings that the program registered with MosaicML's package, which it has imported then."""
     encodings = sys.modules.get("streaming.base.format.mds.encodings")
     return set() if encodings is None else encodings.get_mds_encodings() - {"pkl"}
+
+
+def is_registered(encoding: str) -> bool:
+    """Whether an encoding is one that MDS does not have and the program registered."""
+    kind = encoding.partition(":")[0]
+    return kind not in _KINDS and kind in registered_encodings()
 
 
 def array_layout(encoding: str) -> tuple[str | None, tuple[int, ...] | None]:

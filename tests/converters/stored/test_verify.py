@@ -24,6 +24,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
 from PIL import Image
 from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from streaming.base.format.mds import encodings
 
 from ...conftest import run_cli, write_tokens
 from .measures import Dying
@@ -498,3 +499,29 @@ def test_the_command_lists_problems_and_says_so_by_its_status(chats: Path, token
     assert result.returncode == 1
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem["where"] == "shard.00000.mds"
+
+
+class Marked(encodings.Encoding):
+    """An encoding that a program registers."""
+
+    def encode(self, obj: Any) -> bytes:
+        return b"+" + str(obj).encode()
+
+    def decode(self, data: bytes) -> Any:
+        if not data.startswith(b"+"):
+            raise ValueError("no mark")
+        return data[1:].decode()
+
+
+def test_damage_in_an_encoding_that_the_program_registered_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(encodings._encodings, "marked", Marked)
+    with MDSWriter(columns={"text": "marked"}, out=str(tmp_path), size_limit=400) as writer:
+        for number in range(100):
+            writer.write({"text": number})
+    path = sorted(tmp_path.glob("*.mds"))[1]
+    path.write_bytes(path.read_bytes().replace(b"+", b"-", 1))
+    for num_workers in (1, 2):
+        (problem,) = verify_dataset(str(tmp_path), deep=True, num_workers=num_workers).problems
+        assert "cannot be decoded (marked: ValueError('no mark'))" in problem.what
