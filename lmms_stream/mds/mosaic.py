@@ -101,16 +101,16 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         self.predownload = predownload or (CHUNK if self._is_ours else 8 * (batch_size or 8))
         check_settings(self)
         self._set_world(World.detect())
-        if streams is not None and not (remote is None and local is None):
+        if streams and not (remote is None and local is None):
             raise ConfigError("a dataset has either streams, or remote and local: leave one of them out")
-        if streams is not None and not streams:
+        if streams is not None and not streams and remote is None and local is None:
             raise ConfigError("streams is empty: name at least one")
         defaults = {
             "remote": remote, "local": local, "split": split, "download_retry": download_retry,
             "download_timeout": download_timeout, "validate_hash": validate_hash, "keep_zip": keep_zip,
         }  # fmt: skip
         self.streams = (
-            [self._one_stream(stream_name, {**(stream_config or {}), **defaults})] if streams is None else list(streams)
+            list(streams) if streams else [self._one_stream(stream_name, {**(stream_config or {}), **defaults})]
         )
         for stream in self.streams:
             stream.apply_default(defaults)

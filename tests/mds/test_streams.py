@@ -131,6 +131,7 @@ def test_a_split_is_a_folder_and_a_local_folder_alone_will_do(root: Path, tmp_pa
         PackedStreamingDataset(root, streams=[Stream(remote=root / "a")])
     with pytest.raises(ConfigError, match="streams is empty"):
         PackedStreamingDataset(streams=[])
+    assert PackedStreamingDataset(root / "b", streams=[])[0]["number"] == 300  # as llm-foundry names no stream
 
 
 def test_packs_are_of_one_stream(root: Path) -> None:

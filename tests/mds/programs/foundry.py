@@ -103,7 +103,8 @@ def main(root: Path) -> None:
     show(Tokens(streams=streams, batch_size=4, **KEYWORDS), workers=2)
     for name, ratio in (("turns", 1.5), ("old", None)):
         local = str(root / "local" / name)
-        dataset = Turns(remote=str(remote / name), local=local, batch_size=4, packing_ratio=ratio, **KEYWORDS)
+        where: dict[str, Any] = {"streams": [], "remote": str(remote / name), "local": local}
+        dataset = Turns(**where, batch_size=4, packing_ratio=ratio, **KEYWORDS)
         show(dataset, workers=0)
 
 
