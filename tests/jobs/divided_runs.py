@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader, load
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import write_tokens
@@ -52,6 +53,19 @@ def difference(one: Path, two: Path) -> float:
     assert first.keys() == second.keys()
     assert len(first) > 20
     return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def saved_tensors(output: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a run's last checkpoint: the weights, their average and the optimizer's state."""
+    reader = FileSystemReader(checkpoints(output / "checkpoints")[-1])
+    stored = reader.read_metadata().state_dict_metadata
+    found = {
+        name: torch.empty(each.size, dtype=each.properties.dtype)
+        for name, each in stored.items()
+        if hasattr(each, "size")
+    }
+    load(found, storage_reader=reader, no_dist=True)
+    return found
 
 
 def check_killed(config: Path, setting: str, *, others: Iterable[tuple[int, int]], bound: float) -> None:
