@@ -172,6 +172,7 @@ class Writer:
 
     def flush_shard(self) -> None:
         """Write a shard of the samples at hand."""
+        self._raise_failures()
         entry: dict[str, Any] = {"samples": len(self._samples)}
         stem = shard_name(len(self.shards), self.format)
         for part, data in self._parts().items():

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -165,7 +166,10 @@ def test_an_upload_that_fails_is_the_writers_error(s3_folder: str) -> None:
         write("s3://no-such-bucket/data", 3, retry=0)
 
 
-def test_a_program_that_goes_on_after_a_failed_upload_gets_no_index_without_its_shard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause_s", [0, 0.002], ids=["fails as it waits", "fails before"])
+def test_a_program_that_goes_on_after_a_failed_upload_gets_no_index_without_its_shard(
+    pause_s: float, tmp_path: Path
+) -> None:
     in_the_way = tmp_path / "far" / "shard.00000.mds"
     in_the_way.mkdir(parents=True)
     writer = lmms_stream.MDSWriter(
@@ -173,6 +177,7 @@ def test_a_program_that_goes_on_after_a_failed_upload_gets_no_index_without_its_
     )
     refused = 0
     for number in range(1000):
+        time.sleep(0 if refused else pause_s)
         try:
             writer.write({"number": number})
         except StorageError:
