@@ -74,6 +74,8 @@ def _of_type(kind: type, value: Any) -> Any:
 
 
 def _encode_number(dtype: np.dtype[Any], value: Any) -> bytes:
+    if isinstance(value, bytes):
+        raise TypeError("expected a number, found bytes")  # NumPy would read them as text
     data: bytes = dtype.type(value).tobytes()
     if len(data) != dtype.itemsize:
         raise ValueError(f"expected one number, found {len(data) // dtype.itemsize}")

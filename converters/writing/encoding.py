@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, LmmsStreamError
 from ...mds.decoding import COMPRESSIONS as CODECS
+from ...mds.decoding import decoder
 from ...types import Sample
 from .column_encoders import column_encoder, fixed_size
 
@@ -69,7 +70,10 @@ class ShardFormat:
         }
 
     def encode(self, sample: Sample) -> bytes:
-        """DataError when a value is not of its column's type, and for a sample of 2 GiB or more."""
+        """DataError when a value is not of its column's type, and for a sample of 2 GiB or more.
+
+        Bytes for any column are a value that is encoded already, as MDSWriter takes them.
+        """
         data, sizes = [], []
         for name, encode, fixed in zip(self.names, self._encoders, self._sizes, strict=True):
             try:
@@ -77,9 +81,7 @@ class ShardFormat:
             except LmmsStreamError:
                 raise
             except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
-                raise DataError(
-                    f"column {name!r} holds {str(sample[name])[:80]!r}, which is not {self.columns[name]!r} ({error})"
-                ) from error
+                value = self._encoded(name, sample[name], error)
             data.append(value)
             if fixed is None:
                 sizes.append(len(value))
@@ -87,6 +89,18 @@ class ShardFormat:
         if total > MAX_SAMPLE_BYTES:
             raise DataError(f"the sample has {total} bytes, a shard holds at most {MAX_SAMPLE_BYTES}: split it")
         return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *data])
+
+    def _encoded(self, name: str, value: Any, error: Exception) -> bytes:
+        """The value if it is bytes that decode as its column's encoding; else DataError. error: of its encoder."""
+        try:
+            if isinstance(value, bytes):
+                decoder(self.columns[name])(memoryview(value), 0, len(value))
+                return value
+        except ValueError as damage:
+            error = damage
+        raise DataError(
+            f"column {name!r} holds {str(value)[:80]!r}, which is not {self.columns[name]!r} ({error})"
+        ) from error
 
     def shard_head(self, sizes: NDArray[np.int64]) -> bytes:
         """What comes before the samples in a shard. sizes: their bytes, int64[num_samples]."""

@@ -19,6 +19,7 @@ from lmms_stream.errors import ConfigError, DataError
 from streaming import MDSWriter
 from streaming.base.compression import compress as streaming_compress
 from streaming.base.compression import get_compressions
+from streaming.base.format.mds.encodings import mds_encode
 
 from ...strategies import examples
 
@@ -119,11 +120,30 @@ def test_a_sample_larger_than_a_shard_has_one_of_its_own() -> None:
         ({"n": "int"}, {"n": 1 << 64}, "column 'n' holds '18446744073709551616', which is not 'int'"),
         ({"ids": "ndarray:int32"}, {"ids": np.array([], np.int32)}, "expected some int32 values"),
         ({"ids": "ndarray:int32"}, {"ids": np.array([1.5])}, "expected some int32 values, found float64"),
+        ({"text": "str"}, {"text": b"\xff"}, "column 'text' holds .*, which is not 'str' .*invalid start byte"),
+        ({"n": "int"}, {"n": b"12"}, "column 'n' holds .*, which is not 'int' .a number of 8 bytes in 2"),
+        ({"n": "float32"}, {"n": b"1.5"}, "column 'n' holds .*, which is not 'float32' .a number of 4 bytes in 3"),
+        ({"ids": "ndarray:int32"}, {"ids": b"\x04\x02123"}, "which is not 'ndarray:int32' .an array of int32"),
     ],
 )
 def test_values_of_another_type_are_named(columns: Mapping[str, str], sample: Mapping[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         ShardFormat(columns, shard_bytes=1 << 20).encode(dict(sample))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value"),
+    [
+        ("str", "né"), ("int", 7), ("uint8", 250), ("float32", 1.5), ("float64", b"12345678"), ("json", {"a": [1]}),
+        ("str_int", 12), ("ndarray", np.arange(3)), ("ndarray:int32:2,1", np.ones((2, 1), np.int32)),
+    ],
+)  # fmt: skip
+def test_bytes_are_a_value_that_is_encoded_already_as_mdswriter_takes_them(encoding: str, value: Any) -> None:
+    encoded = mds_encode(encoding, value)
+    assert mds_encode(encoding, encoded) == encoded
+    format = ShardFormat({"value": encoding}, shard_bytes=1 << 20)
+    assert format.encode({"value": encoded}) == format.encode({"value": value})
+    assert format.encode({"value": value}).endswith(encoded)
 
 
 @pytest.mark.parametrize("shard_bytes", [0, 1000, 1 << 32])
