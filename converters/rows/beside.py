@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from .fields import is_filled, unpacked
+from .fields import QUESTIONS, is_filled, unpacked
+from .row_kind import RowKind
 from .speakers import usual_role
 
 CHOICES = ("choices", "options", "endings")
-_CONTEXT = ("definition", "context", "passage")  # texts that a question is about; a definition comes before it
-_ASKED = {"question-answer": ("question", "answer"), "prompt-response": ("prompt", "response")}
-_QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "inputs")
+_BY_MAP = "with --map FILE.py:FUNCTION"
+_FIRST = ("definition", "instruction")  # of two texts that ask something, these come before the other
+_CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # what a question is about, or a part of it
+# Names that columns of facts may have, too: a text that a question is about has several words, and more than it.
+_LONG_CONTEXTS = (
+    "passages", "article", "story", "document", "documents", "paragraph", "paragraphs", "text", "table", "evidence",
+)  # fmt: skip
+_ASKED = {  # kind -> roles of what is asked, and of its answer
+    "question-answer": ("question", "answer"),
+    "prompt-response": ("prompt", "response"),
+    "alpaca": ("instruction", "output"),
+    "preference": ("prompt", "chosen"),
+    "kto": ("prompt", "response"),
+}
+# Names of texts that say how an answer is found; those of judges (quality_explanation, rating_rationale) do not.
+_WORKED = re.compile(
+    r"((complex|detailed|full|generated|gold|model|worked|step_by_step|gpt\d*|deepseek|r1)_)?"
+    r"(solution|rationale|explanation|reasoning(_content|_trace)?|think|thinking|thoughts?|cot|chain_of_thought)",
+    re.IGNORECASE,
+)
 _ANSWERS = ("response", "completion", "answer", "output", "target")
 _SPEAKERS = ("user", "assistant", "prompter")
 
@@ -31,74 +52,204 @@ def choices_unread(name: str) -> str:
     """Return the part of an error that says what is wrong and what to do."""
     return (
         f"column {name} holds what the answer is chosen from, and no kind reads it: write the choices into the "
-        "question and the chosen one into the answer, with --map FILE.py:FUNCTION"
+        f"question and the chosen one into the answer, {_BY_MAP}"
     )
 
 
 def check_beside(
-    rows: Sequence[Mapping[str, Any]], kind: str, *, found: Mapping[str, str], left: Sequence[str]
+    rows: Sequence[Mapping[str, Any]],
+    kind: RowKind,
+    *,
+    found: Mapping[str, str],
+    left: Sequence[str],
+    columns: Mapping[str, str],
 ) -> None:
     """DataError if columns that are left out belong to those that are read.
 
-    Choices and a text to a question, an answer to messages that end with the user's, a speaker to a text. found: role
-    -> column.
+    Choices and a text to a question, a worked solution to an answer, an answer to messages or a text, a speaker to a
+    text, settings of the template to messages. found: role -> column. columns: as the user named them, by role.
     """
-    wrong = _context_unread(rows, kind, found, left) or _question_unread(rows, kind, found, left)
-    if kind == "question-answer":
-        unread = [{name: row[name] for name in left if not _is_said(row.get(name), row, found)} for row in rows]
-        if name := choices_in(unread):
-            wrong = choices_unread(name)
-    if kind in ("messages", "sharegpt"):
-        answers = [name for name in left if name.lower().startswith(_ANSWERS)]
-        names = [name for name in answers if any(_answers(row, found, name) for row in rows)]
-        if names:
-            one = names[0] if len(names) == 1 else "COLUMN"
-            wrong = (
-                f"column {names[0]} holds what answers the messages, which end with the user's, and nothing reads it: "
-                f"pass --columns prompt={found['messages']} response={one}"
-            )
-    if kind == "text" and "role" in left and any(_speaks(row.get("role")) for row in rows):
-        wrong = (
-            "column role says who speaks, so that each row is a message and no document: join the messages of a "
-            "conversation to one row first"
-        )
+    refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
+    read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
+    checks = (_choices, _context, _worked, _question, _answer, _answer_of_text, _speaker, _template_settings)
+    wrong = next((said for check in checks if (said := check(read)) is not None), None)
     if wrong is not None:
-        raise DataError(f"{wrong}, or pass --kind {kind} to leave the column out")
+        raise DataError(f"{wrong}, or pass --kind {kind.name} to leave the column out")
 
 
-def _context_unread(
-    rows: Sequence[Mapping[str, Any]], kind: str, found: Mapping[str, str], left: Sequence[str]
-) -> str | None:
-    asked, answered = (found.get(role) for role in _ASKED.get(kind, ("", "")))
-    texts = [(each, row) for each in _CONTEXT if each in left for row in rows if _is_text(row.get(each))]
-    name = next((each for each, row in texts if not _is_said(row[each], row, found)), None)
-    if name is None or asked is None or answered is None or not any(_is_text(row.get(asked)) for row in rows):
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Rows of a kind. found: role -> column that is read. left: columns that are not. columns: named by the user."""
+
+    rows: Sequence[Mapping[str, Any]]
+    kind: str
+    found: Mapping[str, str]
+    left: Sequence[str]
+    columns: Mapping[str, str]
+
+    def values(self, names: Iterable[str]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+        """Yield the columns of these names that are left out, what they hold, and the row."""
+        for name in names:
+            if name in self.left:
+                yield from ((name, row[name], row) for row in self.rows if is_filled(row.get(name)))
+
+    def mostly(self, name: str, is_lost: Callable[[Any, Mapping[str, Any]], bool]) -> bool:
+        """Whether of the rows that have something in a column half or more lose it."""
+        lost = [is_lost(value, row) for _, value, row in self.values([name])]
+        return bool(lost) and 2 * sum(lost) >= len(lost)
+
+    def is_said(self, value: Any, row: Mapping[str, Any]) -> bool:
+        """Whether the longest text of a value is in what a row reads, or what is read first is in a text.
+
+        White space does not count.
+        """
+        read = [_words(each) for name in self.found.values() if isinstance(each := row.get(name), str) and each]
+        role = _ASKED.get(self.kind, (self.kind,))[0]
+        asked = row.get(self.found.get(role, ""))
+        if isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value):
+            return True
+        longest = _words(_longest(value))
+        return bool(longest) and any(longest in each for each in read)
+
+
+def _choices(read: _Read) -> str | None:
+    if read.kind != "question-answer":
         return None
-    instruction, given = (name, asked) if name == "definition" else (asked, name)
+    unread = [
+        {name: row[name] for name in read.left if name in row and not _are_said(row[name], row, read)}
+        for row in read.rows
+    ]
+    return choices_unread(name) if (name := choices_in(unread)) else None
+
+
+def _are_said(value: Any, row: Mapping[str, Any], read: _Read) -> bool:
+    return all(read.is_said(each, row) for each in (value if isinstance(value, list) else [value]))
+
+
+def _context(read: _Read) -> str | None:
+    role, answered = _ASKED.get(read.kind, ("", ""))
+    asked = read.found.get(role)
+    if asked is None:
+        return None
+
+    def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
+        question, longest = row.get(asked), _longest(value)
+        is_long = name in _CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
+        return isinstance(question, str) and bool(question and longest) and is_long and not read.is_said(value, row)
+
+    for name in dict.fromkeys((*_CONTEXTS, *_LONG_CONTEXTS)):
+        if read.mostly(name, is_lost):
+            is_text = all(isinstance(value, str) for _, value, _ in read.values([name]))
+            said = _read_context(read, name, asked, read.found.get(answered), is_text=is_text)
+            return f"column {name} holds what {asked} is about, and nothing reads it: {said}"
+    return None
+
+
+def _read_context(read: _Read, name: str, asked: str, answered: str | None, *, is_text: bool) -> str:
+    """Return how a text is read with what is asked."""
+    if not is_text or "input" in read.found:
+        return f"write it into {asked}, {_BY_MAP}"
+    instruction, given = (name, asked) if name in _FIRST else (asked, name)
+    if read.kind in ("preference", "kto"):
+        return f"pass --columns {quote(f'prompt={instruction}')} {quote(f'input={given}')}"
+    named = (f"instruction={instruction}", f"input={given}", f"output={answered}")
+    return f"pass --kind alpaca --columns {' '.join(map(quote, named))}"
+
+
+def _worked(read: _Read) -> str | None:
+    """Of answers that are shorter than the texts that say how they are found."""
+    role = _ASKED.get(read.kind, ("", ""))[1]
+    answered = read.found.get(role)
+    if read.kind not in ("question-answer", "prompt-response", "alpaca") or role in read.columns or answered is None:
+        return None
+
+    def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
+        return isinstance(value, str) and len(value) > len(str(row.get(answered))) and not read.is_said(value, row)
+
+    name = next((name for name in read.left if _WORKED.fullmatch(name) and read.mostly(name, is_lost)), None)
+    if name is None:
+        return None
     return (
-        f"column {name} holds what {asked} is about, and nothing reads it: pass --kind alpaca --columns "
-        f"instruction={instruction} input={given} output={answered}"
+        f"column {name} holds how {answered} is found, and {answered} alone would be trained on: pass --columns "
+        f"{quote(f'{role}={name}')} to train on {name} in its place, join both {_BY_MAP}"
     )
 
 
-def _question_unread(
-    rows: Sequence[Mapping[str, Any]], kind: str, found: Mapping[str, str], left: Sequence[str]
-) -> str | None:
+def _question(read: _Read) -> str | None:
     """Of whole texts that are compared, and of labels of images."""
-    if kind == "image-label":
-        name = next(
-            (each for each in _QUESTIONS if each in left and any(_is_text(row.get(each)) for row in rows)), None
-        )
-        remedy = f"--columns prompt={name} response={found.get('label')}"
-    elif kind == "preference" and not {"prompt", "messages", "input"} & found.keys():
-        name = next((each for each in left if any(_ends_with_user(row.get(each)) for row in rows)), None)
+    if read.kind == "image-label":
+        name = next((name for name, value, _ in read.values(QUESTIONS) if isinstance(value, str)), None)
+        remedy = f"--columns prompt={name} response={read.found.get('label')}"
+    elif read.kind == "preference" and not {"prompt", "messages", "input"} & read.found.keys():
+        name = next((name for name, value, _ in read.values(read.left) if _ends_with_user(value)), None)
         remedy = f"--columns messages={name}"
-        if name is None and any(_is_text(row.get(found.get("chosen", ""))) for row in rows):
-            name = next((each for each in _QUESTIONS if each in left), None)
+        if name is None and any(isinstance(row.get(read.found.get("chosen", "")), str) for row in read.rows):
+            name = next((each for each in QUESTIONS if each in read.left), None)
             remedy = f"--columns prompt={name}"
     else:
         return None
     return None if name is None else f"column {name} holds what is asked, and nothing reads it: pass {remedy}"
+
+
+def _answer(read: _Read) -> str | None:
+    """Of messages and texts of a dialog that end with the user's."""
+    asks = {"messages": _ends_with_user, "sharegpt": _ends_with_user, "dialog": _is_odd}.get(read.kind)
+    if asks is None:
+        return None
+    asked = read.found["dialog" if read.kind == "dialog" else "messages"]
+    answers = [name for name in read.left if name.lower().startswith(_ANSWERS)]
+    names = [name for name, value, row in read.values(answers) if isinstance(value, str) and asks(row.get(asked))]
+    if not names:
+        return None
+    if read.kind == "dialog":
+        what, remedy = f"{asked}, which ends", f"write it behind {asked}, {_BY_MAP}"
+    else:
+        one = names[0] if len(set(names)) == 1 else "COLUMN"
+        what, remedy = (
+            "the messages, which end",
+            f"pass --columns {quote(f'prompt={asked}')} {quote(f'response={one}')}",
+        )
+    return f"column {names[0]} holds what answers {what} with the user's, and nothing reads it: {remedy}"
+
+
+def _answer_of_text(read: _Read) -> str | None:
+    """Of texts that do not hold it."""
+    if read.kind != "text":
+        return None
+
+    def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
+        return isinstance(value, str) and not read.is_said(value, row)
+
+    asked = read.found["text"]
+    answers = [name for name in read.left if name.lower().removesuffix("s") in _ANSWERS]
+    name = next((name for name in answers if read.mostly(name, is_lost)), None)
+    if name is None:
+        return None
+    return (
+        f"column {name} holds what answers {asked}, and {asked} alone would be trained on: pass --columns "
+        f"{quote(f'prompt={asked}')} {quote(f'response={name}')}"
+    )
+
+
+def _speaker(read: _Read) -> str | None:
+    if read.kind != "text" or not any(_speaks(value) for _, value, _ in read.values(["role"])):
+        return None
+    return (
+        "column role says who speaks, so that each row is a message and no document: join the messages of a "
+        "conversation to one row first"
+    )
+
+
+def _template_settings(read: _Read) -> str | None:
+    """Of chats with settings of the chat template for each row, as TRL takes them; true and null are as usual."""
+    name = "chat_template_kwargs"
+    settings = [each for _, value, _ in read.values([name]) if isinstance(value, Mapping) for each in value.values()]
+    if not any(is_filled(each) and each is not True for each in settings):
+        return None
+    return (
+        f"column {name} holds settings of the chat template for each row (tools, a system prompt, …), and nothing "
+        f"reads it: write them into the messages and the column tools, {_BY_MAP}"
+    )
 
 
 def _ends_with_user(value: Any) -> bool:
@@ -108,21 +259,21 @@ def _ends_with_user(value: Any) -> bool:
     return isinstance(speaker, str) and usual_role(speaker) == "user"
 
 
-def _is_said(value: Any, row: Mapping[str, Any], found: Mapping[str, str]) -> bool:
-    """Whether a text, or all texts of a list, are in the question of a row; also of nothing."""
-    asked = next((row.get(found[role]) for role in ("question", "prompt") if role in found), None)
-    texts = value if isinstance(value, list) else [value]
-    return not is_filled(value) or (
-        isinstance(asked, str) and all(isinstance(each, str) and each in asked for each in texts)
-    )
+def _is_odd(value: Any) -> bool:
+    texts = unpacked(value)
+    return isinstance(texts, list) and len(texts) % 2 == 1
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
-def _answers(row: Mapping[str, Any], found: Mapping[str, str], name: str) -> bool:
-    return _is_text(row.get(name)) and _ends_with_user(row.get(found.get("messages", "messages")))
+def _longest(value: Any) -> str:
+    """Return the longest of the texts that a value holds; "" for none."""
+    if isinstance(value, str):
+        return value
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return max(map(_longest, inner), key=len, default="")
 
 
 def _speaks(value: Any) -> bool:

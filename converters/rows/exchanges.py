@@ -12,9 +12,9 @@ from ...errors import DataError
 from .alpaca import with_input
 from .chat import MEDIA_COLUMNS, Roles, chat_kind, turn_of
 from .content import Turn
-from .fields import Fields, is_filled, unpacked
+from .fields import QUESTIONS, Fields, is_filled, unpacked
 
-_ASKED = ("user", "human", "query", "question", "prompt", "instruction", "input")
+_ASKED = ("user", "human", *QUESTIONS)
 _ANSWERED = ("assistant", "gpt", "bot", "response", "answer", "output")
 _MEDIA = tuple(name for names in MEDIA_COLUMNS.values() for name in names)
 

@@ -11,6 +11,7 @@ from ...errors import DataError
 from ...processors.json_text import parsed
 
 Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, the most usual first
+QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "input", "inputs")  # usual names of what is asked
 
 
 def named_alike(*roles: str) -> Columns:
@@ -23,8 +24,9 @@ class Fields:
     """The values of a row by role.
 
     usual: role -> usual names of its column. columns: role -> column as the user named it, "" for none whatever the row
-    has. found: role -> column of the first rows, which stands for those that this row lacks. unread: keys of messages
-    that nothing reads, noted as the row is read.
+    has; a column that the user named for one role is not read for another one by its usual name. found: role -> column
+    of the first rows, which stands for those that this row lacks. unread: keys of messages that nothing reads, noted as
+    the row is read.
     """
 
     values: Mapping[str, Any]
@@ -37,7 +39,8 @@ class Fields:
         """The column of a role, there or not; None when nothing stands for it."""
         if role in self.columns:
             return self.columns[role] or None
-        present = [name for name in self.usual[role] if name in self.values]
+        taken = self.columns.values()
+        present = [name for name in self.usual[role] if name in self.values and name not in taken]
         filled = [name for name in present if is_filled(self.values[name])]
         return next(iter(filled or present), self.found.get(role))
 

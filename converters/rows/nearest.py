@@ -13,7 +13,7 @@ from ...errors import DataError
 from .beside import CHOICES, choices_in, choices_unread
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .content import MEDIA_ROLES
-from .fields import Fields, head_of, is_filled, unpacked, value_at
+from .fields import QUESTIONS, Fields, head_of, is_filled, unpacked, value_at
 from .media_columns import can_read, media_columns
 from .preference_kinds import KTO
 from .preferences import is_verdict
@@ -27,7 +27,7 @@ _PAIRS = (  # usual names of a question and its answer that are too general to t
     ("query", "answers"), ("question", "answers"),
     ("prompt", "output"), ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
 )  # fmt: skip
-_ASKED = {"inputs", *(asked for asked, _ in _PAIRS)}
+_ASKED = {*QUESTIONS, *(asked for asked, _ in _PAIRS)}
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # lists of these are no conversation
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _ABOUT = re.compile(r"^(num|is|has)_|_(id|ids|idx|index|type|source|model|date|key)$", re.IGNORECASE)  # names of facts
@@ -178,7 +178,7 @@ def _conversation(
 
     Users must say which of several columns is read. Exchanges next to a question of their row are none.
     """
-    is_asked = bool((_ASKED - {"source", "user", "human"}) & set(names))
+    is_asked = not set(QUESTIONS).isdisjoint(names)
     for row in rows:
         found: list[tuple[str, RowKind, list[dict[str, str]]]] = []
         for name, value in _columns_of(row):

@@ -10,11 +10,8 @@ from ...errors import DataError
 from .alpaca import exchanges
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind
-from .fields import Fields, named_alike, unpacked
+from .fields import QUESTIONS, Fields, named_alike, unpacked
 from .messages import tool_calls
-
-# Names of a question in rows with media and an answer, which would otherwise be read without it.
-_OTHER_QUESTIONS = ("problem", "prompt", "query", "instruction", "input", "inputs")
 
 
 def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
@@ -60,7 +57,7 @@ def _asks(fields: Fields) -> bool:
     """Whether there is a question, or media and nothing else that may be one."""
     if fields.get("question") is not None:
         return True
-    others = () if "question" in fields.columns else _OTHER_QUESTIONS
+    others = () if "question" in fields.columns else QUESTIONS
     return _has_media(fields) and not any(isinstance(fields.values.get(name), (str, list)) for name in others)
 
 

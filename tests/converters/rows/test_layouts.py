@@ -389,6 +389,12 @@ def test_an_answer_next_to_messages_of_the_user_is_read_by_the_options_that_are_
         ({"question": "q", "context": "c", "answer": "a"}, "q\n\nc"),
         ({"query": "q", "passage": "c", "response": "a"}, "q\n\nc"),
         ({"definition": "d", "inputs": "i", "targets": "a"}, "d\n\ni"),  # Natural Instructions
+        ({"instruction": "d", "query": "i", "response": "a"}, "d\n\ni"),
+        ({"prompt": "q", "input": "c", "completion": "a"}, "q\n\nc"),
+        ({"question": "q", "article": "long c", "answer": "a"}, "q\n\nlong c"),
+        ({"question": "q", "text": "long c", "answer": "a"}, "q\n\nlong c"),
+        ({"instruction": "q", "passage": "c", "output": "a"}, "q\n\nc"),
+        ({"instruction": "q", "inputs": "c", "output": "a"}, "q\n\nc"),
     ],
 )
 def test_a_text_that_a_question_is_about_is_read_by_the_options_that_are_printed(row: Row, stored: str) -> None:
@@ -399,8 +405,103 @@ def test_a_text_that_a_question_is_about_is_read_by_the_options_that_are_printed
     columns = dict(each.split("=") for each in dict(_PAIRS.findall(str(raised.value)))["columns"].split())
     messages = json.loads(find_mapper([row], SchemaOptions(kind="alpaca", columns=columns))(row, None)["messages"])
     assert [each["content"] for each in messages] == [stored, "a"]
-    (name,) = {"definition", "context", "passage"} & row.keys()
-    assert find_mapper([{**row, name: {"title": ["t"]}}], _AS_USUAL).kind.name == kind
+    (name,) = re.findall(r"column (\S+) holds what", str(raised.value))
+    with pytest.raises(
+        DataError, match=rf"column {name} holds what .*: write it into .*, with --map FILE\.py:FUNCTION"
+    ):
+        find_mapper([{**row, name: {"title": ["a long title"]}}], _AS_USUAL)  # as HotpotQA has it
+    asked = next(row[column] for column in columns.values() if column != name)
+    for value in (asked, [asked], f"Question:\n{asked}. Answer: a"):  # the whole text, as trainers take it
+        assert find_mapper([{**row, name: value}], _AS_USUAL).kind.name == kind
+    few = [{**row, name: asked}, {**row, name: asked}, row]
+    assert find_mapper(few, _AS_USUAL).kind.name == kind
+
+
+def test_columns_beside_a_question_that_are_no_context_are_left_out() -> None:
+    row = {"question": "who is it", "answer": "a"}
+    facts: list[Row] = [
+        {"document": "https://example.org/a/long/address"}, {"documents": ["an-id-of-it", "another-one"]},
+        {"text": "who  is it\n a"}, {"story": 5}, {"table": "a b"}, {"context": {"url": None}},
+        {"quality_explanation": "a long text of a judge"}, {"explanation": "a"},
+    ]  # fmt: skip
+    for fact in facts:
+        assert find_mapper([row | fact], _AS_USUAL).description.endswith(f"leaves out {next(iter(fact))}")
+    asked = {"instruction": "q", "input": "i", "output": "a"}
+    assert find_mapper([asked], SchemaOptions(columns={"input": ""})).description.endswith("leaves out input")
+
+
+def test_a_text_that_compared_answers_are_about_is_read_by_the_options_that_are_printed() -> None:
+    for answers, kind in (
+        ({"chosen": "a", "rejected": "b"}, "preference"),
+        ({"completion": "a", "label": True}, "kto"),
+    ):
+        row = {"prompt": "q", "context": "c", **answers}
+        with pytest.raises(DataError, match=rf"pass --columns prompt=prompt input=context, or pass --kind {kind} to"):
+            find_mapper([row], _AS_USUAL)
+        mapper = find_mapper([row], SchemaOptions(columns={"prompt": "prompt", "input": "context"}))
+        assert mapper.kind.name == kind
+        assert json.loads(mapper(row, None)["messages"])["prompt"] == [{"role": "user", "content": "q\n\nc"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"question": "q", "solution": "as 1 + 1 is 2", "answer": "2"}, "question-answer"),  # LIMO
+        ({"prompt": "q", "response": "2", "reasoning": "as 1 + 1 is 2"}, "prompt-response"),
+        ({"instruction": "q", "output": "2", "Complex_CoT": "as 1 + 1 is 2"}, "alpaca"),
+    ],
+)
+def test_a_worked_solution_is_not_left_out_for_its_short_answer(row: Row, kind: str) -> None:
+    with pytest.raises(DataError, match=rf"alone would be trained on: .*, or pass --kind {kind} to leave") as raised:
+        find_mapper([row], _AS_USUAL)
+    columns = dict(each.split("=") for each in dict(_PAIRS.findall(str(raised.value)))["columns"].split())
+    read = find_mapper([row], SchemaOptions(columns=columns))
+    assert json.loads(read(row, None)["messages"])[1]["content"] == "as 1 + 1 is 2"
+    assert find_mapper([row], SchemaOptions(kind=kind)).kind.name == kind
+    ((_, answer),) = KINDS[kind].needs.items() if kind == "question-answer" else [list(KINDS[kind].needs.items())[1]]
+    (name,) = set(answer) & row.keys()
+    assert find_mapper([{**row, name: "as 1 + 1 is 2, 2"}], _AS_USUAL).kind.name == kind
+
+
+@pytest.mark.parametrize("name", ["response", "completion", "answer", "output"])
+def test_a_text_next_to_its_answer_is_no_document(name: str) -> None:
+    row = {"text": "q", name: "a"}
+    with pytest.raises(DataError, match=rf"pass --columns prompt=text response={name}, or pass --kind text to leave"):
+        find_mapper([row], _AS_USUAL)
+    stored = find_mapper([row], SchemaOptions(columns={"prompt": "text", "response": name}))(row, None)
+    assert [each["content"] for each in json.loads(stored["messages"])] == ["q", "a"]
+    for more in ({name: 1}, {name: ""}, {name: None, "label": "a"}, {"text": "q: a"}):
+        assert find_mapper([row | more], _AS_USUAL).kind.name == "text"
+
+
+def test_an_answer_next_to_a_dialog_that_ends_with_the_user_is_not_left_out() -> None:
+    row = {"dialog": ["q", "a", "r"], "response": "b"}
+    with pytest.raises(DataError, match=r"column response holds what answers dialog, .* write it behind dialog, with"):
+        find_mapper([row], _AS_USUAL)
+    assert find_mapper([{**row, "dialog": ["q", "a"]}], _AS_USUAL).kind.name == "dialog"
+
+
+def test_settings_of_the_template_next_to_messages_are_not_left_out() -> None:
+    """As SmolTalk2 has them."""
+    row = {"messages": said(1, "user", "assistant"), "chat_template_kwargs": {"enable_thinking": False, "tools": None}}
+    with pytest.raises(DataError, match=r"column chat_template_kwargs holds settings .*, or pass --kind messages to"):
+        find_mapper([row], _AS_USUAL)
+    row["chat_template_kwargs"] = {"custom_instructions": "", "tools": None, "enable_thinking": True}
+    assert find_mapper([row], _AS_USUAL).kind.name == "messages"
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"input": "q", "chosen": "a", "rejected": "b"}, {"prompt": "input"}),  # Distilabel's pairs
+        ({"input": "q", "output": "a"}, {"instruction": "input"}),
+        ({"history": "q", "response": "a"}, {"prompt": "history"}),
+    ],
+)
+def test_a_column_that_is_named_for_one_role_is_not_read_for_another(row: Row, columns: dict[str, str]) -> None:
+    mapper = find_mapper([row], SchemaOptions(columns=columns))
+    assert mapper(row, None)["messages"].count('"q"') == 1
+    assert [name for name in mapper.found.values() if name in columns.values()] == [*columns.values()]
 
 
 def test_pairs_that_begin_alike_are_no_whole_texts_next_to_a_question() -> None:

@@ -98,7 +98,7 @@ CHATS: list[tuple[str, Row, Row, Any]] = [
         [says("system", "s"), *CHAT],
     ),
     ("alpaca", {"instruction": "hi", "context": "", "response": "hello", "category": "x"}, {}, CHAT),
-    ("prompt-response", {"instruction": "x", "prompt": "hi", "response": "hello"}, {}, CHAT),
+    ("prompt-response", {"instruction": "hi", "prompt": "hi", "response": "hello"}, {}, CHAT),
     (
         "messages",
         {
