@@ -107,6 +107,8 @@ class ConvertOptions:
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
         if self.splits is not None:  # numbers of NumPy become Python's
             object.__setattr__(self, "splits", {name: float(share) for name, share in self.splits.items()})
+        if self.split_seed and self.splits is None:
+            raise ConfigError("--split-seed draws the datasets of --split: pass --split NAME=SHARE …, or leave it out")
         if self.drop_sources and self.drop is None:
             raise ConfigError("--drop-source says what a drop list names: pass --drop FILE, or leave it out")
         self._check_sizes()

@@ -7,7 +7,7 @@ import difflib
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -97,6 +97,16 @@ def at_least(minimum: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {minimum}, got {text!r}")
 
     return number
+
+
+def given_options(options: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Return those of some options that a command line gives, as it writes them; their defaults say that they are not.
+
+    >>> given_options(argparse.Namespace(seed=0, block_size=None, setting=[]), ["seed", "block_size", "setting"])
+    ['--seed']
+    """
+    values = {name: getattr(options, name) for name in names}
+    return [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, []) and value is not False]
 
 
 def add_command(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from .command import add_command, at_least, local_file
+from ..errors import ConfigError
+from .command import add_command, at_least, given_options, local_file
 from .processor import add_on_dropped, add_options, chosen_processor, stored_processor
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ def _add_inspect(commands: Commands) -> None:
     parser = add_command(commands, "inspect", _inspect, summary, example=INSPECT, page="start.md")
     parser.add_argument("remote", metavar="DATASET", help="show the dataset in this folder or URL")
     parser.add_argument(
-        "-i", "--sample", type=int, default=0, metavar="N", help="show sample N, -1 for the last; default: %(default)s"
+        "-i", "--sample", type=int, metavar="N", help="show sample N, -1 for the last; default: 0"
     )
     parser.add_argument(
-        "--samples", type=at_least(1), default=1, metavar="K", help="show K samples from N on; default: %(default)s"
+        "--samples", type=at_least(1), metavar="K", help="show K samples from N on; default: 1"
     )
     parser.add_argument(
         "--source", metavar="FILE:ROW", help="show what was made of this row of this source, counted from 1"
@@ -189,11 +190,13 @@ def _inspect(options: argparse.Namespace) -> int:
     from .console import bar
     from .console_datasets import print_inspection
 
+    if options.source is not None and (given := given_options(options, ("sample", "samples"))):
+        raise ConfigError(f"--source says which samples are shown: leave {given[0]} out")
     with bar("reading", unit="shards", shown=not options.json) as progress:
         inspection = inspect_dataset(
             options.remote,
-            first=options.sample,
-            num_samples=options.samples,
+            first=options.sample or 0,
+            num_samples=options.samples or 1,
             source=options.source,
             tokenizer=options.tokenizer,
             processor=chosen_processor(options.tokenizer, options.processor, options.setting),

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .command import add_command, at_least, local_file
+from .command import add_command, at_least, given_options, local_file
 
 if TYPE_CHECKING:
     from ..ledger.opening import RunHistory
@@ -150,6 +150,11 @@ def _logged(options: argparse.Namespace, history: RunHistory) -> int:
 
     if options.show or options.renamed:
         raise ConfigError("--show and --renamed need the datasets, which a run in lanes does not keep: use inspect")
+    if given := given_options(options, ("until", "drop", "url")):
+        raise ConfigError(
+            f"{given[0]} asks what packs hold, and {options.checkpoint} is of a run in lanes, of which the log alone "
+            "tells: leave it out"
+        )
     ledger = LoggedLedger(history, output_dir=output_dir_of(options.checkpoint))
     samples = [int(text.rpartition(":")[2]) for text in options.sample if text.rpartition(":")[2].isdecimal()]
     if len(samples) < len(options.sample):

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .command import add_command, at_least, local_file
+from .command import add_command, at_least, given_options, local_file
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
@@ -145,17 +145,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     """ConfigError for options that do not go together."""
-    for name in OF_CHANGES if options.checkpoint is None else OF_DATASETS:
-        if getattr(options, name) not in (None, False, []):
-            option = f"--{name.replace('_', '-')}"
-            how = "needs" if options.checkpoint is None else "is not taken together with"
-            raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
+    for option in given_options(options, OF_CHANGES if options.checkpoint is None else OF_DATASETS):
+        how = "needs" if options.checkpoint is None else "is not taken together with"
+        raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
     if options.checkpoint is not None:
         return
     if (run := _run_file(options)) is not None:
-        given = [name for name in IN_RUN_FILES if getattr(options, name) not in (None, [])]
-        if given:
-            raise ConfigError(f"{run} says {given[0]} itself: leave --{given[0].replace('_', '-')} out")
+        if given := given_options(options, IN_RUN_FILES):
+            raise ConfigError(f"{run} says this itself: leave {given[0]} out")
     elif options.packing_length is None:
         raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file")
 

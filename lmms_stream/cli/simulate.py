@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .command import add_command, at_least, local_file
+from .command import add_command, at_least, given_options, local_file
 from .plan import DEFAULT_GLOBAL_BATCH
 from .processor import add_options, stored_processor
 
@@ -28,6 +28,11 @@ EXAMPLES = (
     "lmms-stream simulate sources.yaml --packing-length 8192 --overlong split --global-batch 4096 --nodes 512 "
     "--canonical-nodes 512 --block-size 65536 --bandwidth 10gbit --compare shard_bytes=32mb,256mb",
 )
+OF_PROCESSORS = ("tokenizer", "processor", "setting")
+# Options that the YAML file of a run has settings for.
+IN_RUN_FILES = (
+    "packing_length", "global_batch", "overlong", "canonical_nodes", "block_size", "seed", *OF_PROCESSORS,
+)  # fmt: skip
 DESCRIPTION = """\
 a dataset that does not exist yet is described in a YAML file (sources.yaml):
   sources:
@@ -114,8 +119,11 @@ def add_commands(commands: Commands) -> None:
         metavar="PACKS",
         help=f"read so many packs a step; default: {DEFAULT_GLOBAL_BATCH}",
     )
-    add("--overlong", choices=("error", "drop", "truncate", "split"), default="error",
-        help="do this with samples that are longer than a pack; default: %(default)s")  # fmt: skip
+    add(
+        "--overlong",
+        choices=("error", "drop", "truncate", "split"),
+        help="do this with samples that are longer than a pack; default: error",
+    )
     add(
         "--canonical-nodes",
         type=at_least(1),
@@ -125,11 +133,10 @@ def add_commands(commands: Commands) -> None:
     add(
         "--block-size",
         type=at_least(1),
-        default=1 << 18,
         metavar="SAMPLES",
-        help="shuffle blocks of so many; default: %(default)s",
+        help=f"shuffle blocks of so many; default: {1 << 18}",
     )
-    add("--seed", type=at_least(0), default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
+    add("--seed", type=at_least(0), metavar="SEED", help="shuffle by this seed; default: 0")
     add(
         "--tokenizer",
         metavar="PATH",
@@ -219,6 +226,8 @@ def _of_description(options: argparse.Namespace) -> tuple[Sources, Cluster, Step
     from ..config import load_config
     from ..simulate.described import DescribedSources, describe
 
+    if given := given_options(options, OF_PROCESSORS):
+        raise ConfigError(f"{options.dataset} describes lengths, and nothing is measured: leave {given[0]} out")
     packing, order = _packing_and_order(options)
     described = load_config(DescribedSources, Path(options.dataset))
     sources = describe(described, packing=packing, order=order)
@@ -231,10 +240,9 @@ def _packing_and_order(options: argparse.Namespace) -> tuple[PackingConfig, Orde
 
     if options.packing_length is None:
         raise ConfigError("a dataset needs --packing-length: give it, or the YAML file of a run")
-    order = OrderConfig(
-        seed=options.seed, num_canonical_nodes=options.canonical_nodes, shuffle_block_size=options.block_size
-    )
-    return PackingConfig(packing_length=options.packing_length, overlong=options.overlong), order
+    block_size = {} if options.block_size is None else {"shuffle_block_size": options.block_size}
+    order = OrderConfig(seed=options.seed or 0, num_canonical_nodes=options.canonical_nodes, **block_size)
+    return PackingConfig(packing_length=options.packing_length, overlong=options.overlong or "error"), order
 
 
 def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
@@ -242,9 +250,8 @@ def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     from ..ledger.planned import open_run
     from ..simulate.sources import Sources
 
-    given = [name for name in ("packing_length", "global_batch", "canonical_nodes") if getattr(options, name)]
-    if given:
-        raise ConfigError(f"{options.dataset} says {given[0]} itself: leave --{given[0].replace('_', '-')} out")
+    if given := given_options(options, IN_RUN_FILES):
+        raise ConfigError(f"{options.dataset} says this itself: leave {given[0]} out")
     run = open_run(Path(options.dataset), is_stored=True)
     train = run.train
     sources = Sources.of(run.datasets, weights=train.weights, max_epochs=train.max_epochs)

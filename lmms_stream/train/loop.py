@@ -12,6 +12,7 @@ import torch.distributed as dist
 from transformers.trainer_utils import TrainOutput
 
 from ..errors import ConfigError, TrainingError
+from ..loader.stretches import begin_stretch, stretch_of
 from ..signals import StopSignal
 from ..types import Batch
 from .protocol import Trainer
@@ -30,10 +31,13 @@ class StoppedError(TrainingError):
 
 
 class Loop:
-    """Runs a trainer that is built, and stands where it begins. All ranks do the same, whatever a callback decides."""
+    """Runs a trainer that is built, and stands where it begins. All ranks do the same, whatever a callback decides.
 
-    def __init__(self, trainer: Trainer, stop: StopSignal):
-        self.trainer, self._stop = trainer, stop
+    is_automatic: the run goes on from its latest checkpoint if it is started again.
+    """
+
+    def __init__(self, trainer: Trainer, stop: StopSignal, *, is_automatic: bool):
+        self.trainer, self._stop, self._is_automatic = trainer, stop, is_automatic
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
         self._logged = trainer.counts.step
@@ -126,8 +130,10 @@ class Loop:
             raise ConfigError(
                 "a callback set should_epoch_stop, and this run has no epochs: let it set should_training_stop"
             )
-        if loader.steps_left:
-            loader.skip_steps(loader.steps_left)
+        if num_left := loader.steps_left:
+            passed_over = [*self.trainer.config.skip_steps, (loader.step, loader.step + num_left)]
+            begin_stretch(self.trainer.counts.history, stretch_of(loader, skipped=passed_over))
+            loader.skip_steps(num_left)
         self.trainer.set_length()
 
     @property
@@ -223,9 +229,11 @@ class Loop:
         self._do_what_is_due()
         if is_stopped:
             trainer.saver.wait()
-            raise StoppedError(
-                f"told to stop by a signal: step {self._step} is saved, the same command resumes from it"
-            )
+            where = trainer.saver.where(self._step)
+            remedy = f"resume from it with train.resume={where}, or train(resume_from_checkpoint=…)"
+            if self._is_automatic:
+                remedy = "the same command resumes from it"
+            raise StoppedError(f"told to stop by a signal: step {self._step} is saved, {remedy}")
 
     def _do_what_is_due(self) -> None:
         callbacks = self.trainer.callbacks

@@ -29,7 +29,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     """Go on from a checkpoint, as trainer.train is asked to; all ranks call it."""
-    choice = resume_choice(asked)
+    choice = resume_choice(asked) or trainer.config.resume
     state = trainer.saver.resume(lambda state: _begin_from(trainer, state), choice=choice)
     if state is None and asked is True:
         raise CheckpointError(f"{trainer.saver.url} has no checkpoint to resume from: call train() to begin a run")
@@ -41,6 +41,8 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
             trainer.best.load(state["best"])
         if "callbacks" in state:
             trainer.callbacks.load(state["callbacks"])
+        if choice != "auto":
+            _tell_later_steps(trainer)
     trainer.data.left_out.begin(trainer.counts)
     trainer.run_log.begin(trainer.step, url=trainer.saver.url)
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
@@ -58,6 +60,17 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
         "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
+
+
+def _tell_later_steps(trainer: Trainer) -> None:
+    """Warn if checkpoints of later steps lie where a run that resumes from a named one saves its own."""
+    later = [step for step in trainer.saver.steps() if step > trainer.step]
+    if later and trainer.world.rank == 0:
+        logger.warning(
+            "%s has checkpoints of later steps (%s), and train.resume auto takes the latest: move them elsewhere",
+            trainer.saver.url,
+            ", ".join(map(str, later)),
+        )
 
 
 def _unit_of_length(config: TrainConfig) -> tuple[str, str]:

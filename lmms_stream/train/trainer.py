@@ -18,7 +18,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
-from .filled import model_to_fill, model_to_share, with_token_ids
+from .filled import model_to_fill, model_to_share, resume_choice, with_token_ids
 from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
@@ -194,7 +194,8 @@ class FSDP2SFTTrainer(HasParts):
                 with self.run_log.running(self.schedule, step=self.step, position=self.position):
                     self.saver.probe()
                     self.meter.start()
-                    loop = Loop(self, stop)
+                    choice = resume_choice(resume_from_checkpoint) or self.config.resume
+                    loop = Loop(self, stop, is_automatic=choice == "auto")
                     loop.run()
                     output = loop.end()
                 with doing("last_save"):

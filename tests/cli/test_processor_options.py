@@ -128,6 +128,8 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
             ("verify", "data", "--tokenizer", "x", "--processor", "vision", "--setting", "pixels=1"),
             "--setting: unknown key 'pixels': choose one of",
         ),
+        (("inspect", "data", "--source", "rows.jsonl:1", "-i", "0"), "--source says which samples are shown: leave"),
+        (("convert", "rows.jsonl", "data", "--split-seed", "1"), "--split-seed draws the datasets of --split: pass"),
     ],
 )
 def test_options_that_do_not_fit_are_named(arguments: tuple[str, ...], message: str, rows: Path) -> None:

@@ -62,8 +62,8 @@ def test_a_run_is_planned_from_its_file(config: Path, tmp_path: Path, capsys: py
     assert main(["plan", str(config)]) == 0
     assert f"next: lmms-stream train {config}" in capsys.readouterr().out
     for wrong, message in (
-        ([str(config), "--packing-length", "512"], "run.yaml says packing_length itself: leave --packing-length out"),
-        ([str(config), "--seed", "0"], "run.yaml says seed itself: leave --seed out"),
+        ([str(config), "--packing-length", "512"], "run.yaml says this itself: leave --packing-length out"),
+        ([str(config), "--seed", "0"], "run.yaml says this itself: leave --seed out"),
         ([str(config), folders[0]], "run.yaml is the file of a run, which names its datasets: leave the others out"),
         ([folders[0]], "--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file"),
         ([str(config), "--from", "x", "--strategy", "next_fit"], "--strategy is not taken together with --from"),

@@ -224,6 +224,8 @@ def test_of_lanes_the_ledger_says_what_their_log_does(run: Path, tmp_path: Path)
         (["--step", "4"], "step 4 is not in"),
         (["--sample", "a:b"], "--sample a:b: expected an ID; a run in lanes has one source"),
         (["--step", "1", "--show"], "--show and --renamed need the datasets"),
+        (["--until", "1"], "--until asks what packs hold, and"),
+        (["--url", "data=elsewhere"], "is of a run in lanes, of which the log alone tells: leave it out"),
     ):
         assert message in " ".join(run_cli("ledger", str(tmp_path / "run"), *arguments).stderr.split())
     log = tmp_path / "run" / "train_log.jsonl"

@@ -262,8 +262,9 @@ def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: 
     assert main(["simulate", str(run), "--nodes", "2", "--gpus", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["simulation"]
     assert (told["num_steps"], told["num_ranks"], told["num_canonical_nodes"]) == (20, 4, 4)
-    assert main(["simulate", str(run), "--global-batch", "4"]) == 1
-    assert "says global_batch itself: leave --global-batch out" in capsys.readouterr().err
+    for name, value in (("global-batch", "4"), ("seed", "0"), ("overlong", "drop"), ("setting", "fps=1")):
+        assert main(["simulate", str(run), f"--{name}", value]) == 1
+        assert f"says this itself: leave --{name} out" in capsys.readouterr().err
     run.write_text(run.read_text().replace("remote:", "dataset_type: vision, dataset_path:"))
     assert main(["simulate", str(run)]) == 1
     assert "convert it with lmms-stream convert, and name its folder" in capsys.readouterr().err

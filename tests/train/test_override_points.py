@@ -14,6 +14,7 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, TrainingError
+from lmms_stream.ledger.run import Ledger
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
@@ -449,6 +450,10 @@ def test_an_epoch_that_a_callback_leaves_is_over_and_the_schedule_ends_with_the_
     assert [record["epoch"] for record in read_log(tmp_path)][2] > 1
     assert trainer.schedule.learning_rate == 0
     assert trainer.state.max_steps == trainer.state.global_step == 2 + of_epoch
+    ledger = Ledger(tmp_path)  # says that nobody read the rest of the epoch
+    assert [number for number in range(ledger.stop) if ledger.step(number).is_skipped] == [*range(2, of_epoch)]
+    (amounts,) = ledger.amounts().values()
+    assert amounts.num_samples == trainer.counts.samples_seen
 
 
 def test_a_metric_for_the_best_model_that_no_evaluation_has_is_named(config: Path, tmp_path: Path) -> None:

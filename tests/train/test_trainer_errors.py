@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, StorageError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.loop import StoppedError
 from lmms_stream.train.run_config import RunConfig
+from transformers import TrainerCallback
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
@@ -81,6 +85,29 @@ def test_a_checkpoint_to_resume_from_that_is_missing_or_damaged_is_named(config:
     for choice in ("auto", str(missing)):
         with pytest.raises(CheckpointError, match=f"{missing}/__0_0.distcp has 0 of "):
             trainer_of(config, *overrides, f"train.resume={choice}").train()
+
+
+def test_a_run_that_goes_on_from_a_named_checkpoint_says_what_a_later_resume_takes(
+    config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoints behind the named one stay, and the same command would begin at that again."""
+    overrides = [f"train.output_dir={tmp_path}", "eval_dataset=null", "train.save_steps=1"]
+    trainer_of(config, *overrides).train()
+    first, *_, last = checkpoints(tmp_path / "checkpoints")
+
+    class Told(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(StoppedError, match=rf"step 3 is saved, resume from it with train.resume={tmp_path}.*00000003"):
+        trainer_of(config, *overrides, f"train.resume={first}", callbacks=[Told]).train()
+    assert "has checkpoints of later steps (2, 3, 4), and train.resume auto takes the latest" in caplog.text
+    caplog.clear()
+    with pytest.raises(StoppedError, match=r"the same command resumes from it$"):
+        trainer_of(config, f"train.output_dir={tmp_path / 'b'}", "eval_dataset=null", callbacks=[Told]).train()
+    trainer_of(config, *overrides, f"train.resume={last}").train()
+    assert "later steps" not in caplog.text
 
 
 def test_a_disk_that_fills_up_ends_a_run_after_its_last_whole_checkpoint(config: Path, tmp_path: Path) -> None:

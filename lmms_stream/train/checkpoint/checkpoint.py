@@ -257,10 +257,14 @@ class Checkpointer:
             )
         return None
 
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that lie there, in ascending order; all ranks call it."""
+        return self._on_rank_0(self._target.candidates)
+
     def _choose(self, choice: str) -> tuple[Target, list[int]]:
         """Where to resume from, and the steps that may be tried."""
         if choice in ("auto", "never"):
-            steps = self._on_rank_0(self._target.candidates)
+            steps = self.steps()
             if steps and choice == "never":
                 raise CheckpointError(
                     f"{self._target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is "

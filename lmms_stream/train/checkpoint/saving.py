@@ -83,6 +83,10 @@ class RunSaver:
         )
         self._latest = self.where(step)
 
+    def steps(self) -> list[int]:
+        """See Checkpointer.steps."""
+        return self._checkpointer.steps()
+
     def where(self, step: int) -> str:
         """The path or URL of the checkpoint of a step."""
         return f"{self.url}/{folder_name(step)}"
