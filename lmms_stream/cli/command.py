@@ -106,7 +106,11 @@ def given_options(options: argparse.Namespace, names: Iterable[str]) -> list[str
     ['--seed']
     """
     values = {name: getattr(options, name) for name in names}
-    return [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, []) and value is not False]
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, value in values.items()
+        if value not in (None, []) and value is not False
+    ]
 
 
 def add_command(

@@ -84,12 +84,8 @@ def _add_inspect(commands: Commands) -> None:
     summary = "Show what a dataset holds: columns, sizes, lengths, samples."
     parser = add_command(commands, "inspect", _inspect, summary, example=INSPECT, page="start.md")
     parser.add_argument("remote", metavar="DATASET", help="show the dataset in this folder or URL")
-    parser.add_argument(
-        "-i", "--sample", type=int, metavar="N", help="show sample N, -1 for the last; default: 0"
-    )
-    parser.add_argument(
-        "--samples", type=at_least(1), metavar="K", help="show K samples from N on; default: 1"
-    )
+    parser.add_argument("-i", "--sample", type=int, metavar="N", help="show sample N, -1 for the last; default: 0")
+    parser.add_argument("--samples", type=at_least(1), metavar="K", help="show K samples from N on; default: 1")
     parser.add_argument(
         "--source", metavar="FILE:ROW", help="show what was made of this row of this source, counted from 1"
     )

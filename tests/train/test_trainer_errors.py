@@ -11,8 +11,8 @@ import pytest
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, StorageError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.loop import StoppedError
+from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run_config import RunConfig
 from transformers import TrainerCallback
 
