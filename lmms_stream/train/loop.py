@@ -36,7 +36,7 @@ class Loop:
     is_automatic: the run goes on from its latest checkpoint if it is started again.
     """
 
-    def __init__(self, trainer: Trainer, stop: StopSignal, *, is_automatic: bool):
+    def __init__(self, trainer: Trainer, stop: StopSignal, *, is_automatic: bool = True):
         self.trainer, self._stop, self._is_automatic = trainer, stop, is_automatic
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
