@@ -76,9 +76,14 @@ def _of_type(kind: type, value: Any) -> Any:
 def _encode_number(dtype: np.dtype[Any], value: Any) -> bytes:
     if isinstance(value, bytes):
         raise TypeError("expected a number, found bytes")  # NumPy would read them as text
-    data: bytes = dtype.type(value).tobytes()
+    number = dtype.type(value)
+    data: bytes = number.tobytes()
     if len(data) != dtype.itemsize:
         raise ValueError(f"expected one number, found {len(data) // dtype.itemsize}")
+    held = number.item()
+    is_rounded = dtype.kind == "f" and math.isfinite(held)
+    if not (is_rounded or held == value or (held != held and value != value) or isinstance(value, str)):
+        raise ValueError(f"{dtype} would hold {held}")  # NumPy takes numbers modulo, or their whole part
     return data
 
 
@@ -142,11 +147,24 @@ def _encode_file(form: str, value: Any) -> bytes:
 
     image = _of_type(Image.Image, value)
     path = getattr(image, "filename", "")
-    if form == "JPEG" and isinstance(image, JpegImagePlugin.JpegImageFile) and path and Path(path).is_file():
+    if form == "JPEG" and isinstance(image, JpegImagePlugin.JpegImageFile) and path and _is_image_of(path, image):
         return Path(path).read_bytes()  # as it is: to encode it again would lose quality
     file = BytesIO()
     image.save(file, format=form)
     return file.getvalue()
+
+
+def _is_image_of(path: str, image: Any) -> bool:
+    """Whether an image that was opened is still that of its file: a program may have changed its pixels."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as stored:
+            is_alike = (stored.mode, stored.size) == (image.mode, image.size)
+            is_loaded = not image.tile
+            return is_alike and not (is_loaded and stored.tobytes() != image.tobytes())
+    except OSError:
+        return False
 
 
 def _encode_pixels(value: Any) -> bytes:

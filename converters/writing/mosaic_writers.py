@@ -365,13 +365,14 @@ class XSVWriter(_TextWriter):
         self._head = self._line(self._names)
 
     def _line(self, values: Sequence[str]) -> bytes:
-        for value in values:
-            if self.newline in value or self.separator in value:
-                raise DataError(
-                    f"{value[:80]!r} has the separator {self.separator!r} or the newline {self.newline!r} in it, which "
-                    "these shards cannot hold: write them with MDSWriter"
-                )
-        return (self.separator.join(values) + self.newline).encode()
+        line = self.separator.join(values)
+        wrong = [each for each in values if self.newline in each or self.separator in each]
+        if wrong or line.split(self.separator) != [*values]:  # a value may end as the separator begins
+            raise DataError(
+                f"{(*wrong, line)[0][:80]!r} has the separator {self.separator!r} or the newline {self.newline!r} in "
+                "it, which these shards cannot hold: write them with MDSWriter"
+            )
+        return (line + self.newline).encode()
 
     def encode_sample(self, sample: Sample) -> bytes:
         values = self._values(sample)

@@ -209,8 +209,11 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Sample]:
         """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
         self.world.refuse_guess("start as many ranks on each node, or read with PackedLoader, which takes a world")
-        world = self._parallel_rank_world.with_workers(get_worker_info())
-        epoch, position = self._resume(world, self._epochs.begin(get_worker_info()))
+        worker = get_worker_info()
+        if self.world.rank == 0 and (worker is None or worker.id == 0):
+            self._warn_of_late_package()
+        world = self._parallel_rank_world.with_workers(worker)
+        epoch, position = self._resume(world, self._epochs.begin(worker))
         share = self._our_share if self._is_ours else self._share
         chunks = _pieces(share(world, epoch, position), self.predownload)
         reader, mine = self.core.reader, type(self)

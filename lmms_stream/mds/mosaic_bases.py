@@ -150,20 +150,30 @@ class OfPackage:
     dataset only if it is of MosaicML's types.
     """
 
+    _is_warned_of = False
+
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        found, made = package(), cls
-        if found is not None and (arguments or keywords):  # a copy, or what is unpickled, stays what it was
-            if cls.__module__.startswith(f"{__package__}."):
-                # The one import from a room that imports from this one: only where the program has the package.
-                door = import_module("..doors.mosaicml", __package__)
-                made = getattr(door, cls.__name__)
-            elif not issubclass(cls, (found.StreamingDataset, found.StreamingDataLoader)):
-                logger.warning(
-                    "%s was derived from a class of lmms_stream before `streaming` was imported, so MosaicML's classes "
-                    "do not know it, and its StreamingDataLoader saves no state of it: derive it from that of "
-                    "lmms_stream.doors.mosaicml", cls.__name__,
-                )  # fmt: skip
-        return super().__new__(made)
+        is_new = bool(arguments or keywords)  # a copy, or what is unpickled, stays what it was
+        if is_new and package() is not None and cls.__module__.startswith(f"{__package__}."):
+            # The one import from a room that imports from this one: only where the program has the package.
+            cls = getattr(import_module("..doors.mosaicml", __package__), cls.__name__)
+        made = super().__new__(cls)
+        if is_new:
+            made._warn_of_late_package()
+        return made
+
+    def _warn_of_late_package(self) -> None:
+        """Warn once if MosaicML's package is imported and this is not of its types."""
+        found = package()
+        if found is None or self._is_warned_of or isinstance(self, (found.StreamingDataset, found.StreamingDataLoader)):
+            return
+        self._is_warned_of = True
+        logger.warning(
+            "This %s is of a class of lmms_stream that was taken before `streaming` was imported, so MosaicML's "
+            "classes do not know it, and its StreamingDataLoader neither saves nor loads a state of it: import "
+            "streaming before a dataset is made, and derive classes from those of lmms_stream.doors.mosaicml",
+            type(self).__name__,
+        )
 
 
 class Numbered:

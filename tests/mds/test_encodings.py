@@ -140,6 +140,28 @@ def test_an_image_of_a_jpeg_file_is_stored_as_the_file_is(tmp_path: Path) -> Non
     for encoding in ("jpeg", "list[jpeg]"):
         with Image.open(path) as image:
             assert path.read_bytes() in column_encoder(encoding)(image if encoding == "jpeg" else [image])
+            image.load()
+            assert path.read_bytes() in column_encoder(encoding)(image if encoding == "jpeg" else [image])
+
+
+def test_an_image_of_a_jpeg_file_that_was_changed_is_stored_as_it_is_now(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    Image.new("RGB", (8, 6), "red").save(path, quality=100)
+
+    def smaller(image: Image.Image) -> None:
+        image.thumbnail((4, 3))
+
+    def blue(image: Image.Image) -> None:
+        image.paste((0, 0, 255), (0, 0, 8, 6))
+
+    def gone(image: Image.Image) -> None:
+        image.load()
+        path.write_bytes(b"")
+
+    for change in (smaller, blue, gone):
+        with Image.open(path) as image:
+            change(image)
+            assert np.abs(np.array(decoded("jpeg", column_encoder("jpeg")(image)), int) - np.array(image)).max() < 9
 
 
 @pytest.mark.parametrize(
@@ -168,9 +190,12 @@ def test_encodings_that_mds_does_not_have_are_named(encoding: str, message: str)
         ("ndarray", np.array(["x"])), ("ndarray:int8", np.zeros(0, np.int8)), ("ndarray:int16", np.zeros(2, ">i2")),
         ("ndarray:int8", np.zeros(2)), ("ndarray:int8:2", np.zeros(3, np.int8)), ("jpeg", "x"), ("pil", 7),
         ("png", None), ("list[jpeg]", b""), ("list[png]", [3]), ("jpeg_array", []), ("jpeg_array", b"x"),
-        ("jpeg_array", 7), ("bytes", "x"), ("str", b"x"),
+        ("jpeg_array", 7), ("bytes", "x"), ("str", b"x"), ("uint8", np.int64(300)), ("uint32", np.int32(-1)),
+        ("int32", np.array(1 << 31)), ("int32", 3.7), ("float32", np.float64(1e300)), ("float16", 1e6),
+        ("float32", None), ("float64", b"12345678"),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_values_of_another_type_are_not_encoded(encoding: str, value: Any) -> None:
     with pytest.raises((ValueError, TypeError, AttributeError, OverflowError)):
         column_encoder(encoding)(value)

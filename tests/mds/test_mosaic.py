@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from itertools import chain
 from multiprocessing import get_context
@@ -448,8 +449,27 @@ def test_what_was_imported_before_mosaicmls_package_is_of_its_types(
         assert state is not None
         assert state["sample_in_epoch"] == 4
     assert not caplog.messages
-    Derived(local=folder, **SMALL)
-    assert "Derived was derived from a class of lmms_stream before `streaming` was imported" in caplog.text
+    derived = Derived(local=folder, **SMALL)
+    next(iter(derived))
+    (message,) = caplog.messages
+    assert message.startswith(
+        "This Derived is of a class of lmms_stream that was taken before `streaming` was imported"
+    )
+
+
+def test_a_dataset_that_was_made_before_mosaicmls_package_was_imported_says_so_when_it_is_read(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "streaming")
+        dataset = mosaic.StreamingDataset(local=folder, **SMALL)
+        assert not isinstance(dataset, streaming.StreamingDataset)
+        next(iter(dataset))
+    assert not caplog.messages
+    for _ in range(2):
+        next(iter(dataset))
+    (message,) = caplog.messages
+    assert "its StreamingDataLoader neither saves nor loads a state of it: import streaming before" in message
 
 
 class Derived(mosaic.StreamingDataset):

@@ -226,6 +226,14 @@ def test_a_sample_that_does_not_fit_is_not_written_and_others_are(tmp_path: Path
             writer.write({"text": "three"})
 
 
+def test_a_value_that_ends_as_the_separator_begins_is_not_written(tmp_path: Path) -> None:
+    with lmms_stream.XSVWriter(columns={"a": "str", "b": "str"}, out=tmp_path, separator="||") as writer:
+        with pytest.raises(DataError, match=r"'x\|\|\|y' has the separator '\|\|' .* write them with MDSWriter"):
+            writer.write({"a": "x|", "b": "y"})
+        writer.write({"a": "x", "b": "|y"})
+    assert lmms_stream.LocalDataset(tmp_path)[:] == [{"a": "x", "b": "|y"}]
+
+
 def stored(place: Any) -> list[Any]:
     return [each["number"] for each in lmms_stream.LocalDataset(place)[:]]
 
