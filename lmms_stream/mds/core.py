@@ -110,8 +110,14 @@ class PackedDataset:
         return in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
-        """The samples of these ids, in this order; negative ones count from the end, as in NumPy."""
-        ids = np.array(sample_ids, np.int64)
+        """The samples of these ids, in this order; negative ones count from the end, as in NumPy.
+
+        Raises ConfigError for ids that are not integers, IndexError for an id that the dataset does not have.
+        """
+        given = np.asarray(sample_ids)
+        if given.size and given.dtype.kind not in "iu":  # NumPy would cut fractions, and take a mask for 0 and 1
+            raise ConfigError(f"samples are read by their ids, which are integers, got an array of {given.dtype}")
+        ids = given.astype(np.int64)
         wrong = ids[(ids < -self.num_samples) | (ids >= self.num_samples)]
         if len(wrong):
             raise IndexError(f"sample {wrong[0]} of a dataset of {self.num_samples}")

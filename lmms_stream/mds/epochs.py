@@ -137,6 +137,11 @@ def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]
         }
     except (KeyError, TypeError) as error:
         raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
+    if numbers["epoch"] < 0:  # MosaicML's class saves epoch -1 before the first batch, and resumes at the first epoch
+        numbers |= {"epoch": 0, "sample_in_epoch": 0}
+    negative = next((name for name, number in numbers.items() if number < 0), None)
+    if negative is not None:
+        raise CursorError(f"the saved state is damaged ({negative} is {numbers[negative]}): use another checkpoint")
     state = {**obj, **numbers}
     for name, value in ours.items():
         saved = state.get(name, unsaved.get(name, value))

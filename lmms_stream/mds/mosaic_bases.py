@@ -208,6 +208,6 @@ class Numbered:
 
 
 def package() -> Any:
-    """MosaicML's package, if the program has imported it; else None, also for another module of that name."""
+    """MosaicML's package, if the program has imported it; else None, also for another module or ours by that name."""
     found = sys.modules.get("streaming")
-    return found if hasattr(found, "StreamingDataset") else None
+    return found if getattr(found, "__name__", "") == "streaming" and hasattr(found, "StreamingDataset") else None

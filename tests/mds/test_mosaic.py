@@ -355,6 +355,16 @@ def test_a_state_is_that_which_was_loaded_until_more_is_read(folder: Path) -> No
     assert list(loader) == batches  # not those of another epoch
 
 
+def test_a_state_that_mosaicmls_class_saved_before_the_first_batch_begins_the_first_epoch(folder: Path) -> None:
+    saved = {"epoch": -1, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 9176}
+    fresh, resumed = (StreamingDataset(local=folder, num_canonical_nodes=1, **SMALL) for _ in range(2))
+    resumed.load_state_dict(saved)
+    for _ in range(2):
+        assert numbers(resumed) == numbers(fresh)
+    with pytest.raises(CursorError, match=r"the saved state is damaged \(sample_in_epoch is -4\): use another"):
+        resumed.load_state_dict(saved | {"epoch": 1, "sample_in_epoch": -4})
+
+
 # Numbers, shards and the cache
 
 
@@ -367,6 +377,10 @@ def test_slices_and_numbers_from_the_end_are_those_of_numpy(folder: Path) -> Non
     assert numbers(lmms_stream.LocalDataset(folder)[np.array([-1, 7], np.int8)]) == [32, 7]
     with pytest.raises(IndexError, match="sample -34 of a dataset of 33"):
         dataset.read([-34])
+    assert dataset.read([]) == []
+    for wrong in ([1.7], np.arange(NUM_SAMPLES) < 2, ["3"]):
+        with pytest.raises(ConfigError, match="samples are read by their ids, which are integers, got an array of"):
+            dataset.read(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("keep_zip", [False, True])
@@ -470,6 +484,13 @@ def test_a_dataset_that_was_made_before_mosaicmls_package_was_imported_says_so_w
         next(iter(dataset))
     (message,) = caplog.messages
     assert "its StreamingDataLoader neither saves nor loads a state of it: import streaming before" in message
+
+
+def test_our_package_may_stand_for_mosaicmls_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "streaming", lmms_stream)
+    from streaming import StreamingDataset as Named
+
+    assert numbers(Named(local=str(folder), batch_size=1)) == [*range(NUM_SAMPLES)]
 
 
 class Derived(mosaic.StreamingDataset):
