@@ -27,7 +27,7 @@ from .cursor import Cursor, SourceCursor
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .pack_range import PackRange, ends_of
-from .source_ranges import SourceBlock, SourceRange, by_epoch, join, join_patches
+from .source_ranges import SourceBlock, SourceRange, SourceRanges, by_epoch, join, join_patches
 from .source_turns import SourceTurns
 from .weights import UNIT, Weights, checked_epochs, parse_schedule, passed_on, to_quotas
 
@@ -39,13 +39,13 @@ _QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without wei
 class Step:
     """The packs of a step, at most global_batch, and where training stands after it."""
 
-    ranges: tuple[SourceRange, ...]
+    ranges: SourceRanges
     after: Cursor
     ends_epoch: bool  # without weights: the epoch; with weights: everything
 
     @property
     def num_packs(self) -> int:
-        return _count(self.ranges)
+        return self.ranges.num_packs
 
 
 class Mixture:
@@ -81,7 +81,7 @@ class Mixture:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-        self._short = {name for name, plan in self.plans.items() if plan.is_short}
+        self._is_short = np.array([plan.is_short for plan in self.plans.values()])
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
     def start(self) -> Cursor:
@@ -144,13 +144,14 @@ class Mixture:
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
         sources = dict(cursor.sources)
-        ranges: list[SourceRange] = []
+        ranges: list[NDArray[np.int64]] = []
         left = global_batch - self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
         ends_epoch = left > 0 or self._is_over(sources)
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
         after = Cursor(step=cursor.step + 1, sources=sources)
-        return Step(ranges=tuple(ranges), after=after, ends_epoch=ends_epoch)
+        taken = SourceRanges(self.names, np.concatenate([np.empty((0, 4), np.int64), *ranges]))
+        return Step(ranges=taken, after=after, ends_epoch=ends_epoch)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
         """The cursor after `num_steps` steps that nobody reads (around a spike of the loss, say).
@@ -218,23 +219,24 @@ class Mixture:
         *,
         global_batch: int,
         until: SourceRange | None = None,
-        ranges: list[SourceRange] | None = None,
+        ranges: list[NDArray[np.int64]] | None = None,
     ) -> int:
         """Take `count` packs from the beginning of a step on, or those to the end (without weights: of the epoch).
 
-        `sources` are moved behind them, and they are added to ranges; how many there were. until: a range of one pack,
-        which is the last to be taken.
+        `sources` are moved behind them, and rows of them are added to ranges; how many there were. until: a range of
+        one pack, which is the last to be taken.
         """
         names = [name for name in self._weighted if self._has_packs(name, sources[name])]
         if len(names) == 1 and self.schedule is None and until is None:  # as most runs are: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
-                ranges.append(taken)
+                ranges.append(np.array([[self._numbers[taken.source], *taken[1:]]], np.int64))
             return taken.stop - taken.first
         done, is_found = 0, False
         turns = SourceTurns(
             sources,
             names,
+            numbers=[self._numbers[name] for name in names],
             known_counts=lambda name, epoch: self.plans[name].known_counts(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
             most=count,
@@ -259,8 +261,9 @@ class Mixture:
 
     def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
         """The canonical node of each pack of some ranges, as in `packs`, without making packs."""
-        nodes = np.empty(_count(ranges), np.int64)
-        for each in by_epoch(ranges, short=self._short):
+        ranges = SourceRanges.of(self.names, ranges)
+        nodes = np.empty(ranges.num_packs, np.int64)
+        for each in by_epoch(ranges, is_short=self._is_short):
             plan = self.plans[each.source]
             parts = self.num_canonical_nodes // plan.num_canonical_nodes
             nodes[each.positions] = parts * plan.canonical_nodes(each.epochs, each.numbers)
@@ -271,7 +274,7 @@ class Mixture:
 
         chosen: which of them, by their positions, which ascend; None: all.
         """
-        epochs = by_epoch(ranges, chosen, short=self._short)
+        epochs = by_epoch(SourceRanges.of(self.names, ranges), chosen, is_short=self._is_short)
         found = [self.plans[each.source].take(each.epochs, each.numbers) for each in epochs]
         counts = [len(each) for each in found]
 
@@ -297,7 +300,7 @@ class Mixture:
         """The shuffle blocks that packs of some ranges come from, each with the position of its first pack."""
         return [
             (int(each.positions[first]), SourceBlock(source=each.source, epoch=epoch, node=node, block=block))
-            for each in by_epoch(ranges, short=self._short)
+            for each in by_epoch(SourceRanges.of(self.names, ranges), is_short=self._is_short)
             for first, epoch, node, block in self.plans[each.source].blocks(each.epochs, each.numbers)
         ]
 
@@ -353,7 +356,3 @@ class Mixture:
 
 def _at(source: SourceCursor) -> tuple[int, int]:
     return source.epoch, source.packs
-
-
-def _count(ranges: Sequence[SourceRange]) -> int:
-    return sum(taken.stop - taken.first for taken in ranges)

@@ -22,7 +22,7 @@ from .lane_cursor import LaneAfter
 from .mixture import Mixture, Step
 from .order import shards_of
 from .pack_range import PackRange
-from .source_ranges import SourceBlock, SourceRange
+from .source_ranges import SourceBlock, SourceRanges
 
 STRETCH_PACKS = 1024  # packs of successive global batches that are planned together at first
 MAX_STRETCH_SEGMENTS = 1 << 18  # in packs that are planned together later on: 6 MiB, and as much again for a moment
@@ -155,7 +155,7 @@ class StepPlanner:
         return most * world.num_groups // world.group_nodes[world.group_node]  # packs of this node are made
 
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
-        ranges = [taken for each in stretch for taken in each.step.ranges]
+        ranges = SourceRanges.joined([each.step.ranges for each in stretch])
         packs, of_group = self._of_group(ranges, num_steps=len(stretch))
         mine = [of_step[each.mine] for of_step, each in zip(of_group, stretch, strict=True)]
         numbers = np.concatenate(mine)
@@ -169,7 +169,7 @@ class StepPlanner:
             after = each.step.after if last.micro_batches[-1] == last_batch else None
             yield Planned(last, after, entered.get(each.number, ()))
 
-    def _of_group(self, ranges: Sequence[SourceRange], *, num_steps: int) -> tuple[PackRange, NDArray[np.int64]]:
+    def _of_group(self, ranges: SourceRanges, *, num_steps: int) -> tuple[PackRange, NDArray[np.int64]]:
         """The packs of successive steps that the group's node reads, and which of them the group does.
 
         int64[num_steps, micro_batches], PAD where none. Packs of other nodes are not made.
@@ -177,7 +177,7 @@ class StepPlanner:
         batch, world = self.config.global_batch, self.config.world
         nodes, node = world.group_nodes, world.group_node
         chosen = None
-        steps = np.arange(sum(taken.stop - taken.first for taken in ranges)) // batch
+        steps = np.arange(ranges.num_packs) // batch
         if len(nodes) > 1:
             node_of_pack = nodes_of_packs(
                 self.mixture.canonical_nodes(ranges),
@@ -240,7 +240,7 @@ class StepPlanner:
             expected[here] = plan.lengths[sample_ids]
         return Segments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
 
-    def _entered(self, stretch: Sequence[_ReaderStep], ranges: Sequence[SourceRange]) -> dict[int, list[SourceBlock]]:
+    def _entered(self, stretch: Sequence[_ReaderStep], ranges: SourceRanges) -> dict[int, list[SourceBlock]]:
         """The shuffle blocks that packs of the stretch come from, by the number of the first step that does.
 
         Where several short epochs begin in a step, those of the first and of the last: each reads the same shards.

@@ -18,15 +18,15 @@ from .source_ranges import SourceRange
 from .weights import UNIT, share_out
 
 MAX_ROWS = 1 << 14  # ranges that are taken at once, and one of each source more
-MAX_COUNTS = 1 << 20  # of epochs of all sources that are looked at together
+MAX_COUNTS = 1 << 16  # of epochs of all sources that are looked at together
 
 
 class SourceTurns:
     """The sources that have packs left: `names`, and `epochs`, the epoch that each is in.
 
-    sources: all cursors, which `write` moves. known_counts: numbers of packs of an epoch of a source and of the next
-    epochs that are counted with it (see PackPlan). num_epochs: of a source; None: it ends with its present epoch, and
-    stays there. most: maximum number of packs.
+    sources: all cursors, which `write` moves. numbers: of the names, as SourceRanges has them. known_counts: numbers of
+    packs of an epoch of a source and of the next epochs that are counted with it (see PackPlan). num_epochs: of a
+    source; None: it ends with its present epoch, and stays there. most: maximum number of packs.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class SourceTurns:
         sources: MutableMapping[str, SourceCursor],
         names: Sequence[str],
         *,
+        numbers: Sequence[int],
         known_counts: Callable[[str, int], NDArray[np.int64]],
         num_epochs: Callable[[str], float] | None,
         most: int,
@@ -43,7 +44,8 @@ class SourceTurns:
         self._known_counts = known_counts
         cursors = [sources[name] for name in names]
         self.names = [*names]
-        self._first_epochs = [at.epoch for at in cursors]  # of the counts that are known
+        self._numbers = np.array(numbers, np.int64)
+        self._first_epochs = np.array([at.epoch for at in cursors], np.int64)  # of the counts that are known
         self._at = np.zeros(len(names), np.int64)  # epochs after those
         self._packs = np.array([at.packs for at in cursors], np.int64)
         self._credits = np.array([at.credit for at in cursors], np.int64)
@@ -57,7 +59,8 @@ class SourceTurns:
 
     @property
     def epochs(self) -> list[int]:
-        return [first + at for first, at in zip(self._first_epochs, self._at.tolist(), strict=True)]
+        epochs: list[int] = (self._first_epochs + self._at).tolist()
+        return epochs
 
     def go_on(self) -> bool:
         """Whether any has packs left; those of an epoch that begins are counted now, and not before."""
@@ -72,16 +75,17 @@ class SourceTurns:
         if self._num_epochs is not None:
             self._next_epoch(number)
             if self._first_epochs[number] < self._num_epochs(name):
-                self._counts[number] = self._known(name, self._first_epochs[number])
+                self._counts[number] = self._known(name, int(self._first_epochs[number]))
                 return
         self._sources[name] = self._cursor(number)
-        del self.names[number], self._first_epochs[number], self._counts[number]
-        self._at, self._packs, self._credits = (
-            np.delete(values, number) for values in (self._at, self._packs, self._credits)
+        del self.names[number], self._counts[number]
+        self._numbers, self._first_epochs, self._at, self._packs, self._credits = (
+            np.delete(values, number)
+            for values in (self._numbers, self._first_epochs, self._at, self._packs, self._credits)
         )
 
     def _next_epoch(self, number: int) -> None:
-        self._first_epochs[number] += int(self._at[number]) + 1
+        self._first_epochs[number] += self._at[number] + 1
         self._at[number] = self._packs[number] = 0
 
     def take(
@@ -92,12 +96,12 @@ class SourceTurns:
         *,
         least: int,
         until: SourceRange | None,
-        ranges: list[SourceRange] | None,
+        ranges: list[NDArray[np.int64]] | None,
     ) -> tuple[int, bool]:
         """Take the next `count` packs, or fewer: as far as epochs are known, or up to a pack; how many were taken.
 
         quotas, ends, least: see take_turns. until: a range of one pack. Also whether that one was taken, or is behind.
-        ranges: those taken are added, up to the end of an epoch of any source each.
+        ranges: rows of SourceRanges; those taken are added, up to the end of an epoch of any source each.
         """
         wanted = self.names.index(until.source) if until is not None and until.source in self.names else None
         stop = np.array([-1, 0, 0])
@@ -112,11 +116,10 @@ class SourceTurns:
         )
         self._ended = ended if ended >= 0 else None
         if ranges is not None:
-            names, firsts = self.names, self._first_epochs
-            ranges += [
-                SourceRange(names[number], firsts[number] + epoch, first, stop)
-                for number, epoch, first, stop in zip(*rows[:num_rows].T.tolist(), strict=True)
-            ]
+            taken = rows[:num_rows]
+            taken[:, 1] += self._first_epochs[taken[:, 0]]
+            taken[:, 0] = self._numbers[taken[:, 0]]
+            ranges.append(taken)
         if until is None or wanted is None:
             return done, False
         return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
@@ -131,4 +134,4 @@ class SourceTurns:
 
     def _cursor(self, number: int) -> SourceCursor:
         before, packs, credit = self._sources[self.names[number]], self._packs[number], self._credits[number]
-        return SourceCursor(before.plan, self._first_epochs[number] + int(self._at[number]), int(packs), int(credit))
+        return SourceCursor(before.plan, int(self._first_epochs[number] + self._at[number]), int(packs), int(credit))

@@ -18,7 +18,7 @@ from ..plan.kernels.deal import PAD
 from ..plan.mixture import Mixture, Step
 from ..plan.pack_range import PackRange
 from ..plan.planner import StepConfig, StepPlanner, deal_to_groups
-from ..plan.source_ranges import SourceBlock
+from ..plan.source_ranges import SourceBlock, SourceRanges
 
 STRETCH_SEGMENTS = 1 << 20  # looked at together
 EVERY_NODE = -1  # serves a block, where groups of ranks span nodes
@@ -107,7 +107,7 @@ class Needs:
         return max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
 
     def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> Stretch:
-        ranges = [taken for step in stretch for taken in step.ranges]
+        ranges = SourceRanges.joined([step.ranges for step in stretch])
         packs = self.mixture.packs(ranges)
         dealt = deal_to_groups(packs, self.mixture, global_batch=self.config.global_batch, world=self.config.world)
         steps, nodes, shards = self._reads(packs, dealt)

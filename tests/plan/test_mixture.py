@@ -162,7 +162,7 @@ def test_a_phase_whose_sources_have_ended_passes_on_and_nothing_is_left_unread()
         had = Counter(source for step in steps for source, _, _ in step)
         assert had == {name: total[name] for name in named}
         assert left == sum(had.values())
-        assert (mixture.packs_left(cursor), mixture.step(cursor, global_batch=8).ranges) == (0, ())
+        assert (mixture.packs_left(cursor), mixture.step(cursor, global_batch=8).num_packs) == (0, 0)
         assert all(len(step) == 8 for step in steps[:-1])
 
 
