@@ -150,7 +150,10 @@ def _encode_file(form: str, value: Any) -> bytes:
     if form == "JPEG" and isinstance(image, JpegImagePlugin.JpegImageFile) and path and _is_image_of(path, image):
         return Path(path).read_bytes()  # as it is: to encode it again would lose quality
     file = BytesIO()
-    image.save(file, format=form)
+    try:
+        image.save(file, format=form)
+    except OSError as error:  # of a mode that the format does not have
+        raise ValueError(str(error)) from error
     return file.getvalue()
 
 

@@ -252,7 +252,8 @@ class ShardReader:
         """Close shards that are too many, and under a limit those whose files are gone, to free their room."""
         gone = []
         if self._config.cache_limit is not None:
-            gone = [shard_id for shard_id, shard in self._open.items() if not shard.path.exists()]
+            opened = list(self._open.items())  # another thread may open a shard meanwhile
+            gone = [shard_id for shard_id, shard in opened if not shard.path.exists()]
         most = max(self._least_open, min(self._max_open, MAX_MAPPINGS))
         gone += islice(self._open, max(0, len(self._open) + 1 - most))
         for shard_id in gone:

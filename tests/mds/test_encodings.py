@@ -192,7 +192,7 @@ def test_encodings_that_mds_does_not_have_are_named(encoding: str, message: str)
         ("png", None), ("list[jpeg]", b""), ("list[png]", [3]), ("jpeg_array", []), ("jpeg_array", b"x"),
         ("jpeg_array", 7), ("bytes", "x"), ("str", b"x"), ("uint8", np.int64(300)), ("uint32", np.int32(-1)),
         ("int32", np.array(1 << 31)), ("int32", 3.7), ("float32", np.float64(1e300)), ("float16", 1e6),
-        ("float32", None), ("float64", b"12345678"),
+        ("float32", None), ("float64", b"12345678"), ("jpeg", Image.new("RGBA", (2, 2))),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:overflow")

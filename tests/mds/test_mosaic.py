@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -505,6 +506,20 @@ def test_a_tilde_is_the_home_of_the_user(folder: Path, tmp_path: Path, monkeypat
     assert numbers([dataset[3], lmms_stream.LocalDataset("~/data")[4]]) == [3, 4]
     assert TrainConfig(global_batch=1, max_steps=1, output_dir="~/run").output_dir == str(tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
+
+
+def test_threads_share_a_dataset_under_a_limit(tmp_path: Path) -> None:
+    with lmms_stream.MDSWriter(columns={"number": "int"}, out=tmp_path / "data", size_limit=300) as writer:
+        for number in range(300):
+            writer.write({"number": number})
+    dataset = StreamingDataset(remote=tmp_path / "data", local=tmp_path / "copy", batch_size=4, cache_limit=2000)
+
+    def read(seed: int) -> bool:
+        chosen = np.random.default_rng(seed).integers(0, 300, 40).tolist()
+        return bool(numbers(dataset[each] for each in chosen) == chosen)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, range(8)))
 
 
 def test_streams_may_be_read_by_two_datasets(folder: Path, tmp_path: Path) -> None:
