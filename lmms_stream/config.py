@@ -1,4 +1,4 @@
-"""YAML and overrides -> a frozen dataclass. Strict, and knows no field names of its own."""
+"""YAML and overrides -> a frozen dataclass. Strict; the only names it knows are the sections of a launch file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .errors import ConfigError, did_you_mean
 from .yaml_text import read_yaml
 
 T = TypeVar("T")
+# of LMMS Engine's launch file
+LAUNCH_SECTIONS = ("trainer_type", "dataset_config", "model_config", "trainer_args", "extra_kwargs", "config_yaml")
 
 
 def load_config(config_class: type[T], path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[str] = ()) -> T:
@@ -38,6 +40,7 @@ def load_mapping(path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[
         raise ConfigError(f"{path}: no such config file: check the path") from None
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{path}: not a readable YAML file: {error}") from error
+    data = _of_older_launch_file(data)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(data).__name__}")
     for override in overrides:
@@ -47,6 +50,20 @@ def load_mapping(path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[
         for key in {*one_of} - named:
             _section(data, key).pop(key.rpartition(".")[2], None)
     return data
+
+
+def _of_older_launch_file(data: Any) -> Any:
+    """LMMS Engine's older launch file, a list of one {type: trainer, config: …}, as a newer one; others as they are.
+
+    There the arguments of the trainer stand beside the sections, in no section of their own.
+    """
+    if not isinstance(data, list) or len(data) != 1 or not isinstance(data[0], dict):
+        return data
+    config = data[0].get("config")
+    if data[0].get("type") != "trainer" or not isinstance(config, dict) or "trainer_args" in config:
+        return data
+    sections = {name: value for name, value in config.items() if name in LAUNCH_SECTIONS}
+    return {**sections, "trainer_args": {name: value for name, value in config.items() if name not in sections}}
 
 
 def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str) -> T:

@@ -26,7 +26,8 @@ STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_stora
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
 BAGEL = "bagel"
-MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length")
+MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length",
+              "use_audio_in_video")  # fmt: skip
 IMAGE_KEYS = ("image_size", "flip", "augment_seed")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
@@ -69,6 +70,7 @@ class DatasetType:
 TYPES: Mapping[str, DatasetType] = {
     "vision": DatasetType("messages", False, "chats with images and videos, and of text alone"),
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
+    "qwen3_5": DatasetType("messages", False, "the same, with Qwen3.5's processor"),
     "llava_video": DatasetType("messages", False, "the same, with LLaVA-OneVision's processor"),
     "vision_audio": DatasetType(
         "messages", False, "chats with sounds, and images and videos where the processor reads them"
@@ -76,6 +78,7 @@ TYPES: Mapping[str, DatasetType] = {
     "qwen_omni": DatasetType("messages", False, "the same, with a Qwen-Omni processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
+    "qwen3_5_iterable": DatasetType("messages", True, "as qwen3_5, streamed"),
     "llava_video_iterable": DatasetType("messages", True, "as llava_video, streamed"),
     "vision_audio_iterable": DatasetType("messages", True, "as vision_audio, streamed"),
     "qwen_omni_iterable": DatasetType("messages", True, "as qwen_omni, streamed"),
@@ -101,13 +104,17 @@ class ProcessorType:
     crop: Literal["center", "random"] | None = None
 
 
+OF_ALL_FRAMES = ("qwen3_vl", "qwen3_5", "nit")  # whose limits on pixels are of all frames of a video together
 LLAVA_ONEVISION = "LlavaOnevisionProcessor"
 PROCESSORS: Mapping[str, ProcessorType] = {
     "pure_text": ProcessorType("chat"),
     "qwen2": ProcessorType("chat"),
+    "qwen3": ProcessorType("chat"),
     "qwen2_vl": ProcessorType("vision", "Qwen2VLProcessor"),
     "qwen2_5_vl": ProcessorType("vision", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
+    "qwen3_5": ProcessorType("vision", "Qwen3VLProcessor"),
+    "nit": ProcessorType("vision"),
     "llava": ProcessorType("vision", LLAVA_ONEVISION),
     "llava_video": ProcessorType("vision", LLAVA_ONEVISION),
     "qwen2_audio": ProcessorType("audio", "Qwen2AudioProcessor"),
@@ -117,14 +124,13 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "rae_siglip": ProcessorType("image", crop="random"),
     "bagel": ProcessorType("bagel"),
 }
-LATER_PROCESSORS = (
-    "llava_onevision2", "nanovlm", "aero", "wanvideo",
-)  # fmt: skip
+LATER_TYPES = ("aero_realtime_iterable", "llava_ov2_iterable")
+LATER_PROCESSORS = ("llava_onevision2", "nanovlm", "aero", "aero_realtime", "wanvideo")
 
 
 def dataset_type_of(config: DatasetConfig) -> DatasetType:
     """ConfigError for a type that is unknown."""
-    found: DatasetType = _named(TYPES, (), config.dataset_type, "dataset_type")
+    found: DatasetType = _named(TYPES, LATER_TYPES, config.dataset_type, "dataset_type")
     return found
 
 
@@ -182,6 +188,8 @@ def sources_of(config: DatasetConfig) -> list[Source]:
     if format == LIST or (format is None and path.endswith((".yaml", ".yml"))):
         entries = list_entries(Path(path))
         return [_source(each, f"entry {number} of {path}") for number, each in enumerate(entries, start=1)]
+    if format == "json" and path.endswith(".jsonl"):
+        format = "jsonl"
     return [Source(path, None, format or "")]
 
 
@@ -243,8 +251,9 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
             )
         return ProcessorConfig(type="chat", tokenizer=str(name))
     settings: dict[str, Any] = {} if kind == "audio" else _video_settings(config, said["processor_type"])
-    if (config.extra_kwargs or {}).get("use_audio_in_video"):
+    if (config.extra_kwargs or {}).get("use_audio_in_video") or (kind == "omni" and extra.get("use_audio_in_video")):
         settings["use_audio_in_video"] = True
+    extra = {key: value for key, value in extra.items() if key != "use_audio_in_video"}
     return ProcessorConfig(type=kind, path=str(name), **(settings | extra))
 
 
@@ -275,27 +284,30 @@ def _check_family(path: str, processor_type: str) -> None:
     from ..processors.families.files import read_files
 
     found, wanted = read_files(path).processor_class, PROCESSORS[processor_type].processor_class
-    if found and found != wanted:
+    if found and wanted and found != wanted:
         raise ConfigError(
             f"processor_type {processor_type!r} is of a {wanted}, and {path} holds a {found}: change one of them"
         )
 
 
 def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any]:
-    """Settings of media. Qwen3-VL's processor counts the pixels of all frames, theirs and others those of a frame."""
+    """Settings of media. Qwen3-VL's processor has limits on the pixels of all frames, others on those of a frame."""
     if PROCESSORS[processor_type].processor_class == LLAVA_ONEVISION:
         return _settings_of_llava(config)
     strategy = config.video_sampling_strategy or "fps"
     names = ["video_max_frames", "fps" if strategy == "fps" else "frame_num"]
-    if processor_type != "qwen3_vl":
+    if processor_type not in OF_ALL_FRAMES:
         names += ["video_max_pixels", "video_min_pixels"]
-    elif config.video_max_pixels or config.video_min_pixels:
+    elif config.video_min_pixels:
         raise ConfigError(
-            "video_max_pixels and video_min_pixels are of a frame, and Qwen3-VL's processor counts those of all frames "
-            "of a video: set them in processor_config.extra_kwargs, for all frames"
+            "video_min_pixels is of a frame, and Qwen3-VL's processor counts the pixels of all frames of a video: set "
+            "it in processor_config.extra_kwargs, for all frames"
         )
     given = {name: getattr(config, name) for name in names}
-    return {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in given.items()}
+    settings = {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in given.items()}
+    if processor_type in OF_ALL_FRAMES and config.video_max_pixels:
+        settings["frame_max_pixels"] = config.video_max_pixels
+    return settings
 
 
 def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:

@@ -81,6 +81,11 @@ class MultimodalProcessor:
         ids = partial(_token_id, tokenizer)
         made = (family or family_of(files)).of(files, chosen, ids)
         _check_sound(chosen, made, path)
+        if chosen.frame_max_pixels is not None and not hasattr(made, "frame_max_pixels"):
+            raise ConfigError(
+                f"processor.frame_max_pixels is for Qwen3-VL's processor, and {path} holds another one, whose "
+                "video_max_pixels is of a frame: set that"
+            )
         if family is None:
             made = or_installed(made, family_of(files).of(files, MediaSettings(), ids), tokenizer, files)
         return MultimodalProcessor(tokenizer, made, learn=learn, learn_stop=learn_stop)

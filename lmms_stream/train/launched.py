@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +19,11 @@ from .habits.launch_file import Launch, launch_of
 from .habits.resolve import resolve
 from .report.engine_figures import engine_figures
 from .run.settings import Datasets, TrainConfig
+from .tasks.registry import build_task
+from .tasks.task import Task
 from .trainer import FSDP2SFTTrainer
+
+logger = logging.getLogger("lmms_stream")
 
 
 class LaunchedTrainer(FSDP2SFTTrainer):
@@ -30,7 +36,7 @@ class LaunchedTrainer(FSDP2SFTTrainer):
 
 def read_launch(data: Mapping[str, Any], *, source: str) -> tuple[Launch, TrainingArguments]:
     """A launch file, and its arguments; under torchrun's variables these make the process group."""
-    launch = launch_of(data, source=source)
+    launch = _as_it_runs_here(launch_of(data, source=source))
     given = {"use_cpu": not torch.cuda.is_available(), **launch.arguments}
     try:
         arguments = TrainingArguments(**given)
@@ -40,10 +46,39 @@ def read_launch(data: Mapping[str, Any], *, source: str) -> tuple[Launch, Traini
     return launch, arguments
 
 
+def _as_it_runs_here(launch: Launch) -> Launch:
+    """The same, without what only makes it faster and is not there, which rank 0 says once."""
+    arguments, model, without = dict(launch.arguments), launch.model, []
+    has_gpu = torch.cuda.is_available() and not arguments.get("use_cpu")
+    for name in ("bf16", "tf32"):
+        if arguments.get(name) and not has_gpu:
+            del arguments[name]
+            without.append(name)
+    if str(model.attention).startswith("flash_attention") and not (has_gpu and find_spec("flash_attn")):
+        without.append(f"attn_implementation {model.attention} (the best that is here is taken)")
+        model = replace(model, attention="auto")
+    if model.use_liger_kernel and not (has_gpu and find_spec("liger_kernel")):
+        without.append("Liger's kernels")
+        arguments["use_liger_kernel"], model = False, replace(model, use_liger_kernel=False)
+    if without and World.detect().rank == 0:
+        lacks = "this machine lacks the package" if has_gpu else "there is no GPU"
+        logger.warning("%s, so the run does without %s", lacks, "; ".join(without))
+    return replace(launch, arguments=arguments, model=model)
+
+
 def launched_trainer(launch: Launch, arguments: TrainingArguments) -> LaunchedTrainer:
     return LaunchedTrainer(
-        model=launch.model, args=arguments, train_dataset=launch.dataset, eval_dataset=launch.dataset.evaluated
+        model=launch.model,
+        args=arguments,
+        train_dataset=launch.dataset,
+        eval_dataset=launch.dataset.evaluated,
+        task=_task_of(launch.task),
     )
+
+
+def _task_of(said: Mapping[str, Any]) -> Task | None:
+    options = dict(said)
+    return build_task(options.pop("type"), options) if options else None
 
 
 def planned_launch(data: Mapping[str, Any], *, source: str, world: World) -> tuple[TrainConfig, World, Datasets]:

@@ -98,8 +98,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
     assert launch.model.config == {"model_type": "llama", **SIZES, "num_hidden_layers": 1}
     assert launch.model.attention == "sdpa"
     assert launch.values == {
-        "resume": "auto", "frozen": ["*embed_tokens.*"], "wrap": ["LlamaDecoderLayer"],
-        "reshard_after_forward": False, "lr_scheduler_type": "wsd",
+        "resume": "auto", "frozen": ["*embed_tokens.*"], "reshard_after_forward": False, "lr_scheduler_type": "wsd",
     }  # fmt: skip
     assert (arguments.learning_rate, arguments.max_steps) == (0.01, 4)
     named = launch_of(data | {"model_config": {
@@ -117,7 +116,11 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["ligre"]}}, "did you mean 'liger'"),
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["nsa"]}}, "nsa True: sparse attention is not here"),
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["vit_frame_parallel"]}}, "not dealt over ranks"),
-        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["liger"], "swiglu": False}}, "are taken together"),
+        (
+            "model_config",
+            {"monkey_patch_kwargs": {"patch_type": ["liger"], "swiglu": False, "rope": True}},
+            "are taken",
+        ),
         ("model_config", {"monkey_patch_kwargs": {"rms_norm": True}}, "rms_norm True .* add patch_type: .liger."),
         ("model_config", {"monkey_patch_kwargs": {"rmsnorm": True}}, "did you mean 'rms_norm'"),
         ("trainer_args", {"fsdp_config": {"transformer_layer": "x"}}, "did you mean 'transformer_layer_cls_to_wrap'"),
@@ -129,7 +132,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ),
         ("", {"trainer_arg": {}}, "launch.yaml has no 'trainer_arg': did you mean 'trainer_args'"),
         ("", {"model_config": None}, "model_config is missing: write the section"),
-        ("", {"trainer_type": "wan_trainer"}, "'wan_trainer' is not there yet: there are fsdp2_trainer, hf_trainer"),
+        ("", {"trainer_type": "wan_trainer"}, "'wan_trainer' is not here: there are fsdp2_trainer, hf_trainer"),
         ("", {"trainer_type": "sit_trainer"}, "learns from dataset_type sit, and dataset_config has vision: correct"),
         ("", {"trainer_type": "rae_trainer"}, "own classes, which is not here: .*type: reconstruction.*class_path"),
         ("", {"trainer_type": "bagel_fsdp2_trainer"}, "own classes, which is not here: .*type: bagel.*class_path"),
@@ -153,17 +156,28 @@ def test_what_cannot_be_kept_is_refused(
         read_launch(changed, source="launch.yaml")
 
 
-def test_a_launch_file_of_the_sit_trainer_names_a_model_of_diffusers(data: dict[str, Any]) -> None:
+def test_a_launch_file_of_the_sit_trainer_is_of_diffusers_model(data: dict[str, Any]) -> None:
     dit = {"_class_name": "DiTTransformer2DModel", "num_layers": 1}
-    rows = data["dataset_config"] | {"dataset_type": "sit", "processor_config": {"processor_type": "sit"}}
+    rows = data["dataset_config"] | {"dataset_type": "vision", "processor_config": {"processor_type": "sit"}}
     said = data | {"trainer_type": "sit_trainer", "dataset_config": rows}
     launch = launch_of(said | {"model_config": {"load_from_config": {"model_type": "sit", "config": dit}}}, source="f")
     assert launch.model.config == dit
     assert launch.dataset.dataset_type == "sit"
-    with pytest.raises(
-        ConfigError, match="model_type 'sit' of sit_trainer is a class of LMMS Engine's: name diffusers"
+    theirs = {"model_type": "sit", "depth": 3, "hidden_size": 64, "num_heads": 4, "vae_path": "x", "num_classes": 9}
+    launch = launch_of(said | {"model_config": {"load_from_config": theirs}}, source="f")
+    assert launch.model.config == {
+        "_class_name": "DiTTransformer2DModel", "sample_size": 32, "patch_size": 2, "in_channels": 4,
+        "out_channels": 8, "num_layers": 3, "num_attention_heads": 4, "attention_head_dim": 16,
+        "num_embeds_ada_norm": 9,
+    }  # fmt: skip
+    assert launch.task == {"type": "flow_matching", "vae": "x", "label_dropout": 0.1}
+    for made, message in (
+        ({"model_type": "dit"}, "model_type 'dit' of sit_trainer is not here: give sit, or name diffusers' model"),
+        ({"model_type": "sit", "prediction": "noise"}, "prediction is 'noise', and only 'velocity' is followed here"),
+        ({"model_type": "sit", "depht": 3}, "did you mean 'depth'"),
     ):
-        launch_of(said | {"model_config": {"load_from_config": {"model_type": "sit", "config": {}}}}, source="f")
+        with pytest.raises(ConfigError, match=message):
+            launch_of(said | {"model_config": {"load_from_config": made}}, source="f")
 
 
 def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(
@@ -173,15 +187,19 @@ def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(
         "fsdp2": True, "use_rmpad": True, "print_batch_input_steps": 5, "remove_unused_columns": True,
         "group_by_length": True, "reduce_dtype": "bfloat16", "output_dtype": "bfloat16", "sp_ulysses_degree": 2,
         "tp_degree": 2, "ep_degree": 2, "freeze_modules": ["lm_head"], "use_muon": True, "enable_profiler": True,
-        "fsdp_config": {"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"},
-        "profiler_config": {"start_step": 2, "end_step": 4},
+        "fsdp_config": {"hsdp_shard_size": 2}, "profiler_config": {"start_step": 2, "end_step": 4},
+        "enable_memory_snapshot": True, "memory_snapshot_config": {"x": 1}, "enable_cuda_event_profiler": True,
+        "cuda_event_profiler_config": {"x": 1}, "ema_enabled": True, "ema_decay": 0.9, "ema_update_every": 2,
+        "ema_start_step": 5, "ema_requires_grad_only": False, "ema_param_filter": {"mode": "regex"},
+        "ema_resume_from_ema": True, "eval_config": {"x": 1}, "carbon_intensity": 0.5,
     }  # fmt: skip
+    beside = {"profiler_config": {"enable_profiler": True}, "ema_decay": {"ema_enabled": True}}
     assert asked.keys() == TRAINER_ARGS.keys()
     plain = data | {"trainer_args": {"output_dir": data["trainer_args"]["output_dir"]}}
     before = launch_of(plain, source="f").values
     for name, value in asked.items():
         caplog.clear()
-        said = {name: value} | ({"enable_profiler": True} if name == "profiler_config" else {})
+        said = {name: value} | beside.get(name, {})
         changed = plain | {"trainer_args": plain["trainer_args"] | said}
         if TRAINER_ARGS[name].fate == "refused":
             with pytest.raises(ConfigError, match=f"trainer_args: {name} "):
@@ -229,7 +247,7 @@ def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, A
     model = data["model_config"] | {"extra_kwargs": {}, "monkey_patch_kwargs": None, "load_from_pretrained_path": None}
     whole = data | {"trainer_args": said, "dataset_config": dataset, "model_config": model, "extra_kwargs": None}
     launch, arguments = read_launch(whole, source="launch.yaml")
-    assert launch.values == {"resume": "auto", "wrap": ["LlamaDecoderLayer"], "reshard_after_forward": False}
+    assert launch.values == {"resume": "auto", "reshard_after_forward": False}
     assert arguments.max_steps == 3
 
 

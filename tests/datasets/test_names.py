@@ -193,8 +193,8 @@ def test_wrong_sources_are_refused(given: dict[str, Any], message: str) -> None:
             "is for images and videos",
         ),
         (
-            {"processor_config": {**PROCESSOR, "processor_type": "qwen3_vl"}, "video_max_pixels": 3},
-            "set them in processor_config.extra_kwargs",
+            {"processor_config": {**PROCESSOR, "processor_type": "qwen3_vl"}, "video_min_pixels": 3},
+            "set it in processor_config.extra_kwargs",
         ),
     ],
 )

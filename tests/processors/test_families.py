@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,15 @@ def test_frames_of_qwen3_vl_get_the_size_that_transformers_gives_them(size: tupl
     assert (layout.shape.height, layout.shape.width) == expected
     assert sum(layout.counts) == -(-num_frames // 2) * expected[0] * expected[1] // 32**2
     assert layout.patches == 4 * sum(layout.counts)
+    limited = replace(family, frame_max_pixels=50176)
+    of_all = min(videos.max_pixels, max(videos.min_pixels, max(num_frames, 2) * 50176))
+    expected = video_processing_qwen3_vl.smart_resize(
+        num_frames, height, width, factor=32, min_pixels=videos.min_pixels, max_pixels=of_all
+    )
+    shape = limited.layout("video", VideoFacts(width, height, num_frames, 10.0)).shape
+    assert (shape.height, shape.width) == expected
+    assert limited.description["frame_max_pixels"] == 50176
+    assert "frame_max_pixels" not in family.description
 
 
 @settings(deadline=None)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .family import Layout
+from .family import Layout, TokenIds
+from .files import ProcessorFiles
 from .frames import Section, ends_and_between
 from .qwen_vl import END, START, VIDEO, QwenVL, Shape, check_aspect
+from .settings import MediaSettings
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from ..media.facts import VideoFacts
     from ..media.intervals import Interval
 
 
+@dataclass(frozen=True, kw_only=True)
 class Qwen3VL(QwenVL):
-    """See Family."""
+    """See Family. frame_max_pixels: of a frame of a video, besides the limits on those of all its frames."""
+
+    frame_max_pixels: int | None = None
 
     name = "Qwen3-VL"
-    model_types = ("qwen3_vl", "qwen3_vl_moe")
+    model_types = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
     processor_classes = ("Qwen3VLProcessor",)
     image_defaults: ClassVar[Mapping[str, Any]] = {
         "patch_size": 16,
@@ -33,6 +41,17 @@ class Qwen3VL(QwenVL):
         "min_frames": 4,
         "max_frames": 768,
     }
+
+    @classmethod
+    def of(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Self:
+        """See FamilyMaker."""
+        return replace(super().of(files, settings, token_ids), frame_max_pixels=settings.frame_max_pixels)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """See Family."""
+        limit = {} if self.frame_max_pixels is None else {"frame_max_pixels": self.frame_max_pixels}
+        return {**super().description, **limit}
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
         """See QwenVL. A video of one frame is read as if it were shown twice."""
@@ -72,8 +91,11 @@ class Qwen3VL(QwenVL):
         check_aspect(height, width)
         new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
         num_pixels = round(num_frames / group) * group * new_height * new_width
-        if num_pixels > videos.max_pixels:
-            shrink = math.sqrt((num_frames * height * width) / videos.max_pixels)
+        max_pixels = videos.max_pixels
+        if self.frame_max_pixels is not None:  # never below the processor's own lower limit, which it would grow to
+            max_pixels = min(max_pixels, max(videos.min_pixels, num_frames * self.frame_max_pixels))
+        if num_pixels > max_pixels:
+            shrink = math.sqrt((num_frames * height * width) / max_pixels)
             new_height = max(factor, math.floor(height / shrink / factor) * factor)
             new_width = max(factor, math.floor(width / shrink / factor) * factor)
         elif num_pixels < videos.min_pixels:

@@ -18,6 +18,7 @@ class MediaSettings:
     # of a frame, at least; of all frames of a video together where the family counts so (Qwen3-VL)
     video_min_pixels: int | None = None
     video_max_pixels: int | None = None  # the same, at most
+    frame_max_pixels: int | None = None  # of a frame, at most, where video_max_pixels is of all frames (Qwen3-VL)
     video_max_frames: int | None = None  # of a video, at most
     fps: float | None = None  # frames a second that are read, equally far apart
     frame_num: int | None = None  # frames of a video that are read, equally far apart, instead of fps
@@ -33,7 +34,7 @@ class MediaSettings:
     def _check_media(self) -> None:
         for name in (
             "image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_max_frames",
-            "frame_num",
+            "frame_max_pixels", "frame_num",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -53,7 +53,7 @@ ROWS = (
     honoured("gradient_accumulation_steps", "global_batch, see per_device_train_batch_size"),
     moot("eval_accumulation_steps", _COLLECTED),
     honoured("eval_delay", "steps or epochs before the first evaluation"),
-    refused("torch_empty_cache_steps", "packs have one length, so the allocator's cache does not grow: leave it out"),
+    moot("torch_empty_cache_steps", "packs have one length, so the allocator's cache does not grow"),
     honoured("learning_rate", "learning_rate"),
     honoured("weight_decay", "weight_decay, of matrices alone"),
     honoured("adam_beta1", "adam_beta1"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...config import build_config
+from ...config import LAUNCH_SECTIONS, build_config
 from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...mds.engine_fields import check_names
@@ -15,44 +15,56 @@ from ...versions.transformers import as_installed
 from ..model.build import ModelConfig
 from ..model.plain import DIFFUSERS_CLASS
 from ..run.settings import TrainConfig
-from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger
+from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger, warn
 from .table import row_of
 
-TOP = ("trainer_type", "dataset_config", "model_config", "trainer_args", "extra_kwargs", "config_yaml")
 TRAINERS = ("fsdp2_trainer", "hf_trainer", "sit_trainer")
 LATER_TRAINERS = ("dllm_trainer", "wan_trainer")
+IMAGE_PROCESSORS = {"sit": "sit", "rae_siglip": "rae"}  # processor_type -> dataset_type of what it reads
 OTHER_MODELS = {  # whose models are classes of LMMS Engine's -> the task of a run's file of ours
     "bagel_fsdp2_trainer": "bagel",
     "rae_trainer": "reconstruction",
 }
 MODEL = (
     "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
-    "extra_kwargs", "torch_dtype",
+    "extra_kwargs", "torch_dtype", "model_type", "model_general_type",
 )  # fmt: skip
 _DTYPES = ("torch_dtype", "dtype")
+_SIT = {  # LMMS Engine's SiT: key -> its default
+    "input_size": 32, "patch_size": 2, "in_channels": 4, "hidden_size": 1152, "depth": 28, "num_heads": 16,
+    "class_dropout_prob": 0.1, "num_classes": 1000, "learn_sigma": True, "vae_path": "stabilityai/sd-vae-ft-ema",
+}  # fmt: skip
+_SIT_ALONE = {  # the same, of what one value is followed here
+    "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
+    "sample_eps": None, "cfg_scale": 1.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """What a launch file says. arguments: of transformers.TrainingArguments. values: of TrainConfig, instead of what
-    follows from the arguments.
+    follows from the arguments. task: what is learnt, where the dataset does not say it whole.
     """
 
     dataset: DatasetConfig
     model: ModelConfig
     arguments: Mapping[str, Any]
     values: Mapping[str, Any]
+    task: Mapping[str, Any] = field(default_factory=dict)
 
 
 def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
-    """What a launch file says; ConfigError for keys that are unknown, and for what cannot be kept."""
-    check_names(data, TOP, source)
+    """What a launch file says; ConfigError for keys that are unknown, and for what cannot be kept.
+
+    A key of any section whose value is null asks for nothing.
+    """
+    check_names(_asked(data, LAUNCH_SECTIONS), LAUNCH_SECTIONS, source)
     for name in ("dataset_config", "model_config", "trainer_args"):
         if not isinstance(data.get(name), Mapping):
             raise ConfigError(f"{source}: {name} is missing: write the section {name}")
     trainer = data.get("trainer_type")
     if trainer in LATER_TRAINERS:
-        raise ConfigError(f"{source}: trainer_type {trainer!r} is not there yet: there are {', '.join(TRAINERS)}")
+        raise ConfigError(f"{source}: trainer_type {trainer!r} is not here: there are {', '.join(TRAINERS)}")
     if trainer in OTHER_MODELS:
         raise ConfigError(
             f"{source}: trainer_type {trainer!r} trains a model of LMMS Engine's own classes, which is not here: write "
@@ -68,36 +80,93 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     if data.get("extra_kwargs"):
         raise ConfigError(f"{source}: extra_kwargs {data['extra_kwargs']!r} are for trainers that are not there: leave "
                           "them out")  # fmt: skip
-    dataset = build_config(DatasetConfig, data["dataset_config"], source=f"{source}: dataset_config")
-    if dataset.dataset_type is None:
-        raise ConfigError(f"{source}: dataset_config.dataset_type is missing: give one, as vision")
+    dataset = dataset_of(data["dataset_config"], data["model_config"], source=f"{source}: dataset_config")
+    model_config: Mapping[str, Any] = data["model_config"]
+    task: dict[str, Any] = {}
     if trainer == "sit_trainer":
-        _check_sit(dataset, data["model_config"], source=source)
+        _check_sit(dataset, source=source)
+        model_config, task = _sit_of(model_config, source=f"{source}: model_config")
     arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
-    model = model_of(data["model_config"], source=f"{source}: model_config")
+    if arguments.get("eval_strategy", "no") != "no" and dataset.evaluated is None:
+        arguments["eval_strategy"] = "no"
+        warn(
+            [f"eval_strategy {data['trainer_args']['eval_strategy']} (there is no eval_dataset_path)"],
+            source="trainer_args",
+        )
+    model = model_of(model_config, source=f"{source}: model_config")
     if arguments.get("use_liger_kernel"):
-        model = dataclasses.replace(model, use_liger_kernel=True)
-    return Launch(dataset=dataset, model=model, arguments=arguments, values=values)
+        asked = uses_liger(model_config.get("monkey_patch_kwargs") or {}, source=source, tells=False)
+        arguments["use_liger_kernel"] = asked is not False
+        model = dataclasses.replace(model, use_liger_kernel=asked is not False)
+    return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
 
 
-def _check_sit(dataset: DatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
-    """ConfigError for rows that are no images, and for a model of LMMS Engine's own class."""
-    if dataset.dataset_type != "sit":
+def _asked(said: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """What is said, without unknown keys that are null."""
+    return {name: value for name, value in said.items() if value is not None or name in known}
+
+
+def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> DatasetConfig:
+    """A dataset_config as ours. model: its model_config, whose folder has the processor where none is named."""
+    said = _asked(said, [field.name for field in dataclasses.fields(DatasetConfig)])
+    processor = dict(said.get("processor_config") or {})
+    if processor.get("processor_type") in IMAGE_PROCESSORS:
+        if said.get("dataset_type") in ("vision", "vision_iterable"):  # theirs reads images by any type
+            streams = str(said["dataset_type"]).endswith("_iterable")
+            said["dataset_type"] = IMAGE_PROCESSORS[processor["processor_type"]] + ("_iterable" if streams else "")
+    elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
+        processor["processor_name"] = str(model["load_from_pretrained_path"])
+        said["processor_config"] = processor
+    dataset = build_config(DatasetConfig, said, source=source)
+    if dataset.dataset_type is None:
+        raise ConfigError(f"{source}.dataset_type is missing: give one, as vision")
+    return dataset
+
+
+def _check_sit(dataset: DatasetConfig, *, source: str) -> None:
+    """ConfigError for rows that are no images with labels."""
+    if str(dataset.dataset_type).removesuffix("_iterable") != "sit":
         raise ConfigError(
             f"{source}: trainer_type sit_trainer learns from dataset_type sit, and dataset_config has "
             f"{dataset.dataset_type}: correct one of them"
         )
+
+
+def _sit_of(model: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The model_config of their SiT with diffusers' model of the same layers, and the task; others as they are."""
     made = model.get("load_from_config")
-    if made is not None and DIFFUSERS_CLASS not in (made.get("config") or {}):
+    if made is None or DIFFUSERS_CLASS in (made.get("config") or {}):
+        return model, {}
+    if made.get("model_type") != "sit":
         raise ConfigError(
-            f"{source}: model_type {made.get('model_type')!r} of sit_trainer is a class of LMMS Engine's: name "
-            f"diffusers' by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
+            f"{source}: model_type {made.get('model_type')!r} of sit_trainer is not here: give sit, or name diffusers' "
+            f"model by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
         )
+    said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
+    said |= made.get("config") or {}
+    check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
+    for name, only in _SIT_ALONE.items():
+        if said.get(name, only) != only:
+            raise ConfigError(f"{source}: {name} is {said[name]!r}, and only {only!r} is followed here: leave it out")
+    sit = _SIT | said
+    config = {
+        DIFFUSERS_CLASS: "DiTTransformer2DModel",
+        "sample_size": sit["input_size"],
+        "patch_size": sit["patch_size"],
+        "in_channels": sit["in_channels"],
+        "out_channels": sit["in_channels"] * (2 if sit["learn_sigma"] else 1),
+        "num_layers": sit["depth"],
+        "num_attention_heads": sit["num_heads"],
+        "attention_head_dim": sit["hidden_size"] // sit["num_heads"],
+        "num_embeds_ada_norm": sit["num_classes"],
+    }
+    task = {"type": "flow_matching", "vae": sit["vae_path"], "label_dropout": sit["class_dropout_prob"]}
+    return {**model, "load_from_config": {"config": config}}, task
 
 
 def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
     """A model_config as ours."""
-    check_names(said, MODEL, source)
+    check_names(_asked(said, MODEL), MODEL, source)
     path, made = said.get("load_from_pretrained_path"), said.get("load_from_config")
     if (path is None) == (made is None):
         raise ConfigError(f"{source} needs exactly one of load_from_pretrained_path and load_from_config: give one")
@@ -111,11 +180,11 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
             )
         values["pretrained"] = str(path)
     elif made is not None:
-        check_names(made, ("model_type", "config"), f"{source}: load_from_config")
-        values["config"] = {"model_type": made.get("model_type"), **(made.get("config") or {}), **overwritten}
+        beside = {name: value for name, value in made.items() if name != "config"}  # fields may stand there, too
+        values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
         if DIFFUSERS_CLASS in values["config"]:
             del values["config"]["model_type"]
-    extra = dict(said.get("extra_kwargs") or {})
+    extra = {name: value for name, value in (said.get("extra_kwargs") or {}).items() if value not in (None, False)}
     if said.get("torch_dtype"):
         extra = {"torch_dtype": said["torch_dtype"], **extra}
     check_names(extra, (*_DTYPES, "trust_remote_code"), f"{source}: extra_kwargs")
@@ -123,9 +192,8 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
         if name in extra:
             values["dtype"] = str(extra[name]).removeprefix("torch.")
     values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
-    values["use_liger_kernel"] = uses_liger(
-        said.get("monkey_patch_kwargs") or {}, source=f"{source}: monkey_patch_kwargs"
-    )
+    patches = said.get("monkey_patch_kwargs") or {}
+    values["use_liger_kernel"] = bool(uses_liger(patches, source=f"{source}: monkey_patch_kwargs"))
     return build_config(ModelConfig, values, source=source)
 
 
@@ -136,7 +204,7 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     said = as_installed(said, theirs)
     said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
-    check_names(said, [*theirs, *TRAINER_ARGS], source)
+    check_names(_asked(said, ()), [*theirs, *TRAINER_ARGS], source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # as YAML reads a bare no

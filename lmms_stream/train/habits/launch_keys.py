@@ -33,6 +33,10 @@ def _is_one(value: Any) -> bool:
     return value in (None, 1)
 
 
+def _is_default(default: Any) -> Callable[[Any], bool]:
+    return lambda value: not value or value == default
+
+
 DEGREES = {"sp_ulysses_degree": "sequence_parallel", "tp_degree": "tensor_parallel", "ep_degree": "expert_parallel"}
 TRAINER_ARGS: Mapping[str, Key] = {
     "fsdp2": Key("moot", "the model is always sharded with FSDP2"),
@@ -48,12 +52,28 @@ TRAINER_ARGS: Mapping[str, Key] = {
     "use_muon": Key("honoured", "optim muon"),
     "enable_profiler": Key("honoured", "profile"),
     "profiler_config": Key("honoured", "profile"),
+    "enable_memory_snapshot": Key("refused", "torch.cuda.memory records allocations: leave it out"),
+    "memory_snapshot_config": Key("moot", "enable_memory_snapshot is off"),
+    "enable_cuda_event_profiler": Key("refused", "enable_profiler traces a step: set that"),
+    "cuda_event_profiler_config": Key("moot", "enable_cuda_event_profiler is off"),
+    "ema_enabled": Key("honoured", "ema_decay"),
+    "ema_decay": Key("honoured", "ema_decay, where ema_enabled is set"),
+    "ema_update_every": Key("refused", "the average is of all steps: leave it out", _is_default(1)),
+    "ema_start_step": Key("refused", "the average is of all steps: leave it out", _is_default(0)),
+    "ema_requires_grad_only": Key(
+        "moot", "weights that are not trained do not change", lambda value: value in (None, True)
+    ),
+    "ema_param_filter": Key("refused", "the average is of all weights: leave it out"),
+    "ema_resume_from_ema": Key("refused", "a run resumes from its weights: load the exported average instead"),
+    "eval_config": Key("refused", "there is no evaluation server: leave it out"),
+    "carbon_intensity": Key("moot", "records have no emissions", _is_default(0.475)),
 }
 OF_TRANSFORMERS_TOO = ("remove_unused_columns", "group_by_length", "fsdp_config")  # which are not passed on to it
 FSDP_CONFIG: Mapping[str, Key] = {
-    "transformer_layer_cls_to_wrap": Key("honoured", "wrap"),
+    "transformer_layer_cls_to_wrap": Key("moot", "the blocks that the model names are sharded one by one"),
     "reshard_after_forward": Key("honoured", "reshard_after_forward"),
     "min_num_params": Key("refused", "blocks are sharded one by one: leave it out"),
+    "hsdp_shard_size": Key("honoured", "shard_ranks"),
     "xla": Key("refused", "there are no TPUs here: leave it out"),
     "xla_fsdp_v2": Key("refused", "there are no TPUs here: leave it out"),
     "xla_fsdp_grad_ckpt": Key("refused", "there are no TPUs here: leave it out"),
@@ -99,8 +119,10 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         values["frozen"] = [
             f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
         ]  # each must match
-    if wrapped := fsdp.get("transformer_layer_cls_to_wrap"):
-        values["wrap"] = [wrapped] if isinstance(wrapped, str) else list(wrapped)
+    if fsdp.get("hsdp_shard_size"):
+        values["shard_ranks"] = int(fsdp["hsdp_shard_size"])
+    if said.get("ema_enabled"):
+        values["ema_decay"] = float(said.get("ema_decay") or 0.9999)
     if "reshard_after_forward" in fsdp:
         values["reshard_after_forward"] = bool(fsdp["reshard_after_forward"])
     if said.get("use_muon"):
@@ -114,20 +136,29 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     return values
 
 
-def uses_liger(said: Mapping[str, Any], *, source: str) -> bool:
-    """Whether monkey_patch_kwargs asks for liger-kernel; ConfigError for what else it asks for."""
-    check_names(said, ("patch_type", *_LOSS_KERNELS, *_KERNELS), source)
+def uses_liger(said: Mapping[str, Any], *, source: str, tells: bool = True) -> bool | None:
+    """Whether monkey_patch_kwargs asks for kernels of liger-kernel; None where it does not say.
+
+    ConfigError for what else it asks for.
+    """
+    check_names(said, ("patch_type", "use_rmpad", *_LOSS_KERNELS, *_KERNELS), source)
     types = said.get("patch_type") or []
     types = [types] if isinstance(types, str) else list(types)
     check_names(types, PATCHES, f"{source}: patch_type")
     moot = [*told(PATCHES, dict.fromkeys(types, True), source=f"{source}: patch_type")]
+    if said.get("use_rmpad"):
+        moot.append(f"use_rmpad ({PATCHES['rmpad'].text})")
     if not set(_LOSS_KERNELS).isdisjoint(said):
         moot += [f"{name} ({_LOSSES})" for name in _LOSS_KERNELS if name in said]
-    warn(moot, source="monkey_patch_kwargs")
+    if tells:
+        warn(moot, source="monkey_patch_kwargs")
+    asked = [name for name in _KERNELS if said.get(name)]
+    if "liger" in types and not asked and set(_KERNELS) & said.keys():
+        return False  # its losses alone are asked for
     for name in _KERNELS:
         if name in said and bool(said[name]) is not ("liger" in types):
             remedy = (
                 "liger-kernel's are taken together: leave it out" if "liger" in types else "add patch_type: [liger]"
             )
             raise ConfigError(f"{source}: {name} {said[name]} cannot be kept alone: {remedy}")
-    return "liger" in types
+    return True if "liger" in types else None

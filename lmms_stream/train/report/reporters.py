@@ -59,14 +59,20 @@ class WeightsAndBiases:
                 id_path.parent.mkdir(parents=True, exist_ok=True)
                 id_path.write_text(uuid.uuid4().hex)
             run_id = id_path.read_text()
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "lmms_stream"),
-            name=os.environ.get("WANDB_NAME", output_dir.name),
-            id=run_id,
-            resume="allow",
-            dir=str(output_dir),
-            config=dict(settings),
-        )
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "lmms_stream"),
+                name=os.environ.get("WANDB_NAME", output_dir.name),
+                id=run_id,
+                resume="allow",
+                dir=str(output_dir),
+                config=dict(settings),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"Weights & Biases takes no records ({' '.join(str(error).split())}): run `wandb login`, set "
+                "WANDB_MODE=offline, or leave wandb out of report_to"
+            ) from error
         self._run.define_metric("*", step_metric="step")
 
     def write(self, record: Mapping[str, Any]) -> None:
