@@ -15,8 +15,9 @@ import pytest
 import torch
 from lmms_stream.errors import DataError, StorageError
 from lmms_stream.train.report.profiling import StepProfiler
+from lmms_stream.train.report.reporters import open_reports
 from lmms_stream.train.report.run_log import RunLog
-from lmms_stream.train.report.train_log import JsonLines, history, read_log
+from lmms_stream.train.report.train_log import LOG_NAME, JsonLines, history, read_log
 from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
 from lmms_stream.types import World
@@ -24,6 +25,7 @@ from torch.profiler import record_function
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
+from ..processes import ROOT
 from .runs import trainer_of, write_run
 
 
@@ -40,6 +42,27 @@ def test_half_a_line_of_a_killed_run_goes_and_its_records_stay(tmp_path: Path) -
     path.write_text('{"step": 0}\n' + long)
     JsonLines(path).close()
     assert path.read_text() == '{"step": 0}\n'
+
+
+def test_a_run_in_the_output_dir_of_another_that_goes_on_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from lmms_stream.train.report.train_log import JsonLines; "
+        "log = JsonLines(Path(sys.argv[1])); print(log.is_shared, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / LOG_NAME)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "False\n"
+        (report,) = open_reports(tmp_path, (), first_step=1, settings={})
+        report.close()
+        assert f"another run writes {tmp_path / LOG_NAME}: two runs in one output_dir" in caplog.text
+        other.communicate("", timeout=30)
+    caplog.clear()
+    (report,) = open_reports(tmp_path, (), first_step=1, settings={})
+    report.close()
+    assert not caplog.text
 
 
 def strict_json(line: str) -> Any:

@@ -154,7 +154,7 @@ class FolderTarget:
             if not path.is_file() or path.stat().st_size != digest.num_bytes:
                 raise CheckpointError(
                     f"{path} is not seen by rank 0, another rank wrote it: "
-                    "checkpoint_dir must be a folder that all nodes share, or a URL"
+                    "checkpoint_dir must be a folder that all nodes share, or a URL, and no other run's"
                 )
         write_synced(temporary / COMPLETE_NAME, _manifest(step, files))
         for folder in {temporary, *(path.parent for path in map(temporary.joinpath, files))}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from ...errors import ConfigError
 from ...storage.disk_errors import disk_errors
 from ..run.settings import Reporter
 from .train_log import LOG_NAME, ROOM, JsonLines
+
+logger = logging.getLogger("lmms_stream")
 
 
 class Report(Protocol):
@@ -94,7 +97,14 @@ def open_reports(
     output_dir: Path, report_to: Sequence[Reporter], *, first_step: int, settings: Mapping[str, Any]
 ) -> Iterator[Report]:
     """The reports that take the records of a run from first_step on; each is opened when it is yielded."""
-    yield JsonLines(output_dir / LOG_NAME)
+    log = JsonLines(output_dir / LOG_NAME)
+    if log.is_shared:
+        logger.warning(
+            "another run writes %s: two runs in one output_dir mix their logs and remove each other's checkpoints; end "
+            "one of them, or name another output_dir",
+            output_dir / LOG_NAME,
+        )
+    yield log
     if "tensorboard" in report_to:
         yield TensorBoard(output_dir / "tensorboard", first_step=first_step)
     if "wandb" in report_to:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -20,7 +21,7 @@ _BLOCK = 1 << 16
 class JsonLines:
     """Writes a line for each record. The lines of an earlier run stay, except half a line at which it was killed.
 
-    StorageError when the disk refuses.
+    is_shared: another process writes the file, too. StorageError when the disk refuses.
     """
 
     def __init__(self, path: Path):
@@ -28,6 +29,7 @@ class JsonLines:
         with disk_errors(str(path), room=ROOM):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
+            self.is_shared = not _lock(self._file)
             self._file.truncate(_end_of_lines(self._file))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -39,6 +41,17 @@ class JsonLines:
     def close(self) -> None:
         with disk_errors(str(self._path), room=ROOM):
             self._file.close()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file until it is closed; return False if another process has locked it. Children do not inherit it."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # of a file system without locks
+        pass
+    return True
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
