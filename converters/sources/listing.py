@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -72,12 +72,23 @@ def matching_files(base: Path, pattern: str) -> list[str]:
     return sorted(key for key in keys if is_shown(key))
 
 
-def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None) -> list[StoredObject]:
+BY_GLOB = "by a glob"  # how some files of a folder are named, for errors
+
+
+def data_files(
+    name: str,
+    files: Sequence[StoredObject],
+    *,
+    insisted: str | None,
+    together: Collection[str] = (),
+    by: str = BY_GLOB,
+) -> list[StoredObject]:
     """Files of a folder that hold its rows, all of one format. DataError where there is none, or a mixture of formats.
 
     With a format that is insisted on: those whose names say it, or else one that is often named so. Text may be in
     files of any name then. Files of unknown kinds are no data: descriptions, licences and programs lie beside it. Nor
-    are images beside rows of another format, whose media they are; images beside texts are a mixture.
+    are images beside rows of another format, whose media they are; images beside texts are a mixture. together: formats
+    that are read together. by: how some files of the folder are named, for errors.
     """
     for file in files:
         if ".." in PurePosixPath(file.key).parts:
@@ -85,14 +96,14 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
         if not _LOGS.isdisjoint(PurePosixPath(file.key).parts):
             raise DataError(
                 f"{name}: is a table whose log ({file.key}) says which of its files count, and the log is not read: "
-                "write the table as Parquet files, or name those that count by a glob"
+                f"write the table as Parquet files, or name those that count {by}"
             )
     shown = [file for file in files if is_shown(file.key)]
     packed = [file.key for file in shown if _packs_data(file.key)]
     if packed:
         raise DataError(
             f"{name}: holds {packed[0]}, which is not read as it is: unpack it or end its download, or name the files "
-            "to be read by a glob"
+            f"to be read {by}"
         )
     shown = [file for file in shown if not _CACHED.fullmatch(file.key)] or shown
     if insisted == "text" and shown:
@@ -106,15 +117,15 @@ def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None
         raise DataError(f"{name}: holds no data files ({len(shown)} others): name a folder of data, or pass --format")
     if not insisted and counts.keys() - {"images", "text"}:
         counts.pop("images", None)
-    if not insisted and len(counts) > 1:
-        remedy = "name one by --format, or use a glob"
+    if not insisted and len(counts) > 1 and not counts.keys() <= {*together}:
+        remedy = "name one by --format, or use a glob" if by == BY_GLOB else f"name the files to be read {by}"
         if "text" in counts:
             others = " or ".join(sorted(counts.keys() - {"text"}))
             texts = f"{name.rstrip('/')}/**/*.txt"
             remedy = f"pass --format {others}, or the glob {texts} (--format text takes files of all names for texts)"
         raise DataError(f"{name}: holds several formats: {_found(counts)}: {remedy}")
-    chosen = wanted if insisted else next(iter(counts))
-    return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
+    chosen = {wanted} if insisted else {*counts}
+    return [file for file, kind in zip(shown, kinds, strict=True) if kind in chosen]
 
 
 def _packs_data(key: str) -> bool:
@@ -123,20 +134,21 @@ def _packs_data(key: str) -> bool:
     return path.suffix.lower() in _PACKED and named_format(path.stem)[0] in FORMATS
 
 
-def check_once(name: str, files: Sequence[StoredObject]) -> None:
-    """DataError if a file of a folder is there compressed as well."""
+def check_once(name: str, files: Sequence[StoredObject], *, by: str = BY_GLOB) -> None:
+    """DataError if a file of a folder is there compressed, or in another format of rows, as well."""
     keys: dict[str, str] = {}
     for file in files:
         path = PurePosixPath(file.key)
-        plain = str(path.with_suffix("")) if path.suffix in COMPRESSIONS else file.key
+        path = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+        plain = str(path.with_suffix("") if named_format(path.name)[0] in FORMATS else path)
         if (other := keys.setdefault(plain, file.key)) != file.key:
             raise DataError(
-                f"{name}: holds {other} and {file.key}, as where a file was unpacked, and would read its rows twice: "
-                "remove one, or name those to be read by a glob"
+                f"{name}: holds {other} and {file.key}, as where a file was unpacked or written in another "
+                f"format, and would read its rows twice: remove one, or name those to be read {by}"
             )
 
 
-def check_numbered(name: str, files: Sequence[StoredObject]) -> None:
+def check_numbered(name: str, files: Sequence[StoredObject], *, by: str = BY_GLOB) -> None:
     """DataError if files of a folder are numbered, as in train-00000-of-00002.parquet, and some are missing.
 
     Also if some are there twice: with another count, or another fingerprint at the end of the name.
@@ -153,13 +165,13 @@ def check_numbered(name: str, files: Sequence[StoredObject]) -> None:
                     both = [f"{head}{each}" if part == head else each for each in (other, version)]
                     raise DataError(
                         f"{name}: holds {' and '.join(both)}, as where a dataset was downloaded again after it had "
-                        "changed: remove the older files, or name those to be read by a glob"
+                        f"changed: remove the older files, or name those to be read {by}"
                     )
     for (head, of_count), there in numbers.items():
         if len(there) < (count := int(of_count[4:])):
             raise DataError(
                 f"{name}: holds {len(there)} of the {count} files {head}{of_count}: download the others, or name these "
-                "by a glob"
+                f"{by}"
             )
 
 

@@ -7,7 +7,7 @@ kept of it is a few bytes for many rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -194,6 +194,18 @@ class Shards:
         except DataError as error:
             return DataError(f"{self.name}: sample {number}: {error}")
         return row | {"messages": chat.messages} | ({"tools": chat.tools} if chat.tools else {})
+
+
+class WithColumns:
+    """A RowFile whose rows have more columns, with the same values in all rows; columns of the rows themselves stay."""
+
+    def __init__(self, file: RowFile, columns: Mapping[str, Any]):
+        self.name, self.num_rows, self.digest, self.folder = file.name, file.num_rows, file.digest, file.folder
+        self._file = file
+        self._columns = columns
+
+    def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
+        return [row if isinstance(row, DataError) else {**self._columns, **row} for row in self._file.read(numbers)]
 
 
 def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrError]:

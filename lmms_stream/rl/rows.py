@@ -12,7 +12,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..converters.sources.configurations import README, configurations_of, files_of_configuration
+from ..converters.sources.detect import named_format
 from ..converters.sources.files import LocalFile, StoredFile
+from ..converters.sources.hive import columns_of
+from ..converters.sources.listing import check_numbered, check_once, data_files
 from ..converters.sources.specs import CHOICE, Spec, parse_spec
 from ..converters.sources.splits import files_of_split
 from ..errors import DataError, ObjectMissingError
@@ -25,11 +28,14 @@ from ..storage.storage import Storage, open_storage
 from ..storage.wanted import Wanted
 from ..types import StoredObject
 from .paths import Part, parse_paths
-from .row_files import Lines, RowFile, RowOrError, Shards
+from .row_files import Lines, RowFile, RowOrError, Shards, WithColumns
 from .row_groups import RowGroups
 from .spans import LocalSpans, StoredSpans
 
 EXTENSIONS = (".jsonl", ".parquet")
+_FORMATS = ("jsonl", "parquet")
+_BY_LIST = "in a list"  # how some files of a folder are named, for errors
+_NO_ROWS = ("text", "images")  # formats of files that are not of rows, and lie next to them
 
 
 class _Range(NamedTuple):
@@ -133,25 +139,35 @@ def _files_of(part: Part, columns: Sequence[str], fetch: FetchConfig, copies: _C
             raise DataError(f"{path}: expected a name that ends in {' or '.join(EXTENSIONS)}: convert or rename it")
         spec = parse_spec(path) if CHOICE.fullmatch(path) else Spec(text=path, path=path)
         store = open_storage(spec.path)
-        objects = store.list_objects("")
+        objects = store.list_objects("", linked=True) if isinstance(store, LocalStorage) else store.list_objects("")
         if any(each.key == INDEX_NAME for each in objects):
             return [Shards(spec.path, fetch)]
         chosen = _chosen(spec, store, objects)
         held = [each for each in chosen if each.num_bytes or not each.tag]  # without a tag the size may be unknown
-        return [open_file(store, each, f"{spec.path}/{each.key}") for each in held or chosen]
+        files = [(each.key, open_file(store, each, f"{spec.path}/{each.key}")) for each in held or chosen]
+        return [WithColumns(file, named) if (named := columns_of(key)) else file for key, file in files]
 
 
 def _chosen(spec: Spec, store: Storage, objects: Sequence[StoredObject]) -> list[StoredObject]:
     """The files of rows in a folder, of one split of one configuration, as `convert` chooses them."""
-    found = [each for each in objects if each.key.endswith(EXTENSIONS)]
-    if not found and not objects:
+    if not objects:
         raise ObjectMissingError(f"{spec.path} does not exist, or is empty: check the path")
-    if not found:
+    if not any(each.key.lower().endswith(EXTENSIONS) for each in objects):
         raise DataError(f"{spec.path}: none of its {len(objects)} files ends in {' or '.join(EXTENSIONS)}: name others")
+    kept = [each for each in objects if named_format(each.key)[0] not in _NO_ROWS]
     readme = store.read(README) if any(each.key == README for each in objects) else None
-    configurations = configurations_of([each.key for each in found], readme)
-    of_one, told = files_of_configuration(spec, found, configurations)
-    return files_of_split(spec, of_one, told=told, several="several in a list")
+    configurations = configurations_of([each.key for each in kept], readme)
+    of_one, told = files_of_configuration(spec, kept, configurations)
+    chosen = data_files(spec.path, of_one, insisted=None, together=_FORMATS, by=_BY_LIST)
+    chosen = files_of_split(spec, chosen, told=told, several=f"several {_BY_LIST}")
+    check_numbered(spec.path, chosen, by=_BY_LIST)
+    check_once(spec.path, chosen, by=_BY_LIST)
+    if other := next((each.key for each in chosen if not each.key.lower().endswith(EXTENSIONS)), None):
+        raise DataError(
+            f"{spec.path}: holds {other}, whose rows are not read: unpack or convert it, or name the files to be read "
+            f"{_BY_LIST}"
+        )
+    return chosen
 
 
 class _Copies:
@@ -172,10 +188,11 @@ def _open(store: Storage, described: StoredObject, name: str, *, columns: Sequen
     parent = described.key.rpartition("/")[0]
     folder = "/".join(filter(None, (store.url.rstrip("/"), parent)))
     path = store.folder / described.key if isinstance(store, LocalStorage) else None
-    by_ranges = path is None and described.tag and (name.endswith(".parquet") or not copies.fit(described))
+    is_parquet = name.lower().endswith(".parquet")
+    by_ranges = path is None and described.tag and (is_parquet or not copies.fit(described))
     if path is None and not by_ranges:
         path = _fetched(store, described)
-    if name.endswith(".parquet"):
+    if is_parquet:
         file = StoredFile(store, described) if path is None else LocalFile(path)
         return RowGroups(file, name=name, folder=folder, columns=columns)
     spans = StoredSpans(StoredFile(store, described)) if path is None else LocalSpans(path, name=name)

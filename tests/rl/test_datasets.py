@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gzip
 import itertools
 import json
 import multiprocessing
@@ -245,6 +246,41 @@ def test_a_folder_of_several_splits_is_read_by_one_of_them(tmp_path: Path) -> No
     with pytest.raises(DataError, match="holds 2 configurations, a, b: name one, as "):
         open_rows(folder)
     assert open_rows(f"{folder}?config=b").num_rows == 2
+
+
+def test_the_files_of_a_folder_are_chosen_as_for_a_conversion(tmp_path: Path) -> None:
+    rows, folder = prompts(3), tmp_path / "prompts"
+    write_lines(folder / "lang=en" / "a.jsonl", rows)
+    write_lines(folder / "lang=en" / ".ipynb_checkpoints" / "a-checkpoint.jsonl", rows)
+    (tmp_path / "elsewhere").mkdir()
+    write_lines(tmp_path / "elsewhere" / "B.JSONL", rows)
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "notes.txt").write_text("notes")
+    lazy = StreamingDataset(folder, label_key="lang", on_error="skip")
+    assert [sample.label for sample in lazy] == ["en"] * 3  # those that are linked have no language
+    assert lazy.num_rows == 6
+    for name, message in (
+        ("lang=en/a.parquet", r"another format, and would read its rows twice: remove one, or name those .* in a list"),
+        ("b.json", r"holds several formats: 1 json, 2 jsonl: name the files to be read in a list"),
+        ("c.jsonl.gz", r"holds c\.jsonl\.gz, whose rows are not read: unpack or convert it, or name the files to be"),
+        (
+            "d-00000-of-00002.jsonl",
+            "1 of the 2 files d-NNNNN-of-00002: download the others, or name these in a list",
+        ),
+        ("_delta_log/0.json", "the log is not read: .* or name those that count in a list"),
+        ("e.jsonl.part", "unpack it or end its download, or name the files to be read in a list"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        if name.endswith(".parquet"):
+            write_parquet(folder / name, rows)
+        elif name.endswith(".gz"):
+            (folder / name).write_bytes(gzip.compress(b"{}"))
+        else:
+            write_lines(folder / name, rows)
+        with pytest.raises(DataError, match=message):
+            open_rows(folder)
+        (folder / name).unlink()
+        (folder / "_delta_log").rmdir() if name.startswith("_delta") else None
 
 
 def test_paths_are_files_folders_and_lists_with_slices_of_each_and_of_all(tmp_path: Path) -> None:
