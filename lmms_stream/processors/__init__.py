@@ -2,7 +2,7 @@
 
 base            what a processor is; spans: which tokens are learnt
 measured        the lengths of samples, several at once
-tokenizers      fast tokenizers; it and `installed` alone import transformers; parallelism: their threads
+tokenizers      fast tokenizers; it and families/installed alone import transformers; parallelism: their threads
 byte_tokens     where the tokens of byte-level tokenizers lie, told from their ids
 json_text       JSON texts -> values, integers of any size as they are
 stored_chat     a stored conversation -> its messages, checked
@@ -16,7 +16,7 @@ media/          bytes of media -> facts and pixels; families/: what is special a
 image           the processor of images that are to be made; image_settings: how it is set
 preference      the processors of answers to compare; preference_media: of those with media
 placeholders    where media stand in a text
-installed       transformers' own processor, asked about media; agreement: whether it reads them as we do
+installed       families whose media transformers' own processor reads; agreement: whether it reads them as we do
 multimodal      the processor of conversations with media
 blocks          which tokens see which in sequences of texts, images to see and images to make
 bagel_images    images as BAGEL's encoders take them; bagel: the processor of its sequences

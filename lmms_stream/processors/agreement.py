@@ -29,9 +29,11 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..extras import need
 from ..version import VERSION
+from .families.as_installed import AsInstalled
 from .families.family import Family, Layout
 from .families.files import ProcessorFiles
-from .installed import PLURALS, Answer, ByInstalled, Installed, runs_of, version_name
+from .families.installed import Answer, Installed
+from .installed import PLURALS, ByInstalled, runs_of, version_name
 from .media.facts import AudioFacts, facts_of
 from .tokenizers import FastTokenizer
 
@@ -65,14 +67,22 @@ class Found(NamedTuple):
     is_loaded: bool = True
 
 
-def or_installed(family: Family, plain: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Family:
+def or_installed(
+    family: Family, plain_of: Callable[[], Family], tokenizer: FastTokenizer, files: ProcessorFiles
+) -> Family:
     """Return the family, or a ByInstalled of it if its results differ from those of the installed processor.
 
-    plain: the family without the user's settings, which is the one compared.
+    plain_of: makes the family without the user's settings, which is the one compared.
     """
+    asked: Any = family
+    if isinstance(asked, AsInstalled):
+        asked.installed.family = family
+        reasons = dict.fromkeys(asked.kinds, "no other code reads them")
+        return cast("Family", ByInstalled(family, asked.installed, tokenizer, reasons))
     if not hasattr(family, "of_installed"):
         return family
     name = family.description.get("family", type(family).__name__)
+    plain = plain_of()
     found = _differences(plain, tokenizer, files)
     for kind, reason in found.failures.items():
         logger.log(

@@ -1,24 +1,22 @@
-"""The processor of the installed transformers for a folder: to compare with, and to read media in place of our code.
+"""Families whose media the processor of the installed transformers reads, in place of our code or without any.
 
-It reads media one by one, and token counts are taken from black images or silence of the same size, so it is slower
-than our code.
+It reads media one by one. Token counts are those of pixels without values, of black ones where it cannot take these,
+and of silence, so it is slower than our code.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from .families.family import Family, Layout
+from .families.installed import Answer, Installed, surrounded
 from .families.vision import check_decoded
 from .media.memory import Memory, new_memory
 from .tokenizers import FastTokenizer
@@ -29,69 +27,6 @@ if TYPE_CHECKING:
 
 PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
 _MOST_SIZES = 1 << 16  # of media whose layouts are kept
-
-
-class Answer(NamedTuple):
-    """ids: int64[T] of the media alone. tensors: by the names and in the shapes of our family."""
-
-    ids: NDArray[np.int64]
-    tensors: Mapping[str, NDArray[Any]]
-
-
-class Installed:
-    """transformers' processor at a path or hub id. It is loaded when it is first asked, in each process anew.
-
-    limits: of images and videos, instead of the folder's.
-    """
-
-    def __init__(self, path: str, family: Family, *, limits: Mapping[str, Mapping[str, Any]] | None = None):
-        self.path = path
-        self.family = family
-        self.settings = {"image": dict(getattr(family, "settings_of_calls", {})), "video": {}}
-        for kind, settings in (limits or {}).items():
-            self.settings[kind] |= settings
-
-    @cached_property
-    def processor(self) -> Any:
-        """Whatever transformers raises where it cannot be loaded."""
-        from transformers import AutoProcessor
-
-        with _quiet():
-            return AutoProcessor.from_pretrained(self.path, trust_remote_code=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "processor"}
-
-    def of_images(self, images: Sequence[NDArray[np.uint8]]) -> Answer:
-        """Of the images [H, W, 3] of a sample. Whatever transformers raises."""
-        from PIL import Image
-
-        given: dict[str, Any] = {"images": [[Image.fromarray(each) for each in images]]}
-        if settings := self.settings["image"]:
-            given["images_kwargs"] = {**settings}  # a copy: transformers takes settings out of it
-        return self._ask("image", len(images), given)
-
-    def of_video(self, frames: NDArray[np.uint8], numbers: Sequence[int], facts: VideoFacts) -> Answer:
-        """Of frames [N, H, W, 3] of a video, which have these numbers."""
-        from transformers.video_utils import VideoMetadata
-
-        known = {"total_num_frames": facts.frames, "fps": facts.fps, "duration": facts.frames / facts.fps}
-        metadata = VideoMetadata(**known, frames_indices=list(numbers))
-        given: dict[str, Any] = {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
-        return self._ask("video", 1, {**given, "videos_kwargs": {**self.settings["video"], "do_sample_frames": False}})
-
-    def of_sound(self, samples: NDArray[np.float32], rate: int) -> Answer:
-        """Of a clip of one channel."""
-        return self._ask("audio", 1, {"audio": [samples], "sampling_rate": rate})
-
-    def _ask(self, kind: str, number: int, given: dict[str, Any]) -> Answer:
-        text = "and".join([surrounded(self.family, kind)] * number)
-        processor = self.processor
-        with _quiet():
-            made = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
-        arrays = {name: _array(value) for name, value in made.items() if hasattr(value, "numpy")}
-        tensors = self.family.of_installed(arrays)
-        return Answer(arrays["input_ids"][0], tensors)
 
 
 class ByInstalled:
@@ -106,6 +41,7 @@ class ByInstalled:
         self.tokenizer = tokenizer
         self.differences = dict(differences)
         self._layouts: dict[tuple[str, Facts, Interval | None], Layout] = {}
+        self._takes_sizes: dict[str, bool] = {}  # kinds that were asked about by a size alone
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "ours":  # not there yet, where it is unpickled
@@ -169,20 +105,34 @@ class ByInstalled:
         return joined
 
     def _by_installed(self, ours: Layout, facts: Facts) -> Layout:
-        """Of black pixels of this size, or silence of this length: what media contain does not matter."""
-        if ours.kind == "audio":
-            medium: NDArray[Any] = np.zeros(ours.shape.num_samples, np.float32)
-        else:
-            size = cast("ImageFacts | VideoFacts", facts)
-            medium = np.zeros((len(self.ours.frames(ours)) or 1, size.height, size.width, 3), np.uint8)
-        ids, tensors = self._asked(ours, medium)
+        """Of a size alone, of black pixels, or of silence of this length: what media contain does not matter."""
+        ids, tensors = self._answer(ours, facts)
         once, counts = runs_of(ids, self.ours, self.tokenizer)
         shape = ours.shape
         for grid in (array for name, array in tensors.items() if name.endswith("grid_thw")):
             shape = shape._replace(grid=tuple(grid[0].tolist()))
-        is_as_ours = ours.kind == "video" and len(counts) == len(ours.counts)  # texts of videos are no difference
+        # Texts of videos are no difference.
+        is_as_ours = ours.kind == "video" and ours.text != "" and len(counts) == len(ours.counts)
         text = ours.text if is_as_ours else self._text(once, ours)
-        return ours._replace(counts=counts, patches=_num_rows(tensors), text=text, shape=shape)
+        return ours._replace(counts=counts, patches=self._num_rows(tensors), text=text, shape=shape)
+
+    def _answer(self, ours: Layout, facts: Facts) -> Answer:
+        """The first of a kind is asked in both ways: some processors cannot be asked about a size alone."""
+        if ours.kind == "audio":
+            return self._asked(ours, np.zeros(ours.shape.num_samples, np.float32))
+        size = cast("ImageFacts | VideoFacts", facts)
+        numbers = self.ours.frames(ours)
+        by_size: Answer | None = None
+        if self._takes_sizes.get(ours.kind, True):
+            try:
+                by_size = self._only_of_family(ours, self.installed.of_size(ours.kind, size, numbers))
+            except Exception:  # noqa: BLE001 - whatever a library raises for pixels without values
+                self._takes_sizes[ours.kind] = False
+        if by_size is not None and ours.kind in self._takes_sizes:
+            return by_size
+        answer = self._asked(ours, np.zeros((len(numbers) or 1, size.height, size.width, 3), np.uint8))
+        self._takes_sizes[ours.kind] = by_size is not None and _is_alike(by_size, answer)
+        return answer
 
     def _text(self, once: NDArray[np.int64], ours: Layout) -> str:
         """The text of a layout that becomes these tokens: ours where it does."""
@@ -194,9 +144,9 @@ class ByInstalled:
 
     def _read(self, layout: Layout, data: bytes) -> Mapping[str, NDArray[Any]]:
         _, tensors = self._asked(layout, self._decoded(layout, data))
-        if _num_rows(tensors) != layout.patches:
+        if (num_rows := self._num_rows(tensors)) != layout.patches:
             raise DataError(
-                f"its {layout.kind} of {layout.shape.facts} becomes {_num_rows(tensors)} rows of the tower's input by "
+                f"its {layout.kind} of {layout.shape.facts} becomes {num_rows} rows of the tower's input by "
                 f"{version_name()}, and an empty one of this size {layout.patches}: remove it"
             )
         return tensors
@@ -230,11 +180,19 @@ class ByInstalled:
                 answer = installed.of_sound(medium, self.ours.clips.rate)  # type: ignore[attr-defined]
         except Exception as error:
             raise DataError(f"{version_name()} cannot read its {kind} ({error!r}): remove it") from error
+        return self._only_of_family(layout, answer)
+
+    def _only_of_family(self, layout: Layout, answer: Answer) -> Answer:
+        """Without tensors that our code does not make."""
         dummies = self.ours.dummy()
-        names = dummies.get(kind, dummies.get("image", {})).keys()
+        names = dummies.get(layout.kind, dummies.get("image", {})).keys()
         if not answer.tensors.keys() >= names:
-            raise self._refused(kind)
+            raise self._refused(layout.kind)
         return Answer(answer.ids, {name: answer.tensors[name] for name in names})
+
+    def _num_rows(self, tensors: Mapping[str, NDArray[Any]]) -> int:
+        own = getattr(self.ours, "num_rows", None)
+        return _num_rows(tensors) if own is None else int(own(tensors))
 
     def _refused(self, kind: str, *, of: str = "", beside: str = "") -> ConfigError:
         return ConfigError(
@@ -252,15 +210,15 @@ def _num_rows(tensors: Mapping[str, NDArray[Any]]) -> int:
     return math.prod(pixels.shape[:-3]) if pixels.ndim > 3 else len(pixels)
 
 
+def _is_alike(one: Answer, other: Answer) -> bool:
+    """Whether two answers have the same tokens and shapes."""
+    shapes = [{name: each.shape for name, each in answer.tensors.items()} for answer in (one, other)]
+    return np.array_equal(one.ids, other.ids) and shapes[0] == shapes[1]
+
+
 def version_name() -> str:
     """The installed transformers, for people."""
     return f"transformers {version('transformers')}"
-
-
-def surrounded(family: Family, kind: str) -> str:
-    """What a chat template writes for a medium."""
-    before, after = family.surroundings
-    return f"{before}{family.placeholders[kind]}{after}"
 
 
 def runs_of(
@@ -272,27 +230,3 @@ def runs_of(
     begins = np.append(True, ids[1:] != ids[:-1]) | ~repeated
     counts = np.diff(np.append(np.flatnonzero(begins), len(ids)))[repeated[begins]]
     return ids[begins], tuple(counts.tolist())
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    """float32 for numbers with fractions."""
-    made: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    return made
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, transformers warns of nothing, and torch uses one thread: this process may be forked, or was."""
-    import torch
-    from transformers.utils import logging
-
-    threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        torch.set_num_threads(threads)

@@ -79,7 +79,8 @@ class MultimodalProcessor:
         path = str(plain_path("path", path))
         files, tokenizer = _read_folder(path)
         ids = partial(_token_id, tokenizer)
-        made = (family or family_of(files)).of(files, chosen, ids)
+        maker = family or family_of(files)
+        made = maker.of(files, chosen, ids)
         _check_sound(chosen, made, path)
         if chosen.frame_max_pixels is not None and not hasattr(made, "frame_max_pixels"):
             raise ConfigError(
@@ -87,7 +88,7 @@ class MultimodalProcessor:
                 "video_max_pixels is of a frame: set that"
             )
         if family is None:
-            made = or_installed(made, family_of(files).of(files, MediaSettings(), ids), tokenizer, files)
+            made = or_installed(made, lambda: maker.of(files, MediaSettings(), ids), tokenizer, files)
         return MultimodalProcessor(tokenizer, made, learn=learn, learn_stop=learn_stop)
 
     @property

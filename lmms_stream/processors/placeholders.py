@@ -42,8 +42,11 @@ class Placeholders:
 
     def check(self, text: str, layouts: Sequence[Layout]) -> None:
         """DataError unless a text has a placeholder for each medium, and no other, nor a token that layouts write."""
+        between = text
+        for token in self.tokens.values():
+            between = between.replace(token, "")
         for token in self.repeated:
-            if token in text and token not in self.tokens.values():
+            if token in between:
                 raise DataError(
                     f"its text has {token}, which stands for a part of a medium: take the token out of the texts of "
                     "its messages"

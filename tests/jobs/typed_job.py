@@ -17,7 +17,6 @@ from typing import Any
 from lmms_stream.config import build_config, load_mapping
 from lmms_stream.loader.worker_server import fork_worker_server
 from lmms_stream.mds.dataset_config import DatasetConfig
-from lmms_stream.processors.families.smolvlm import in_words
 from lmms_stream.train.habits.opened import opened
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.settings import TrainConfig
@@ -46,10 +45,7 @@ def model_and_task(data: dict[str, Any], folder: Path) -> tuple[Any, Any]:
 
 def _write_numbers() -> None:
     """Stand in for the library that transformers' SmolVLMProcessor needs, which is not installed here."""
-    from tests.processors.tile_vlm import NUM2WORDS
-
-    module, _, name = NUM2WORDS.rpartition(".")
-    setattr(import_module(module), name, in_words)
+    import_module("tests.processors.tile_vlm")
 
 
 def hold(trainer: FSDP2SFTTrainer, step: int) -> None:

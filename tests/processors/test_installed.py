@@ -16,7 +16,6 @@ import soundfile
 import transformers
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import Measured, processor_fingerprint
-from lmms_stream.processors.families.smolvlm import in_words
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.versions.transformers import by_torchvision
 from transformers import (
@@ -32,10 +31,11 @@ from transformers import (
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 from tests.processors.test_multimodal import theirs
-from tests.processors.tile_vlm import NUM2WORDS, TINY, save_tile_processor
+from tests.processors.tile_vlm import TINY, save_tile_processor
 from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sounding_film
 from tests.processors.tiny_vlm import FAMILIES, change_settings, film, picture, save_processor, stored
-from tests.versions import IS_5
+
+OF_OURS = [name for name, tiny in TINY.items() if not tiny.is_asked]
 
 
 class ConfigOfTheTest(PretrainedConfig):
@@ -57,7 +57,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """A cache of each test's own; what a test registers is forgotten."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(NUM2WORDS, in_words)
     yield folder / "lmms_stream" / "processors"
     for auto in (AutoImageProcessor, AutoVideoProcessor):
         forget(auto)
@@ -85,7 +84,7 @@ def save(folder: Path, family: str) -> None:
         save_processor(folder, family)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *TINY, *SOUND_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OF_OURS, *SOUND_FAMILIES])
 def test_the_installed_transformers_reads_media_as_they_are_read_here(
     family: str, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,8 +102,6 @@ LATER: dict[str, tuple[str, dict[str, Any]]] = {  # families -> what a later ver
     "gemma3": ("Gemma3ImageProcessor", {"image_mean": [0.4, 0.5, 0.6]}),
     "llava_onevision": ("LlavaOnevisionImageProcessor", {"image_grid_pinpoints": [[28, 56], [56, 28]]}),
 }
-if IS_5:  # until then its processor has an image processor of a fixed class
-    LATER["idefics3"] = ("Idefics3ImageProcessor", {"size": {"longest_edge": 56}})
 
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context")  # transformers sums tensors by NumPy

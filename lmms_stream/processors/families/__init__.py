@@ -8,6 +8,9 @@ vision     images and frames -> patches; frames: which frames of a video are rea
 qwen_vl    what the Qwen-VL families share
 qwen2_vl, qwen2_5_vl, qwen3_vl; qwen2_audio
 tiles      what families share whose towers read square tiles; tile_settings: how these are set
-internvl, aya_vision, llava_onevision, idefics3, smolvlm, gemma3, llama4
+internvl, llava_onevision, gemma3
+installed  transformers' processor of a folder, asked about media
+as_installed: families without code of their own for media; asked: a processor of any family -> its kinds of media
+idefics3 (and SmolVLM), llama4: what such processors do not say
 omni       what the Qwen-Omni families share; qwen2_5_omni, qwen3_omni, with short_clips
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import ConfigError
 from ..media.memory import Memory, new_memory
 from .files import ProcessorFiles
 from .settings import MediaSettings
@@ -15,6 +17,13 @@ from .settings import MediaSettings
 if TYPE_CHECKING:
     from ..media.facts import Facts
     from ..media.intervals import Interval
+
+# Names of a model's parts that read pictures and sounds, and of those behind them, which the text part reads.
+_SIGHT, _SOUND, _BEHIND = (
+    r"vis|image|vq",
+    r"audio|sound|speech",
+    r"proj|connect|adapt|embed|merger|resampl|newline|abstract",
+)
 
 AUTO_CLASS = "AutoModelForImageTextToText"  # of transformers: the model_class of most families
 
@@ -187,10 +196,29 @@ class Family(Protocol):
         ...
 
 
-def towers_of(family: Family) -> Mapping[str, str]:
-    """Kind of media -> the module that reads it, also of a family that names one tower for all its kinds."""
+def towers_of(family: Family, named: Callable[[], Iterable[str]] = tuple) -> Mapping[str, str]:
+    """Kind of media -> the module that reads it, also of a family that names one tower for all its kinds, or none.
+
+    named: the names of the parts of a model, among which those of a family that names none are found. ConfigError
+    where they are not.
+    """
     towers: Mapping[str, str] | None = getattr(family, "towers", None)
-    return towers if towers is not None else dict.fromkeys(family.dummy(), str(getattr(family, "tower", "")))
+    if towers is not None:
+        return towers
+    if hasattr(family, "tower"):
+        return dict.fromkeys(family.dummy(), str(family.tower))
+    return {kind: _found_tower(kind, [*named()]) for kind in family.dummy()}
+
+
+def _found_tower(kind: str, names: Sequence[str]) -> str:
+    said = _SOUND if kind == "audio" else _SIGHT
+    for name in names:
+        if re.search(said, name) and not re.search(_BEHIND, name):
+            return name
+    raise ConfigError(
+        f"the model's part that reads {kind}s is none of {', '.join(names)}: write a family of your own "
+        "(docs/families.md) that names it"
+    )
 
 
 class FamilyMaker(Protocol):

@@ -1,6 +1,7 @@
 """Qwen2-Audio: clips of at most 30 s, each padded with silence to 30 s; a position for each token.
 
 A longer clip is cut at 30 s, as the family's own processor cuts it, or earlier by the setting audio_max_length.
+The installed processor is not asked: it takes 77 ms to measure a clip, and our code of Qwen-Omni 4 ms to read it.
 """
 
 from __future__ import annotations

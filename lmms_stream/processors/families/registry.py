@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from ...errors import ConfigError
 from .family import FamilyMaker
 from .files import ProcessorFiles
 
@@ -14,7 +13,7 @@ _HERE = __name__.rpartition(".")[0]
 
 
 def family_of(files: ProcessorFiles) -> FamilyMaker:
-    """The family whose processor's class, or whose model's type, the files say; ConfigError where there is none."""
+    """The family whose processor's class, or whose model's type, the files say; any other is asked what it is."""
     known = list(_families())
     for family in known:
         if files.processor_class in family.processor_classes:
@@ -22,11 +21,9 @@ def family_of(files: ProcessorFiles) -> FamilyMaker:
     for family in known:
         if not files.processor_class and files.model_type in family.model_types:
             return family
-    names = sorted(name for family in known for name in family.processor_classes)
-    raise ConfigError(
-        f"processor {files.name!r} is of class {files.processor_class or files.model_type or 'unknown'!r}, and those "
-        f"that are known are {', '.join(names)}: name one of these, or add a family (docs/families.md)"
-    )
+    from .asked import Described
+
+    return Described()
 
 
 def family_of_model(model_type: str) -> FamilyMaker | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
 from .sequence import SequenceParts
 from .torch_varlen import VARLEN
-from .towers import Dummies, has_modules, model_inputs, without_bounds_of_text
+from .towers import Dummies, has_modules, model_inputs, parts_of, without_bounds_of_text
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class PackedModel(torch.nn.Module):
         self.model = model = take_adapter(model)
         check_config(model.config)
         self.family = family
-        self._tower_paths = {} if family is None else towers_of(family)
+        self._tower_paths = {} if family is None else towers_of(family, partial(parts_of, model))
         self._dummies = Dummies(family) if family is not None else None
         self.read_logits: Callable[[Batch, LogitsOf], None] | None = None
         self.sequence: SequenceParts | None = None
@@ -323,7 +324,11 @@ class PackedModel(torch.nn.Module):
     def _token_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One value a token of each input that the family has of this kind: 0 where the batch has none."""
         names: tuple[str, ...] = getattr(self.family, "token_inputs", ())
-        return {name: torch.zeros_like(batch.input_ids) for name in names} | dict(batch.token_inputs)
+        made = {name: torch.zeros_like(batch.input_ids) for name in names} | dict(batch.token_inputs)
+        if not made:
+            return {}
+        known = inspect.signature(self.model.forward).parameters  # processors make some that models only read elsewhere
+        return {name: values for name, values in made.items() if name in known}
 
 
 def _numbers_of_samples(bounds: torch.Tensor) -> torch.Tensor:

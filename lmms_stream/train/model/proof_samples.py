@@ -91,7 +91,7 @@ def _with_media(
         num_media = min(_NUM_MEDIA, max(1, (room - _AROUND) // num_tokens[kind]))
         start = number * room + 2
         at = np.arange(num_media * num_tokens[kind])
-        ids[start + at] = media_token_id(model.model.config, kind)
+        ids[start + at] = media_token_id(model.family, model.model.config, kind)
         for axis in range(len(positions)):  # time stands still; each other axis advances in steps of its own
             positions[axis, start + at] = start + (at // _ROW ** (2 - axis) % _ROW if axis else 0)
         media |= {name: _random(value.cpu().numpy(), num_media, rng) for name, value in model.dummies[kind].items()}

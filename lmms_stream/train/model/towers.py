@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...errors import ConfigError
+from ...processors.families.as_installed import AsInstalled
 from ...processors.families.family import Family
 from .by_sample import BOUNDS
 
@@ -125,6 +126,12 @@ def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.T
     return made
 
 
+def parts_of(model: Any) -> list[str]:
+    """The names of the parts of a model's base model, and of those that lie beside it."""
+    inner = model.base_model if model.base_model is not model else getattr(model, "model", model)
+    return [*dict.fromkeys(name for each in (inner, model) for name, _ in each.named_children())]
+
+
 def has_modules(model: torch.nn.Module, paths: Iterable[str]) -> bool:
     """Whether a model has modules at all these paths."""
     try:
@@ -139,7 +146,7 @@ def family_of(processors: Iterable[Any], config: Any) -> Family | None:
     config: of the model. ConfigError for several families, and for one that is not the model's.
     """
     families: list[Family] = [each.family for each in processors if getattr(each, "family", None) is not None]
-    found = {type(getattr(each, "ours", each)).__name__: each for each in reversed(families)}
+    found = {_name_of(getattr(each, "ours", each)): each for each in reversed(families)}
     if len(found) > 1:
         raise ConfigError(f"processors are of families {' and '.join(sorted(found))}: take those of one family")
     family = families[0] if families else None
@@ -155,8 +162,14 @@ def family_of(processors: Iterable[Any], config: Any) -> Family | None:
     return family
 
 
-def media_token_id(config: Any, kind: str) -> int:
+def _name_of(family: Any) -> str:
+    return family.name if isinstance(family, AsInstalled) else type(family).__name__
+
+
+def media_token_id(family: Family, config: Any, kind: str) -> int:
     """The token that stands for a medium; ConfigError for a model that has none."""
+    if kind in (of_family := getattr(family, "token_ids", {})):
+        return int(of_family[kind])
     for name in (f"{kind}_token_id", f"{kind}_token_index"):
         if isinstance(found := getattr(config, name, None), int):
             return found
