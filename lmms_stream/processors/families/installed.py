@@ -66,7 +66,7 @@ class Installed:
         from PIL import Image
 
         opened = [Image.fromarray(each) if isinstance(each, np.ndarray) else each for each in images]
-        settings = {**self.settings["image"]}  # a copy: transformers takes settings out of it
+        settings = {**self.settings["image"]}
         if not isinstance(images[0], np.ndarray):
             settings["input_data_format"] = "channels_first"
         return {"images": [opened], **({"images_kwargs": settings} if settings else {})}
@@ -78,8 +78,8 @@ class Installed:
         known = {"total_num_frames": facts.frames, "fps": facts.fps, "duration": facts.frames / facts.fps}
         metadata = VideoMetadata(**known, frames_indices=list(numbers))
         pixels = frames.transpose(0, 3, 1, 2) if isinstance(frames, np.ndarray) else frames
-        given = {"videos": [pixels], "video_metadata": [metadata]}
-        return {**given, "videos_kwargs": {**self.settings["video"], "do_sample_frames": False}}
+        settings = {**self.settings["video"], "do_sample_frames": False}
+        return {"videos": [pixels], "videos_kwargs": {**settings, "video_metadata": [metadata]}}
 
     def sound(self, samples: NDArray[np.float32], rate: int) -> dict[str, Any]:
         """The arguments for a clip of one channel."""
@@ -118,8 +118,10 @@ class Installed:
 
     def _called(self, given: Mapping[str, Any], *, text: str) -> Mapping[str, Any]:
         processor = self.processor
+        # transformers takes settings out of what it is given, and another call may follow.
+        copied = {name: {**value} if isinstance(value, dict) else value for name, value in given.items()}
         with _quiet():
-            made: Mapping[str, Any] = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
+            made: Mapping[str, Any] = processor(text=[text], **copied, add_special_tokens=False, return_tensors="pt")
         return made
 
     def asked(self, kind: str, number: int, given: dict[str, Any], *, text: str) -> Answer:
@@ -130,8 +132,9 @@ class Installed:
             if kind != "video":
                 raise
             # Until 5.0 SmolVLM's processor takes videos as it takes images, in a list for each text.
-            lists = {name: [given[name]] for name in ("videos", "video_metadata")}
-            made = self._called({**given, **lists}, text="and".join([text] * number))
+            settings = {**given["videos_kwargs"], "video_metadata": [given["videos_kwargs"]["video_metadata"]]}
+            listed = {"videos": [given["videos"]], "videos_kwargs": settings}
+            made = self._called(listed, text="and".join([text] * number))
         arrays = {name: _array(value) for name, value in made.items() if hasattr(value, "numpy")}
         ids = arrays.pop("input_ids")[0]
         return Answer(ids, arrays if self.family is None else self.family.of_installed(arrays))
