@@ -57,7 +57,7 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
         yield "extra_kwargs.collator_type", "get_collator() is the collator of every type"
     if extra.get("packing_kwargs") and not config.packing:
         yield "extra_kwargs.packing_kwargs", "without packing each pack is one sample"
-    if processor_config_of(config).type in ("chat", "text", "tokens"):
+    if processor_config_of(config).kind in ("chat", "text", "tokens"):
         yield from ((name, "the processor reads no videos") for name in are_set(_VIDEO))
     if config.datasets is not None and config.dataset_path:
         yield "dataset_path", "datasets lists the sources"

@@ -275,7 +275,7 @@ def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
 def processor_of(config: DatasetConfig) -> Processor:
     """The processor of a config; ConfigError for a folder of another family than its processor_type."""
     made = processor_config_of(config)
-    if made.type in MEDIA_TYPES and config.processor_config is not None:
+    if made.kind in MEDIA_TYPES and config.processor_config is not None:
         _check_family(str(made.path), str(config.processor_config["processor_type"]))
     return made.build()
 

@@ -46,11 +46,12 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     """Which processor reads the samples, as one section of a YAML file."""
 
     # The processor
+    # None: "chat"; with a path, chats with the media that the processor there reads, or of text where there is none.
     # "chat": `messages`, by the chat template of a tokenizer; "text": all of each `text`; "tokens": samples that were
     # tokenized at conversion; "vision": chats with the media that the processor at `path` reads ("audio" and "omni" are
     # other names of it); "image": images that are to be made; "preference": answers that are compared; "bagel": texts,
     # images to see and images to make
-    type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel", "preference"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel", "preference"] | None = None
     # a local folder or hub id, for "chat", "text", "bagel" and "preference"
     tokenizer: str | None = None
     # the same of a processor of transformers', for "vision", and for "preference" with media
@@ -74,23 +75,23 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         self._check_media()
         self._check_sizes()
         self._check_images()
-        if self.bagel is not None and self.type != "bagel":
-            raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")
-        if self.learn != "all" and self.type not in ("chat", *MEDIA_TYPES):
-            raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
-        if self.learn_stop and self.type not in ("chat", *MEDIA_TYPES):
+        if self.bagel is not None and self.kind != "bagel":
+            raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.kind}: leave bagel out")
+        if self.learn != "all" and self.kind not in ("chat", *MEDIA_TYPES):
+            raise ConfigError(f"processor.learn is for chats, and processor.type is {self.kind}: leave learn out")
+        if self.learn_stop and self.kind not in ("chat", *MEDIA_TYPES):
             raise ConfigError(
-                f"processor.learn_stop is for chats, and processor.type is {self.type}: leave learn_stop out"
+                f"processor.learn_stop is for chats, and processor.type is {self.kind}: leave learn_stop out"
             )
         self._check_objective()
         self._check_documents()
-        if self.type in MEDIA_TYPES:
+        if self.kind in MEDIA_TYPES:
             if self.tokenizer is not None:
                 raise ConfigError(
-                    f"processor.tokenizer is for texts, and processor.type is {self.type}: name path instead"
+                    f"processor.tokenizer is for texts, and processor.type is {self.kind}: name path instead"
                 )
             return
-        if self.type == "preference" and self.path is not None:
+        if self.kind == "preference" and self.path is not None:
             if self.tokenizer is not None:
                 raise ConfigError(
                     "processor.tokenizer and processor.path are both named: path has a tokenizer of its own"
@@ -99,69 +100,83 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         for name in ("path", *(field.name for field in fields(MediaSettings))):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"processor.{name} is for processor.type vision, and that is {self.type}: leave {name} out"
+                    f"processor.{name} is for processor.type vision, and that is {self.kind}: leave {name} out"
                 )
 
     def _check_images(self) -> None:
-        if self.type == "image":
+        if self.kind == "image":
             if self.tokenizer is not None:
                 raise ConfigError("processor.tokenizer is for texts, and processor.type is image: leave it out")
             return
         for field in fields(ImageSettings):
             if getattr(self, field.name) is not None:
                 raise ConfigError(
-                    f"processor.{field.name} is for processor.type image, and that is {self.type}: leave {field.name} "
+                    f"processor.{field.name} is for processor.type image, and that is {self.kind}: leave {field.name} "
                     "out"
                 )
 
     def _check_objective(self) -> None:
-        known = {"image": get_args(Objective), "preference": get_args(Compared)}.get(self.type, ())
+        known = {"image": get_args(Objective), "preference": get_args(Compared)}.get(self.kind, ())
         if self.objective is None or self.objective in known:
             return
         remedy = f"choose {' or '.join(known)}" if known else "leave objective out"
-        raise ConfigError(f"processor.type {self.type} has no objective {self.objective}: {remedy}")
+        raise ConfigError(f"processor.type {self.kind} has no objective {self.objective}: {remedy}")
 
     def _check_documents(self) -> None:
         of = {"text_prefix": "text", "text_suffix": "text", "isolate_documents": "tokens"}
         for name, kind in of.items():
-            if getattr(self, name) not in (None, False) and self.type != kind:
+            if getattr(self, name) not in (None, False) and self.kind != kind:
                 raise ConfigError(
-                    f"processor.{name} is for processor.type {kind}, and that is {self.type}: leave {name} out"
+                    f"processor.{name} is for processor.type {kind}, and that is {self.kind}: leave {name} out"
                 )
 
     def build(self) -> Processor:
-        if self.type == "tokens":
+        if self.kind == "tokens":
             from .documents import DocumentsProcessor
             from .text import TokensProcessor
 
             return DocumentsProcessor() if self.isolate_documents else TokensProcessor()
-        if self.type in MEDIA_TYPES:
+        if self.type is None and self.path is not None and not self._has_media():
+            from .chat import ChatProcessor
+
+            return ChatProcessor.from_pretrained(self.path, learn=self.learn, learn_stop=self.learn_stop)
+        if self.kind in MEDIA_TYPES:
             return self._of_media(learn=self.learn, learn_stop=self.learn_stop)
-        if self.type == "image":
+        if self.kind == "image":
             from .image import ImageProcessor
 
             return ImageProcessor.of(self)
-        if self.type == "preference" and self.path is not None:
+        if self.kind == "preference" and self.path is not None:
             from .preference_media import MediaPreferenceProcessor
 
             return MediaPreferenceProcessor(self._of_media(learn="last", learn_stop=None), objective=self._compared)
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
-        if self.type == "text":
+        if self.kind == "text":
             from .text import TextProcessor
 
             return TextProcessor.from_pretrained(self.tokenizer, prefix=self.text_prefix, suffix=self.text_suffix)
-        if self.type == "preference":
+        if self.kind == "preference":
             from .preference import PreferenceProcessor
 
             return PreferenceProcessor.from_pretrained(self.tokenizer, objective=self._compared)
-        if self.type == "bagel":
+        if self.kind == "bagel":
             from .bagel import BagelProcessor
 
             return BagelProcessor.from_pretrained(self.tokenizer, self.bagel)
         from .chat import ChatProcessor
 
         return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn, learn_stop=self.learn_stop)
+
+    @property
+    def kind(self) -> str:
+        """The type, as far as it is known before the folder of `path` is read."""
+        return self.type or ("chat" if self.path is None else "vision")
+
+    def _has_media(self) -> bool:
+        from .families.files import has_media
+
+        return has_media(str(self.path))
 
     @property
     def _compared(self) -> Compared:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..media.intervals import Interval
     from .installed import Installed
 
-SIZES = "_sizes"  # behind the name of an input: the shapes of its arrays, which are stored one behind the other
+SIZES = ".shapes"  # behind the name of an input: the shapes of its arrays, which are stored one behind the other
 RECIPE = "write a family of your own (docs/families.md) and give it to MultimodalProcessor.from_pretrained"
 _PATCH = 14 * 14 * 3  # numbers of an image that count as a row of the tower's input
 Same = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
@@ -148,10 +148,16 @@ class AsInstalled:
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
         """See Family."""
         made = {name: np.zeros(len(input_ids), np.int64) for name in self.token_inputs}
-        for each in self.kinds.values():
-            for name, of_tokens in each.values.items():
+        tokens = [number for each in self.kinds.values() for number in each.tokens.values()]
+        at = np.flatnonzero(np.isin(input_ids, tokens))
+        parts = [(kind, at) for kind in self.kinds]  # of samples without layouts, by their tokens alone
+        if layouts:
+            bounds = np.cumsum([sum(layout.counts) for layout in layouts])[:-1]
+            parts = [(each.kind, part) for each, part in zip(layouts, np.split(at, bounds), strict=True)]
+        for kind, part in parts:
+            for name, of_tokens in self.kinds[kind].values.items():
                 for token, value in of_tokens.items():
-                    made[name][input_ids == token] = value
+                    made[name][part[input_ids[part] == token]] = value
         return made
 
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
@@ -214,7 +220,13 @@ class AsInstalled:
         return {kind for kind, named in self.dummies.items() if next(iter(named)) in inputs}
 
     def check_model(self, config: Mapping[str, Any]) -> None:
-        """See Family."""
+        """See Family. ConfigError besides for a model whose positions have axes, which no processor says."""
+        text = config.get("text_config") or config
+        if "mrope_section" in (text.get("rope_parameters") or text.get("rope_scaling") or {}):
+            raise ConfigError(
+                f"model type {config.get('model_type')} counts positions of media along several axes, and its "
+                f"processor does not say them: {RECIPE}"
+            )
         for kind, each in self.kinds.items():
             known = {**each.tokens}.values()
             for name in (f"{kind}_token_id", f"{kind}_token_index"):

@@ -83,6 +83,15 @@ def read_files(path: str) -> ProcessorFiles:
     )
 
 
+def has_media(path: str) -> bool:
+    """Whether a folder or hub id has a processor of media, or is of a model that reads some."""
+    folder = Path(path) if Path(path).is_dir() else _of_hub(path)
+    if any(_values(folder / name, path) for name in (_IMAGE, _VIDEO, _PROCESSOR)):
+        return True
+    config = _values(folder / _CONFIG, path)
+    return any(name in config for name in ("vision_config", "audio_config", "thinker_config"))
+
+
 def _of_hub(path: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

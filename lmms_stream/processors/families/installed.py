@@ -94,13 +94,15 @@ class Installed:
             return list(range(num_frames))
         metadata = VideoMetadata(total_num_frames=num_frames, fps=fps, duration=num_frames / fps)
         names = inspect.signature(videos.sample_frames).parameters.keys() - {"metadata", "kwargs"}
-        said = {name: getattr(videos, name, None) for name in names}
+        said: dict[str, Any] = {name: getattr(videos, name, None) for name in names}
         if asked:
             said |= {"fps": None, "num_frames": None, **asked}
+        if said.get("num_frames"):
+            said["num_frames"] = min(said["num_frames"], num_frames)
         found = videos.sample_frames(
             metadata=metadata, **{name: said[name] for name in names if said[name] is not None}
         )
-        return sorted({min(max(int(number), 0), num_frames - 1) for number in found})
+        return [min(max(int(number), 0), num_frames - 1) for number in found]
 
     def of_size(self, kind: str, size: ImageFacts | VideoFacts, numbers: Sequence[int]) -> Answer:
         """Of an image of a size, or of these frames of a video, of which only shapes are there; see `shape_alone`."""
