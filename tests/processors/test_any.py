@@ -13,7 +13,7 @@ import pytest
 import soundfile
 import torch
 import transformers
-from lmms_stream.errors import ConfigError
+from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import Measured, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
@@ -26,6 +26,7 @@ from tests.processors.test_multimodal import bytes_of, learnt_text, parts_of
 from tests.processors.tiny_sound import clip
 from tests.processors.tiny_vlm import change_settings, film, picture, save_tokenizer, stored
 from tests.rounds import rounds
+from tests.versions import IS_5
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # of tensors, in transformers
 NAMES = [name for name, tiny in ANY.items() if hasattr(transformers, tiny.processor)]
@@ -62,7 +63,9 @@ def theirs(processor: MultimodalProcessor, sample: dict[str, Any]) -> dict[str, 
 def test_tokens_and_tensors_of_any_processor_are_its_own(name: str, processors: dict[str, MultimodalProcessor]) -> None:
     random, processor = np.random.default_rng(1), processors[name]
     for number in range(rounds(3, 30)):
-        sides = [random.integers(20, 260, 2).tolist() for _ in range(1 + number % 3)]
+        is_alone = processor.family.ours.kinds["image"].is_alone  # type: ignore[attr-defined]
+        assert is_alone == (name == "lfm2_vl" and not IS_5)
+        sides = [random.integers(32, 260, 2).tolist() for _ in range(1 if is_alone else 1 + number % 3)]
         media: list[Any] = [("image", picture(*each, seed=each[0])) for each in sides]
         content = ["a\n", *[part for each in media for part in (each, "\nand", "then ")]]
         sample = stored(("user", content), ("assistant", "so"))
@@ -79,6 +82,11 @@ def test_tokens_and_tensors_of_any_processor_are_its_own(name: str, processors: 
         for key, of_tokens in ours.get("token_inputs", {}).items():
             assert np.array_equal(of_tokens, expected[key][0])
         assert learnt_text(processor, sample) == "so<|im_end|>"
+        if is_alone:
+            with pytest.raises(
+                DataError, match=r"it has 2 images, and the processor of .* reads several otherwise than"
+            ):
+                processor.measure(stored(("user", media * 2), ("assistant", "so")))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +96,7 @@ def test_what_is_measured_of_any_processor_is_made(name: str, processors: dict[s
     assert set(kinds) == set(ANY[name].written)
     again = pickle.loads(pickle.dumps(processor))
     for number in range(rounds(4, 60)):
-        width, height = random.integers(9, 400, 2).tolist()
+        width, height = random.integers(32, 400, 2).tolist()
         media = {
             "image": picture(width, height), "audio": clip(int(random.integers(8000, 40000))),
             "video": film(32 + 2 * (width // 4), 32 + 2 * (height // 4), num_frames=int(random.integers(8, 40))),

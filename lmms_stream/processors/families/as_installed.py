@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ConfigError
+from ...errors import ConfigError, DataError
 from ..media.memory import Memory, new_memory
 from .clips import Clips, ClipShape, check_model_settings, waveform_of
 from .family import Layout
@@ -45,7 +45,8 @@ class Kind(NamedTuple):
     """What is known of a kind of media. written: by the chat template. tokens: that are repeated, the most frequent
     first. beside: other tokens of its own. ragged: names of tensors whose shapes differ between media, with the others.
 
-    values: name of an input of one value a token -> its value for each of the repeated tokens.
+    values: name of an input of one value a token -> its value for each of the repeated tokens. is_alone: several in a
+    sample become something else than each alone.
     """
 
     written: str
@@ -53,6 +54,7 @@ class Kind(NamedTuple):
     beside: Sequence[str]
     tensors: Mapping[str, bool]
     values: Mapping[str, Mapping[int, int]]
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,16 @@ class AsInstalled:
         if len(numbers) > most:
             numbers = self.installed.chosen(section.num_frames, facts.fps, {"num_frames": most})[:most]
         return tuple(section.first + number for number in numbers)
+
+    def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        """See Family."""
+        for kind, each in self.kinds.items():
+            if each.is_alone and (number := sum(layout.kind == kind for layout in layouts)) > 1:
+                raise DataError(
+                    f"it has {number} {kind}s, and the processor of {self.name} reads several otherwise than each "
+                    f"alone: keep one a sample, or {RECIPE}"
+                )
+        return layouts
 
     def frames(self, layout: Layout) -> Sequence[int]:
         """See Family."""

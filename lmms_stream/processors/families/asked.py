@@ -131,7 +131,7 @@ class _Asked:
 
     def _kind(self, kind: str) -> tuple[Kind, dict[str, NDArray[Any]]]:
         written = self._written(kind)
-        answers = [self.installed.asked(kind, 1, given, text=written) for given in self._media(kind)]
+        answers = self._answers(kind, written)
         tokens = self._repeated(answers)
         names = {number: token for token, number in self.added.items()}
         seen = {int(number) for answer in answers for number in answer.ids}
@@ -150,7 +150,34 @@ class _Asked:
             raise ValueError(f"no tensors of numbers beside the tokens, but {', '.join(made[0])}")
         smallest = min(made, key=lambda each: sum(each[name].size for name in tensors))
         dummy = {name: smallest[name][:1] if self.described.is_of_rows else smallest[name] for name in tensors}
-        return Kind(written, tokens, beside, tensors, values), in_rows(dummy, tensors)
+        is_alone = kind == "image" and not self._reads_several(written)
+        return Kind(written, tokens, beside, tensors, values, is_alone), in_rows(dummy, tensors)
+
+    def _answers(self, kind: str, written: str) -> list[Answer]:
+        """Of all media but those that it refuses, as too small ones; at least two."""
+        answers, refusals = [], []
+        for given in self._media(kind):
+            try:
+                answers.append(self.installed.asked(kind, 1, given, text=written))
+            except Exception as error:  # noqa: BLE001 - whatever a processor of any model raises
+                refusals.append(error)
+        if len(answers) < 2:
+            raise refusals[0]
+        return answers
+
+    def _reads_several(self, written: str) -> bool:
+        """Whether two images of a sample become what each becomes alone."""
+        random = np.random.default_rng(1)
+        images = [random.integers(1, 255, (height, width, 3), np.uint8) for width, height in _SIDES[:2]]
+        try:
+            both = self.installed.asked("image", 2, self.installed.pictures(images), text=written).ids
+        except Exception:  # noqa: BLE001 - whatever a processor of any model raises
+            return False
+        each = [
+            self.installed.asked("image", 1, self.installed.pictures([image]), text=written).ids for image in images
+        ]
+        between = self.processor.tokenizer("and", add_special_tokens=False)["input_ids"]
+        return np.array_equal(both, np.concatenate([each[0], between, each[1]]))
 
     def _written(self, kind: str) -> str:
         """What the chat template writes for a medium: from its first token of its own to the last, or all of it."""
