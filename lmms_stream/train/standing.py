@@ -48,10 +48,11 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
     trainer.phases.step = trainer.step
     trainer.set_length()  # the global batch or skipped steps may have changed
-    if state is not None and trainer.is_finished and trainer.world.rank == 0:
+    if trainer.is_finished and trainer.world.rank == 0:
         logger.warning(
-            "nothing to do: the checkpoint is of step %d, where the run has ended (its length is %d %s): raise "
-            "train.%s to train longer",
+            "nothing to do: the %s step %d, where the run has ended (its length is %d %s): raise train.%s to "
+            "train longer",
+            "trainer is at" if state is None else "checkpoint is of",
             trainer.step, trainer.schedule.length, *_unit_of_length(trainer.config),
         )  # fmt: skip
     trainer.callbacks.given |= {

@@ -72,7 +72,7 @@ def test_a_momentum_that_is_new_begins_at_zero_and_one_that_is_gone_is_an_error(
 
 
 def test_a_resume_names_its_step_and_a_run_that_has_ended_says_what_makes_it_longer(
-    run: Path, caplog: pytest.LogCaptureFixture
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "lmms_stream")
     trainer_of(run, "train.max_steps=3").train()
@@ -95,6 +95,12 @@ def test_a_resume_names_its_step_and_a_run_that_has_ended_says_what_makes_it_lon
             (line,) = told
             assert line.startswith("nothing to do: the checkpoint is of step 5, where the run has ended")
             assert said in line
+    caplog.clear()
+    trainer = trainer_of(run, f"train.output_dir={tmp_path}", "train.max_steps=1", "train.save_strategy=no")
+    trainer.train()
+    assert "nothing to do" not in caplog.text
+    assert trainer.train().training_loss == 0
+    assert "nothing to do: the trainer is at step 1, where the run has ended" in caplog.text
 
 
 def test_settings_that_changed_are_told_once_the_checkpoint_is_found_whole(
