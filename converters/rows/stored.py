@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
 from .fields import Fields
+from .kinds import COLUMN_ROLES
 from .mapper import Mapper
 from .options import SchemaOptions
 from .row_kind import ReadOptions, RowKind
 from .schemas import Schema
 
 STORED = "stored samples"
+_ROLES = {  # of a stored schema, the roles of the columns that its rows have (see sources/stored_rows.py)
+    "messages": ("messages", "tools"),
+    "preference": ("prompt", "chosen", "rejected", "response", "label", "tools"),
+    "image": ("images", "label"),
+    "text": ("text",),
+    "tokens": ("input_ids", "loss_spans"),
+}
 
 
 def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
@@ -42,3 +51,14 @@ def _as_it_is(values: Mapping[str, Any], found: Mapping[str, str], options: Read
 
 def _never(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
     raise DataError("a stored sample is not mapped again")
+
+
+def stored_options(options: SchemaOptions, schema: str | None) -> SchemaOptions:
+    """Return options by which the rows of a stored dataset are read from what its samples were made of.
+
+    Kept columns of other roles (system, label) are not read, but for those that the user names.
+    """
+    if schema not in _ROLES:
+        return options
+    kept = {role: "" for role in COLUMN_ROLES if role not in _ROLES[schema]}
+    return replace(options, columns={**kept, **options.columns})

@@ -1,7 +1,8 @@
 """Values of Arrow columns -> values of rows: what their types, and the features of `datasets`, say beyond Arrow's own.
 
 Arrow gives every struct of a column the fields of all of them, null where a struct had none of its own: such fields are
-left out again. JSON is parsed, class labels become their names, and decimals the texts of their digits.
+left out again. JSON is parsed, maps of texts become objects, class labels their names, and decimals the texts of their
+digits.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def _convert(kind: Any, feature: Any) -> Convert | None:
         return partial(_label, names=feature["names"])
     if pyarrow.types.is_decimal(kind):
         return str
+    if pyarrow.types.is_map(kind) and pyarrow.types.is_string(kind.key_type):
+        return partial(_object, convert=_convert(kind.item_type, None))
     if pyarrow.types.is_struct(kind):
         return _convert_struct(kind, {} if isinstance(told, str) else feature)
     if _is_list(kind):
@@ -99,6 +102,12 @@ def _fields(value: dict[str, Any], *, converts: Mapping[str, Convert]) -> dict[s
 
 def _each(values: list[Any], *, convert: Convert) -> list[Any]:
     return [value if value is None else convert(value) for value in values]
+
+
+def _object(pairs: list[tuple[str, Any]], *, convert: Convert | None) -> Any:
+    """Return the object of a map's pairs; the pairs as they are if a key is there twice."""
+    found = {key: value if value is None or convert is None else convert(value) for key, value in pairs}
+    return found if len(found) == len(pairs) else pairs
 
 
 class ClassName(str):

@@ -13,7 +13,7 @@ from ...storage.storage import Storage, shared_storage
 from ...types import StoredObject
 from .files import StoredFile
 from .splits import split_of
-from .table import BOM, MAX_ROW_BYTES, Location, in_units
+from .table import BOM, MAX_ROW_BYTES, Location, in_units, wide_text
 from .units import Row, Unit
 
 # Arguments: files, their bytes, the folder of media.
@@ -76,6 +76,8 @@ def _text_row(number: int, name: str, data: bytes) -> Row:
         return _too_long(number, name)
     if problem := if_lfs_pointer(data):
         return Row(number, None, f"{name} {problem}")
+    if problem := wide_text(data):
+        return Row(number, None, f"{name} is {problem}")
     try:
         return Row(number, {"text": data.removeprefix(BOM).decode(), "name": name})
     except UnicodeDecodeError as error:

@@ -140,6 +140,13 @@ def not_utf8(text: bytes, error: UnicodeDecodeError) -> str:
     )
 
 
+def wide_text(text: bytes) -> str:
+    """What is wrong with text of which a quarter is zero bytes, as in UTF-16 without a mark at its start; "" else."""
+    if 4 * text.count(0) < max(1, len(text)):
+        return ""
+    return f"text in UTF-16 or UTF-32, or no text: write it as UTF-8, near {excerpt(text, 0)}"
+
+
 def excerpt(text: bytes, offset: int) -> str:
     """A piece of it around a byte, printable."""
     start = max(0, offset - EXCERPT_BYTES // 2)

@@ -103,9 +103,22 @@ class TarTable:
     def num_rows(self) -> int:
         return sum(1 for _ in self._samples())
 
+    def _once(self) -> Iterator[TarSample]:
+        """The samples; an error for a key that was there before, as where an archive was updated (tar -u, tar -r)."""
+        seen: set[int] = set()
+        for sample in self._samples():
+            known = hash(sample.key)
+            if known in seen and not sample.error:
+                error = (
+                    f"sample {sample.key!r} is there before, as where an archive was updated, or its files are apart"
+                )
+                sample = TarSample(sample.key, (), f"{error}: write the archive again")
+            seen.add(known)
+            yield sample
+
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         location = self._location
-        found = islice(self._samples(), start, stop)
+        found = islice(self._once(), start, stop)
         for samples in in_units(found, _num_bytes, unit_bytes=location.unit_bytes):
             num_bytes = sum(map(_num_bytes, samples))
             yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)

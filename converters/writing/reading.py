@@ -11,7 +11,7 @@ from ...errors import DataError, LmmsStreamError
 from ..rows.mapper import Mapper, find_mapper
 from ..rows.options import SchemaOptions
 from ..rows.schemas import columns_schema
-from ..rows.stored import is_stored, stored_mapper
+from ..rows.stored import is_stored, stored_mapper, stored_options
 from ..rows.user_functions import RowFunctions, row_functions
 from ..sources.files import Fetch
 from ..sources.mds import StoredSamples
@@ -211,6 +211,8 @@ class Reading:
         if isinstance(unit, StoredSamples) and options == SchemaOptions():
             schema = unit.schema or schema_of([unit.info]) or columns_schema({}).name
             return self._agreed(source, stored_mapper(schema, unit.columns)), True
+        if isinstance(unit, StoredSamples) and (functions is None or functions.map is None):
+            options = stored_options(options, unit.schema)
         values, errors, num_read = _first_rows(unit, functions)
         if errors and len(errors) == num_read:
             first = f"; the first: {errors[0]}" if errors else ""

@@ -203,6 +203,19 @@ def test_rows_are_mapped_again_where_that_is_asked_for(dataset_folder: Path, tmp
     ]
 
 
+@pytest.mark.parametrize("name", ["system", "label", "images", "chosen", "input_ids"])
+def test_a_kept_column_of_a_stored_dataset_is_not_read_for_its_name(name: str, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    source, columns = tmp_path / "rows.jsonl", {"images": "", "system": ""}
+    source.write_text(json.dumps({"messages": messages, name: 1 if name == "label" else "x"}))
+    convert(source, tmp_path / "a", num_workers=1, kind="messages", columns=columns, keep=[name])
+    convert(tmp_path / "a", tmp_path / "b", num_workers=1, keep=[name])
+    before, after = (PackedStreamingDataset(tmp_path / each)[0] for each in ("a", "b"))
+    assert before == after
+    convert(tmp_path / "a", tmp_path / "c", num_workers=1, columns={"system": name})
+    assert "system" in PackedStreamingDataset(tmp_path / "c")[0]["messages"]
+
+
 def test_a_dataset_cannot_be_its_own_source(dataset_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a source and the target: choose another target"):
         convert([dataset_folder], str(dataset_folder), overwrite=True)

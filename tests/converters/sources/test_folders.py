@@ -533,6 +533,18 @@ def test_files_that_macos_puts_beside_the_files_of_a_tar_are_no_samples(tmp_path
     assert read(path) == [{"__key__": "d/0", "jpg": b"a", "txt": "b"}, {"__key__": "1", "txt": "c"}]
 
 
+def test_a_sample_that_an_updated_tar_holds_twice_is_read_once(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("0.txt", b"old"), ("1.txt", b"b")])
+    with tarfile.open(path, "a") as archive:
+        archive.addfile(tarfile.TarInfo("0.txt"))
+    first, second, third = read_numbered(path)
+    assert (first[1], second[1]) == ({"__key__": "0", "txt": "old"}, {"__key__": "1", "txt": "b"})
+    assert third == (
+        3,
+        "sample '0' is there before, as where an archive was updated, or its files are apart: write the archive again",
+    )
+
+
 def test_texts_and_json_in_a_tar_lose_their_byte_order_mark(tmp_path: Path) -> None:
     files = [("0.txt", "caf\u00e9\r\n"), ("0.caption", "a cat"), ("0.json", '{"w": 1}'), ("0.cls", "3")]
     path = write_tar(tmp_path / "a.tar", [(name, b"\xef\xbb\xbf" + text.encode()) for name, text in files])

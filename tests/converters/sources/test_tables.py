@@ -113,6 +113,27 @@ def test_decimals_are_the_texts_of_their_digits(tmp_path: Path) -> None:
     assert read(path) == [{"price": "1.50", "seen": [{"at": "-0.003"}]}, {"price": None, "seen": None}]
 
 
+def test_maps_of_texts_are_objects_at_any_depth(tmp_path: Path) -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.struct([("x", pyarrow.decimal128(3, 1)), ("y", pyarrow.int64())]))
+    pairs = [("a", {"x": Decimal("1.5"), "y": None}), ("b", None)]
+    table = pyarrow.table(
+        {
+            "meta": pyarrow.array([pairs, None], kind),
+            "calls": pyarrow.array([[{"arguments": [("city", "Bonn")]}], []], pyarrow.list_(
+                pyarrow.struct([("arguments", pyarrow.map_(pyarrow.string(), pyarrow.string()))]))),
+            "counts": pyarrow.array([[(1, 2)], []], pyarrow.map_(pyarrow.int64(), pyarrow.int64())),
+            "twice": pyarrow.array([[("a", 1), ("a", 2)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        }
+    )  # fmt: skip
+    assert read(write_parquet(tmp_path / "a.parquet", table)) == [
+        {
+            "meta": {"a": {"x": "1.5"}, "b": None}, "calls": [{"arguments": {"city": "Bonn"}}], "counts": [(1, 2)],
+            "twice": [("a", 1), ("a", 2)],
+        },
+        {"meta": None, "calls": [], "counts": [], "twice": {}},
+    ]  # fmt: skip
+
+
 CALLED = [
     {"messages": [{"role": "user", "content": "weather?"}], "meta": {"zone": "CET", "seen": [{"at": 1}, None]}},
     {

@@ -78,3 +78,12 @@ def test_a_line_that_is_no_text_is_an_error_of_its_row(tmp_path: Path, monkeypat
     assert (first, fourth) == ((1, {"text": "one"}), (4, {"text": "four"}))
     assert second == (2, "not valid UTF-8 (byte 0xff at byte 3): write it as UTF-8, near 'tw\ufffd'")
     assert third == (3, "longer than 0 MiB: break it into several lines")
+
+
+def test_text_in_utf_16_without_a_mark_is_an_error_of_its_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "corpus.txt", "one\ntwo".encode("utf-16-le"))
+    wrong = "text in UTF-16 or UTF-32, or no text: write it as UTF-8, near"
+    assert all(str(values).startswith(wrong) for _, values in read_numbered(path, format="lines"))
+    ((_, whole),) = read_numbered(path)
+    assert str(whole).startswith(f"corpus.txt is {wrong}")
+    assert read(write(tmp_path / "zero.txt", b"a text\0"), format="lines") == [{"text": "a text\0"}]
