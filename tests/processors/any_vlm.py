@@ -15,6 +15,9 @@ from tests.versions import IS_5
 
 CHAT = ("<|im_start|>", "<|im_end|>")
 OF_OVIS = "<image> <IMG_ATOM> <IMG_START> <IMG_GRID> <IMG_COL> <IMG_ROW> <IMG_END>"
+OF_CLIP: dict[str, Any] = {
+    "patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1,
+}  # fmt: skip
 SQUARE = {"height": 28, "width": 28}
 
 
@@ -39,7 +42,12 @@ def _pixtral(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
 def _llava(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     images = by_torchvision("CLIPImageProcessor")(size={"shortest_edge": 28}, crop_size=SQUARE)
     return _class("LlavaProcessor")(
-        images, tokenizer, patch_size=7, vision_feature_select_strategy="full", chat_template=template
+        images,
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=template,
     )
 
 
@@ -49,12 +57,17 @@ def _llava_next(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
         size={"shortest_edge": 28}, crop_size=SQUARE, image_grid_pinpoints=grid
     )
     return _class("LlavaNextProcessor")(
-        images, tokenizer, patch_size=7, vision_feature_select_strategy="full", chat_template=template
+        images,
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=template,
     )
 
 
 def _cohere2(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
-    images = by_torchvision("Cohere2VisionImageProcessor")(size=SQUARE, max_patches=6, patch_size=7)
+    images = by_torchvision("Cohere2VisionImageProcessor")(size=SQUARE, max_patches=6, patch_size=2)
     return _class("Cohere2VisionProcessor")(images, tokenizer, chat_template=template)
 
 
