@@ -75,7 +75,8 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _main() -> int:
+def start() -> int:
+    """Run the command of this process, alone or as a rank of torchrun; its exit status."""
     if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # torchrun did not start this process
         faulthandler.enable()
         return main(sys.argv[1:])
@@ -85,4 +86,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    end_process(_main())
+    end_process(start())

@@ -11,6 +11,8 @@ from lmms_stream.demo.charts import write_charts
 from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.errors import ConfigError
 from lmms_stream.ledger.run import Ledger
+from lmms_stream.lmms_engine.launch.cli import arguments_of, create_train_task
+from lmms_stream.lmms_engine.train import TrainingArguments
 from lmms_stream.train.habits.arguments import train_config
 from lmms_stream.train.habits.launch_file import launch_of
 from lmms_stream.train.habits.launch_keys import TRAINER_ARGS
@@ -20,6 +22,7 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.types import World
 
 from ..conftest import run_cli
+from ..processes import run_module
 from ..rounds import in_long_rounds
 from ..train.habits.rows import SIZES
 from .chats import text_config, write_jsonl
@@ -75,7 +78,9 @@ def test_a_launch_file_trains_resumes_and_logs_by_their_names(data: dict[str, An
     path.write_text(yaml.safe_dump(data))
     for changes in (["trainer_args.max_steps=4"], ["trainer_args.max_steps=6", "dataset_config.eval_dataset_path=null",
                                                   "trainer_args.eval_strategy=no"]):  # fmt: skip
-        done = run_cli("train", str(path), *changes)
+        done = run_module(
+            "lmms_stream.lmms_engine.launch.cli", f"config_yaml={path}", *changes, timeout_s=120, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
     assert "use_rmpad (packs have no padding)" in done.stderr
     records = [record for record in read_log(tmp_path / "run") if "loss" in record]
@@ -91,6 +96,28 @@ def test_a_launch_file_trains_resumes_and_logs_by_their_names(data: dict[str, An
         lengths = [record[f"perf/global_seq_len_{name}"] for name in ("min", "avg", "max")]
         assert 0 < lengths[0] <= lengths[1] <= lengths[2] <= 256
         assert record["train/loss"] == record["loss"]
+
+
+def test_what_their_launcher_cannot_do_is_an_error() -> None:
+    assert arguments_of(["+a.b=1", "config_yaml=f.yaml", "++c=2"]) == ["f.yaml", "a.b=1", "c=2"]
+    with pytest.raises(ConfigError, match="no launch file is named: give config_yaml=FILE"):
+        arguments_of(["a.b=1"])
+    with pytest.raises(ConfigError, match=r"~a.b deletes a key.* as a.b=null"):
+        arguments_of(["config_yaml=f", "~a.b"])
+
+
+def test_their_arguments_and_runner_train_from_a_script(data: dict[str, Any], tmp_path: Path) -> None:
+    arguments = TrainingArguments(
+        str(tmp_path), use_cpu=True, use_muon=True, use_rmpad=True, ep_degree=2, freeze_modules=["lm_head"],
+        fsdp_config={"reshard_after_forward": False},
+    )  # fmt: skip
+    config = train_config(arguments, world=World(world_size=1), steps_of=round)
+    assert (config.optim, config.expert_parallel, config.frozen) == ("muon", 2, ["*lm_head.*"])
+    assert config.reshard_after_forward is False
+    with pytest.raises(ConfigError, match=r"TrainingArguments: eval_config .*: there is no evaluation server"):
+        TrainingArguments(str(tmp_path), use_cpu=True, eval_config={"x": 1})
+    with pytest.raises(ConfigError, match=r"the run is not built: call build\(\) before"):
+        create_train_task(data).run()
 
 
 def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""LMMS Engine's launcher."""
