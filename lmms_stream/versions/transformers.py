@@ -24,6 +24,9 @@ CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
 # Until 5.18: LLaVA-OneVision's model puts the token that ends a video behind the features that it is given.
 ENDS_FEATURES_OF_LLAVA_VIDEOS = _INSTALLED >= (5, 18)
 
+# Until 5.23: chunks of Llama 4 are counted from the start of a pack; since then from the start of each sample.
+COUNTS_CHUNKS_BY_SAMPLE = _INSTALLED >= (5, 23)
+
 # Until 5.9: sdpa and eager get no mask in Qwen3-Omni's tower of sound, so clips see one another.
 MIXES_CLIPS_OF_QWEN3_OMNI = _INSTALLED < (5, 9)
 
@@ -189,7 +192,7 @@ def masks_of_packs() -> Iterator[None]:
 
     Since 5.0 it reads from the device, for each mask, whether there are several samples. Since 5.23 it numbers tokens
     from the start of their sample, and Gemma 3, in its layers with windows, looks these numbers up in the pack: an
-    image of the second sample would be seen where the first sample has one.
+    image of the second sample would be seen where the first sample has one. Chunks alone (Llama 4) are numbered so.
     """
     if _INSTALLED < (5, 0):
         yield
@@ -198,7 +201,10 @@ def masks_of_packs() -> Iterator[None]:
 
     ours: dict[str, Any] = {"find_packed_sequence_indices": _samples_of_tokens}
     if _INSTALLED >= (5, 23):
-        ours["remap_positions_for_packed_sequence"] = _as_it_is
+        ours["chunked_causal_mask_function"] = partial(_in_chunks, masking_utils.chunked_causal_mask_function)
+        ours["remap_positions_for_packed_sequence"] = partial(
+            _by_sample_in_chunks, masking_utils.remap_positions_for_packed_sequence
+        )
     kept = {name: getattr(masking_utils, name) for name in ours}
     vars(masking_utils).update(ours)
     try:
@@ -212,8 +218,14 @@ def _samples_of_tokens(position_ids: Any) -> Any:
     return (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
 
 
-def _as_it_is(mask_function: Any, _: Any) -> Any:
+def _in_chunks(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    mask_function = make(*args, **kwargs)
+    mask_function.is_chunked = True
     return mask_function
+
+
+def _by_sample_in_chunks(remap: Callable[..., Any], mask_function: Any, position_ids: Any) -> Any:
+    return remap(mask_function, position_ids) if hasattr(mask_function, "is_chunked") else mask_function
 
 
 def name_missing_output() -> None:

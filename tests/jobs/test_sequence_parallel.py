@@ -22,7 +22,7 @@ from ..train.runs import write_run
 from .launcher import run_job
 from .runs import train
 from .test_experts import QWEN as EXPERTS
-from .test_sharding import LORA, SIZES, TIED, alone, difference, plain, tokens_and_learnt
+from .test_sharding import HYBRID, LORA, SIZES, TIED, alone, difference, plain, tokens_and_learnt
 
 pytestmark = pytest.mark.timeout(400)  # for the jobs, of which each has a limit of its own
 LLAMA = {"config": {"model_type": "llama", **SIZES}, "seed": 1}  # of 4 heads, and 2 of keys
@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tied": {"model": TIED, "train": {**HALVES, "per_device_batch": 2, "pad_to": 301}, "on": [2, 4]},
     "repeated": {"model": LLAMA, "train": QUARTERS, "on": [4]},
     "masked": {"model": {**LLAMA, "attention": "sdpa"}, "train": HALVES, "on": [2]},
+    "state": {"model": HYBRID, "train": HALVES, "on": [2]},
 }
 MORE: dict[str, dict[str, Any]] = {
     "llama": {"model": LLAMA, "train": HALVES, "on": [2, 4]},
@@ -73,8 +74,8 @@ def test_gradients_of_packs_that_lie_on_several_ranks_are_those_of_their_samples
     results: dict[str, Any],
 ) -> None:
     """Ranks have halves and quarters of the tokens; samples lie across them; some heads of keys lie on two ranks."""
-    runs = {run: made for run, made in results.items() if run.rpartition("-")[0] not in ("masked", *PAIRS)}
-    assert len(runs) == sum(len(case["on"]) for case in (EVERY if LONG else CASES).values()) - 1
+    runs = {run: made for run, made in results.items() if run.rpartition("-")[0] not in ("masked", "state", *PAIRS)}
+    assert len(runs) == sum(len(case["on"]) for case in (EVERY if LONG else CASES).values()) - 2
     off = {}
     for run, made in runs.items():
         case = EVERY[run.rpartition("-")[0]]
@@ -98,6 +99,13 @@ def test_an_attention_that_makes_a_mask_of_a_part_is_refused(results: dict[str, 
     assert results["masked-2"]["error"].startswith(
         "train.sequence_parallel 2 with attention sdpa, whose mask would be made of one rank's part of the tokens: set "
         "model.attention to flash_attention_2 or sdpa_varlen, or to auto"
+    )
+
+
+def test_layers_that_carry_state_from_token_to_token_are_refused(results: dict[str, Any]) -> None:
+    assert results["state-2"]["error"] == (
+        "Lfm2ForCausalLM with attention sdpa_varlen does not keep the samples of a pack apart: what one holds changes "
+        "what is predicted in another: set train.sequence_parallel to 1"
     )
 
 

@@ -21,6 +21,7 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.train.model.attention import implementations
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.model.varlen import may_be_set
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -36,6 +37,7 @@ UNBUILT = (
     StrictDataclassClassValidationError,
 )  # fmt: skip
 VOCABULARY = 512
+ATTENTIONS = ("sdpa_varlen", "sdpa", "eager")  # that train on the CPU
 # Names of a config's fields, and the most that they are here.
 MOST = {
     r"(max_)?(hidden_size|d_model|n_embd|dim|model_dim|embed_dim|embedding_dim|hidden_dim|width|dim_model|embedding_size"
@@ -52,7 +54,8 @@ MOST = {
     r"n_groups?|num_expert_groups?|n_expert_groups": 2,
     r"topk_group": 1,
     r"image_size|input_size": 32,
-    r"sliding_window|window_size|attention_window|attention_window_size|index_topk|local_attention": 16,
+    r"sliding_window|window_size|attention_window|attention_window_size|index_topk|local_attention"
+    r"|attention_chunk_size": 16,
     r"max_position_embeddings|n_positions|max_seq_len|n_ctx|max_sequence_length": 1024,
 }
 TRAINED = ("samples kept apart by positions and bounds", "some layers run on each sample alone")
@@ -72,6 +75,9 @@ _AXES: dict[str, Any] = (
     else {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
 )
 _HALF_AXES = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}}
+_UPPER: dict[str, Any] = {
+    "use_sliding_window": True, "max_window_layers": 1, "layer_types": ["full_attention", "sliding_attention"],
+}  # fmt: skip
 # What a type needs besides.
 FIELDS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
@@ -105,6 +111,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"), _AXES),
     "qwen4_exp_text": _INDEXER,
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3"), _UPPER),
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 64},
     "reformer": {"axial_pos_shape": [32, 32], "axial_pos_embds_dim": [32, 32]},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
@@ -164,8 +171,8 @@ def _section(default: Any, made: Mapping[str, Any]) -> dict[str, Any] | None:
     return rope | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
 
 
-def build(kind: str, model_type: str, **fields: Any) -> PreTrainedModel:
-    """A tiny model of a type with random weights, with the implementations of attention to try."""
+def build(kind: str, model_type: str, attention: Any = "auto", **fields: Any) -> PreTrainedModel:
+    """A tiny model of a type with random weights, with the implementations of attention to try, or the one named."""
     config_class = CONFIG_MAPPING[model_type]
     model_class = getattr(modeling_auto, KINDS[kind][1])[config_class]
     config: Any = tiny_config(config_class, fields)
@@ -173,8 +180,35 @@ def build(kind: str, model_type: str, **fields: Any) -> PreTrainedModel:
         config = config.get_text_config()
     torch.manual_seed(0)
     model: Any = model_class(config).float()
-    model.attention_choices, model.attention_left_out = implementations("auto", model_class, config)
+    choices, model.attention_left_out = implementations(attention, model_class, config)
+    model.attention_choices = choices if attention == "auto" else []
+    if attention != "auto":
+        with may_be_set(attention):
+            model.set_attn_implementation(attention)
     return model
+
+
+def narrow_types() -> list[str]:
+    """The causal language models of which a layer does not see all before it, or not by its scores alone."""
+    return [model_type for model_type in getattr(modeling_auto, KINDS["causal"][0]) if _narrow(model_type)]
+
+
+def _narrow(model_type: str) -> str:
+    """In words; nothing for the others."""
+    try:
+        model = build("causal", model_type)
+    except UNBUILT:
+        return ""
+    config: Any = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    found = {
+        "windows": ("sliding_attention" in kinds and getattr(config, "sliding_window", None))
+        or "local" in getattr(config, "attention_layers", ()),
+        "chunks": "chunked_attention" in kinds,
+        "sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+        "a softcap": getattr(config, "attn_logit_softcapping", None),
+    }
+    return ", ".join(name for name, is_so in found.items() if is_so)
 
 
 def rows(kind: str, model_types: list[str]) -> Iterator[dict[str, Any]]:
@@ -216,7 +250,25 @@ def table() -> str:
             *(f"| {how} | {', '.join(f'`{each}`' for each in types)} |" for how, types in sorted(groups.items())),
             "",
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_lines_of_narrow()])
+
+
+def _lines_of_narrow() -> list[str]:
+    """With which attention each model trains on packs of which a layer does not see all before it."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for model_type in narrow_types():
+        passed = []
+        for attention in ATTENTIONS:
+            try:
+                prove_packing(PackedModel(build("causal", model_type, attention)), device=torch.device("cpu"))
+            except ConfigError:
+                continue
+            passed.append(f"`{attention}`")
+        if passed:
+            groups.setdefault((_narrow(model_type), ", ".join(passed)), []).append(f"`{model_type}`")
+    rows = [f"| {narrow} | {passed} | {', '.join(types)} |" for (narrow, passed), types in sorted(groups.items())]
+    title = "Layers that do not see all before them, and scores with sinks or a softcap:"
+    return [title, "", "| layers have | attention in packs | models |", "|---|---|---|", *rows, ""]
 
 
 def _group(row: Mapping[str, Any]) -> str:

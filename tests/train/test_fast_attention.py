@@ -67,7 +67,7 @@ def test_torchs_kernel_for_packs_is_given_what_it_documents(
 
 
 def test_torchs_kernel_for_packs_needs_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="attention varlen needs CUDA: choose sdpa, eager or auto"):
+    with pytest.raises(ConfigError, match="attention varlen needs CUDA: choose sdpa_varlen, sdpa, eager or auto"):
         ModelConfig(config={"model_type": "llama", **TINY}, attention="varlen").build()
 
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..rounds import in_long_rounds
 from ..versions import IS_5
+from . import every_model
 
 TINY = {
     "vocab_size": 128,
@@ -316,3 +317,12 @@ def test_models_that_cannot_be_built_are_refused(tmp_path: Any) -> None:
         ModelConfig(pretrained=str(tmp_path / "absent")).build()
     with pytest.raises(ConfigError, match="model type 'vit' is no model that writes text: name a causal language mod"):
         ModelConfig(config={"model_type": "vit"}).build()
+
+
+def test_a_model_without_experts_in_any_layer_has_no_loss_of_a_router() -> None:
+    """Though its config names experts."""
+    model = PackedModel(every_model.build("causal", "doge")).train()
+    assert model.model.config.router_aux_loss_coef > 0
+    losses = model(collate(samples(), range(4)))
+    assert losses.router is None
+    assert losses.tokens.isfinite().all()

@@ -16,7 +16,7 @@ from lmms_stream.processors.base import Processor
 from lmms_stream.types import Batch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import vision
+from . import every_model, vision
 from .test_isolation import leaky
 from .test_model import TINY
 
@@ -95,6 +95,18 @@ def test_a_model_that_mixes_samples_takes_packs_of_one_as_the_error_says() -> No
     with torch.no_grad():
         found = model.eval()(**batch.for_model(model)).logits
         assert found.equal(model(input_ids=batch.input_ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize(("model_type", "attention"), [("gpt_oss", "flash_attention_2"), ("gemma2", "sdpa")])
+def test_an_attention_that_leaves_something_out_is_refused_as_in_a_run(model_type: str, attention: str) -> None:
+    model = every_model.build("causal", model_type, "eager")
+    model.config._attn_implementation = attention  # as versions of transformers do
+    with pytest.raises(
+        ConfigError, match=rf"with attention {attention} leaves out the s.*: call model.set_attn_.*\(.eager.\), or make"
+    ):
+        pack(5, 6).for_model(model)
+    model.set_attn_implementation("eager")
+    check_isolation(model, pack(5, 6))
 
 
 class OfImages(SimpleNamespace):

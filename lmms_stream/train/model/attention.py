@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -32,21 +33,31 @@ def implementations(
     varlen.register()
     torch_varlen.register()
     reasons = {name: _reason(name, model_class, config) for name in _BEST_FIRST}
-    if attention in ("flex_attention", "flash_attention_2", torch_varlen.VARLEN) and (
-        reason := _reason_of_machine(attention)
-    ):
-        raise ConfigError(f"attention {attention} {reason}: choose sdpa, eager or auto")
-    if attention in _OF_TEXT and (reason := reasons[attention]):
-        raise ConfigError(f"attention {attention} {reason}: choose sdpa or auto")
-    if attention != "auto":
-        return [attention], {}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}
-    return [*(name for name in _BEST_FIRST if name not in left_out), "eager"], left_out
+    choices = [*(name for name in _BEST_FIRST if name not in left_out), "eager"]
+    if attention in left_out:
+        raise ConfigError(f"attention {attention} {left_out[attention]}: choose {', '.join(choices)} or auto")
+    return (choices, left_out) if attention == "auto" else ([attention], {})
+
+
+def missing_in(attention: str, config: PretrainedConfig, parameters: Iterable[str] = ()) -> str | None:
+    """What of a model's attention an implementation leaves out, without a word in some versions of transformers.
+
+    parameters: the names of the model's. Samples alone and in packs come out the same, so no proof finds it.
+    """
+    if attention == "flash_attention_2" and any(name.endswith(".sinks") for name in parameters):
+        return "leaves out the sinks of its heads"
+    has_softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    if has_softcap and attention in ("sdpa", *_OF_TEXT):  # sdpa: without an error before transformers 5.21
+        return "leaves out the softcap of attention scores"
+    return None
 
 
 def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str | None:
     """Why an implementation is none for a class on this machine; None where it is one."""
     if reason := _reason_of_machine(attention):
+        return reason
+    if reason := missing_in(attention, config):
         return reason
     if attention in _OF_TEXT:
         if varlen.has_varlen(model_class, config):
@@ -54,8 +65,6 @@ def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str |
         return (
             f"is for models of text whose layers see all before them, or a window, and {model_class.__name__} is none"
         )
-    if attention == "sdpa" and getattr(config.get_text_config(), "attn_logit_softcapping", None):
-        return "leaves out the softcap of attention scores"  # without an error before transformers 5.21
     has = any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
     return None if has else f"is not in transformers' {model_class.__name__}"
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
+from .attention import missing_in
 from .carried_state import leave_by_sample, run_by_sample
 from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, tolerances_of
 from .loss import learnt_tokens, losses_of_logits
@@ -219,8 +220,8 @@ def _bound(choices: list[str], attentions: Sequence[str]) -> dict[str, str]:
 
 def _set_fault(model: PackedModel, attention: str) -> str | None:
     """Why an implementation cannot be set, or None."""
-    if attention == "flash_attention_2" and any(name.endswith(".sinks") for name, _ in model.named_parameters()):
-        return "leaves out the sinks of its heads"  # without a word, of samples alone as of those in packs
+    if missing := missing_in(attention, model.model.config, (name for name, _ in model.named_parameters())):
+        return missing
     if attention == model.model.config._attn_implementation:
         return None
     try:

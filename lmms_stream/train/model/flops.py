@@ -149,21 +149,28 @@ class _Stages:
 
 def _pairs(config: Any, stages: _Stages) -> dict[int | None, float] | None:
     """12 H Q of each layer, summed by its window; heads whose values have another size count half by either."""
-    default_head = config.hidden_size // config.num_attention_heads
-    head = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or default_head
-    value = getattr(config, "v_head_dim", None) or head
+    if not (getattr(config, "num_attention_heads", None) and getattr(config, "num_hidden_layers", None)):
+        return None  # RWKV, xLSTM
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     every = "full_attention" if window is None else "sliding_attention"
     kinds = getattr(config, "layer_types", None) or [every] * config.num_hidden_layers
+    of_layers = getattr(config, "per_layer_config", None)  # Gemma 4's heads have other sizes in layers that see all
     pairs: dict[int | None, float] = {}
     for layer, kind in enumerate(kinds):
         if kind not in _SQUARES:  # linear attention, convolutions: no pairs
             return None
         name = _SQUARES[kind]
         seen = None if name is None else getattr(config, name)
-        of_layer = 6.0 * (head + value) * config.num_attention_heads * stages.backward_share(layer)
+        of_layer = 6.0 * _sizes_of_heads(of_layers[layer] if of_layers else config) * stages.backward_share(layer)
         pairs[seen] = pairs.get(seen, 0.0) + of_layer
     return pairs
+
+
+def _sizes_of_heads(config: Any) -> float:
+    """Of keys and values, summed over the heads of a layer."""
+    head = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
+    head = head or config.hidden_size // config.num_attention_heads
+    return float((head + (getattr(config, "v_head_dim", None) or head)) * config.num_attention_heads)
 
 
 def _share_of_experts(config: Any) -> float | None:

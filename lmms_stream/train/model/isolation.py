@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from ...errors import ConfigError
 from ...types import Batch, Processed
+from ...versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
 from ..run.distributed import gather
 from ..run.precision import uses_tf32
 from .model import PackedModel
@@ -230,15 +231,16 @@ def one_line(error: Exception) -> str:
 def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
     """ConfigError for a pack whose lengths make this model treat its samples otherwise than alone.
 
-    transformers counts the chunks of chunked attention from the start of the pack, and scales "dynamic" and "longrope"
-    positions by the longest sample in it; a model that learnt its positions has only so many.
+    Before 5.23 transformers counts the chunks of chunked attention from the start of the pack. It scales "dynamic" and
+    "longrope" positions by the longest sample in it. A model that learnt its positions has only so many.
     """
     text = config.get_text_config()
-    chunk = getattr(text, "attention_chunk_size", None)
+    chunk = None if COUNTS_CHUNKS_BY_SAMPLE else getattr(text, "attention_chunk_size", None)
     if chunk and batch.num_tokens > chunk:
         raise ConfigError(
             f"a pack of {batch.num_tokens} tokens is longer than the model's attention_chunk_size {chunk}, which "
-            "counts from the start of the pack: lower packing_length (and per_device_batch) to it"
+            "counts from the start of the pack: lower packing_length (and per_device_batch) to it, or install "
+            "transformers 5.23 or later"
         )
     limit = getattr(text, "n_positions", None)
     if limit and batch.max_seqlen > limit:

@@ -14,6 +14,7 @@ import torch
 from ...errors import ConfigError
 from ...processors.base import Processor
 from ...types import Batch
+from .attention import missing_in
 from .choice import keep_apart, proving
 from .isolation import check_lengths, tolerances_of
 from .model import PackedModel
@@ -107,6 +108,9 @@ def _prove(known: _Known) -> None:
         tolerances = tolerances_of(packed, bf16=torch.is_autocast_enabled(device.type))
         found = keep_apart(packed, tolerances, device=device, with_backward=False)
     if not found.is_chosen:
-        other = "" if attention == "sdpa" else 'call model.set_attn_implementation("sdpa"), or '
-        raise ConfigError(f"{named} with attention {attention} {found.faults[attention]}: {other}{_ONE_SAMPLE}")
+        better = "sdpa" if packed.model._supports_sdpa and not missing_in("sdpa", packed.model.config) else "eager"
+        fault, is_proven = found.refused[attention], attention in found.faults
+        has_better = attention not in ("sdpa", "eager") if is_proven else attention != better
+        other = f'call model.set_attn_implementation("{better}"), or ' if has_better else ""
+        raise ConfigError(f"{named} with attention {attention} {fault}: {other}{_ONE_SAMPLE}")
     known.proven = attention

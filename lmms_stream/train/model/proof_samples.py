@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 
 from ...loader.collate import collate
 from ...types import Batch, Processed
+from ...versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
 from .model import PackedModel
 from .towers import media_token_id
 
 Segment = NDArray[np.int64]
 _LENGTHS = (131, 157, 131)  # tokens of the segments: each above the 128 below which flex_attention has other kernels
-_LIMITS = ("n_positions", "max_position_embeddings", "original_max_position_embeddings", "attention_chunk_size")
+_LIMITS = (
+    "n_positions", "max_position_embeddings", "original_max_position_embeddings",
+    *(() if COUNTS_CHUNKS_BY_SAMPLE else ("attention_chunk_size",)),
+)  # fmt: skip
 _NUM_MEDIA = 6  # of a kind in a sample
 _AROUND = 4  # tokens of text around the media of a kind
 _ROW = 3  # tokens in a row of what they show

@@ -25,10 +25,14 @@ def has_experts(config: Any) -> bool:
 
 
 def router_weight(model: torch.nn.Module) -> float:
-    """The weight of the auxiliary loss by the model's config; 0 where it has none, or does not return its router."""
+    """The weight of the auxiliary loss by the model's config; 0 where it has none, or does not return its router.
+
+    Also 0 where no layer has experts, whatever the config says of them (Flint, Doge).
+    """
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     returns_router = "output_router_logits" in inspect.signature(model.forward).parameters
-    is_known = _field(config, _NUM_EXPERTS) and _field(config, _NUM_CHOSEN)
+    has_layers = any("expert" in name or "router" in name for name, _ in model.named_modules())
+    is_known = has_layers and _field(config, _NUM_EXPERTS) and _field(config, _NUM_CHOSEN)
     return float(getattr(config, "router_aux_loss_coef", None) or 0.0) if returns_router and is_known else 0.0
 
 
