@@ -1,7 +1,7 @@
 """A job: models of many types train some steps, and are saved, exported and loaded. Its argument is a JSON file.
 
-The file names the dataset, and by a name of each case the kind and type of a model in tests/train/every_model.py. Rank 0
-writes `results.json` beside it: by case, what the loaded model's logits and tensors are off by, or the error.
+The file names the dataset, and by a name of each case the kind and type of a model in tests/train/every_model.py.
+Rank 0 writes `results.json` beside it: by case, what the loaded model's logits and tensors are off by, or the error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from lmms_stream.errors import LmmsStreamError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -29,6 +30,7 @@ def config_of(kind: str, model_type: str) -> dict[str, Any]:
     if kind == "causal":
         config = config.get_text_config()
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
+    fields.pop("time_step_limit", None)  # infinite, which JSON cannot say
     return fields
 
 
@@ -41,7 +43,9 @@ def run(folder: Path, dataset: str, kind: str, model_type: str) -> dict[str, Any
     )
     trainer.train()
     model: Any = trainer.model.model
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    whole: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     if dist.get_rank():
         return {}
     out = export_checkpoint(checkpoints(folder / "out" / "checkpoints")[-1], folder / "model")
@@ -67,7 +71,7 @@ def main() -> None:
     for name, (kind, model_type) in job["cases"].items():
         try:
             results[name] = run(path.parent / name, job["dataset"], kind, model_type)
-        except Exception as error:  # of any kind: the others are still tried
+        except (RuntimeError, ValueError, LookupError, AttributeError, TypeError, LmmsStreamError) as error:
             results[name] = {"error": f"{type(error).__name__}: {error}", "where": traceback.format_exc()[-1500:]}
         if dist.get_rank() == 0:
             (path.parent / "results.json").write_text(json.dumps(results))

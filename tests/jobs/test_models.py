@@ -17,8 +17,8 @@ from .launcher import run_job
 CAUSAL = (
     "bailing_hybrid", "cohere2", "deepseek_v32", "deepseek_v4", "ernie4_5_moe", "exaone4", "flint", "gemma3n_text",
     "gemma4_text", "glm4_moe", "glm_moe_dsa", "gpt_oss", "granitemoehybrid", "hunyuan_v1_moe", "kimi_linear",
-    "lfm2_moe", "llama4_text", "longcat_flash", "minimax_m2", "ministral3", "nemotron_h", "olmo3", "olmo_hybrid", "phi3",
-    "phimoe", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "rwkv", "smollm3", "xlstm",
+    "lfm2_moe", "llama4_text", "longcat_flash", "minimax_m2", "ministral3", "nemotron_h", "olmo3", "olmo_hybrid",
+    "phi3", "phimoe", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "rwkv", "smollm3", "xlstm",
 )  # fmt: skip
 IMAGE_TEXT = (
     "gemma4", "glm46v", "glm4v", "glm4v_moe", "internvl", "kimi_k25", "llama4", "minimax_m3_vl", "mistral3", "mistral4",
