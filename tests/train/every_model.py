@@ -190,7 +190,8 @@ def build(kind: str, model_type: str, attention: Any = "auto", **fields: Any) ->
 
 def narrow_types() -> list[str]:
     """The causal language models of which a layer does not see all before it, or not by its scores alone."""
-    return [model_type for model_type in getattr(modeling_auto, KINDS["causal"][0]) if _narrow(model_type)]
+    every = getattr(modeling_auto, KINDS["causal"][0])
+    return [each for each in every if not each.endswith("_assistant") and _narrow(each)]  # which need other inputs
 
 
 def _narrow(model_type: str) -> str:
