@@ -205,7 +205,7 @@ class ModelConfig:
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
-        if "vision_config" in config.sub_configs:  # of a model that is registered as its text model, too
+        if config.sub_configs.keys() - {"text_config"}:  # of a model that is registered as its text model, too
             autos = autos[::-1]
         own = (getattr(config, "auto_map", None) or {}) if self.trust_remote_code else {}
         for auto in autos:
