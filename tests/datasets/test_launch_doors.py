@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING
 from ..conftest import run_cli
 from ..processors.tile_vlm import save_tile_processor, tile_config
 from ..processors.tiny_sound import save_sound_processor, sound_config
-from ..processors.tiny_vlm import MARKED, picture, save_processor, save_tokenizer, tiny_config
+from ..processors.tiny_vlm import MARKED, picture, qwen3_5_fields, save_processor, save_tokenizer, tiny_config
 from ..rounds import in_long_rounds
 from .chats import rows, write_pictures
 
@@ -231,15 +231,7 @@ def save_model(build: Path, name: str) -> None:
         config = sound_config("qwen2_5_omni", folder)
     elif name == "qwen3_5":
         save_processor(folder, "qwen3_vl")
-        theirs = tiny_config("qwen3_vl", folder).to_dict()
-        tokens = {key: value for key, value in theirs.items() if key.endswith("_token_id")}
-        tower = {key: value for key, value in theirs["vision_config"].items() if key not in ("model_type", "dtype")}
-        linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-                  "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True,
-                "partial_rotary_factor": 0.5}  # fmt: skip
-        text = {**TEXT, **linear, "rope_parameters": rope}
-        config = {"model_type": "qwen3_5", "text_config": text, "vision_config": tower, **tokens}
+        config = qwen3_5_fields(folder)
     elif name == "llava":
         save_tile_processor(folder, "llava_onevision")
         config = tile_config("llava_onevision", folder).to_dict()

@@ -13,7 +13,7 @@ from lmms_stream.datasets.names import TYPES as TYPES_OF_ENGINE
 
 from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
 from tests.processors.tiny_sound import clip, save_sound_processor, sound_config
-from tests.processors.tiny_vlm import film, picture, save_processor, tiny_config
+from tests.processors.tiny_vlm import film, picture, qwen3_5_fields, save_processor, tiny_config
 from tests.train import bagel, images
 from tests.train.runs import MODEL, train_settings
 
@@ -25,6 +25,7 @@ SOUND = {"qwen2_audio": "qwen2_audio", "qwen2_5_omni": "Qwen2_5OmniProcessor", "
 TYPES: Mapping[str, tuple[str, ...]] = {
     "vision": ("qwen2_vl", "qwen2_5_vl", *(name for name in TINY if name != "llava_onevision")),
     "qwen3_vl": ("qwen3_vl",),
+    "qwen3_5": ("qwen3_5",),
     "llava_video": ("llava_onevision",),
     "vision_audio": ("qwen2_audio",),
     "qwen_omni": ("qwen2_5_omni", "qwen3_omni"),
@@ -74,6 +75,9 @@ def _chats(folder: Path, dataset_type: str, family: str) -> dict[str, Any]:
     if family in SOUND:
         save_sound_processor(processor, family)
         model: Any = sound_config(family, processor)
+    elif family == "qwen3_5":
+        save_processor(processor, "qwen3_vl")
+        model = qwen3_5_fields(processor)
     elif family in QWEN_VL:
         save_processor(processor, family)
         model = tiny_config(family, processor).to_dict()
@@ -88,7 +92,7 @@ def _chats(folder: Path, dataset_type: str, family: str) -> dict[str, Any]:
         dataset["processor"] = {"type": "vision", "path": str(processor), **frames}
     if name == "llava":
         dataset |= {"frame_num": 2, "video_sampling_strategy": "frame_num"}
-    elif name and family not in ("qwen3_vl", "qwen2_audio"):
+    elif name and family not in ("qwen3_vl", "qwen3_5", "qwen2_audio"):
         dataset["video_max_pixels"] = 16 * 28 * 28
     write_chats(folder, family)
     return {"dataset": dataset | {"packing_length": 384 if family in TINY else 256}, "model": {"config": model}}

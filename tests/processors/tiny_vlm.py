@@ -138,6 +138,22 @@ def tiny_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers:
     return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **tokens)
 
 
+def qwen3_5_fields(folder: Path) -> dict[str, Any]:
+    """The fields of a tiny Qwen3.5 for a processor of Qwen3-VL in a folder; transformers has it since 5.0."""
+    theirs = tiny_config("qwen3_vl", folder).to_dict()
+    text = {
+        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1],
+                            "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+    }  # fmt: skip
+    tower = {key: value for key, value in theirs["vision_config"].items() if key not in ("model_type", "dtype")}
+    tokens = {key: value for key, value in theirs.items() if key.endswith("_token_id")}
+    return {"model_type": "qwen3_5", "text_config": text, "vision_config": tower, **tokens}
+
+
 def picture(width: int, height: int, *, seed: int = 0, format: str = "PNG", orientation: int = 1) -> bytes:
     """A smooth picture of these stored sides with noise on it, to be turned as EXIF's orientation says."""
     y, x = np.mgrid[0:height, 0:width]
