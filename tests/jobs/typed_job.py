@@ -29,8 +29,6 @@ from lmms_stream.train.trainer import FSDP2SFTTrainer
 def model_and_task(data: dict[str, Any], folder: Path) -> tuple[Any, Any]:
     """The task is None where the dataset's processor says it."""
     if "model" in data:
-        if data["model"]["config"].get("model_type") == "smolvlm":
-            _write_numbers()
         config = build_config(RunConfig, data, source=str(folder))
         return config.model, config.build_task()
     if data["dataset"]["dataset_type"].startswith("bagel"):
@@ -68,6 +66,8 @@ def main() -> None:
         held_at = int(each.partition("=")[2])
     data: dict[str, Any] = load_mapping(path, overrides)
     config = build_config(TrainConfig, data["train"], source=str(path))
+    if data.get("model", {}).get("config", {}).get("model_type") == "smolvlm":
+        _write_numbers()  # before the workers are forked, who read with it, too
     if config.num_workers:
         fork_worker_server()
     world, _ = init_distributed(config.timeout_s)
