@@ -100,7 +100,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def given_options(options: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Return those of some options that a command line gives, as it writes them; their defaults say that they are not.
+    """Return the options of these names that a command line gives, as written there. None, [] and False: not given.
 
     >>> given_options(argparse.Namespace(seed=0, block_size=None, setting=[]), ["seed", "block_size", "setting"])
     ['--seed']

@@ -26,8 +26,8 @@ STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_stora
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
 BAGEL = "bagel"
-MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length",
-              "use_audio_in_video")  # fmt: skip
+MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length")
+OMNI_KEYS = (*MEDIA_KEYS, "use_audio_in_video")
 IMAGE_KEYS = ("image_size", "flip", "augment_seed")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
@@ -240,7 +240,7 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
     if kind == BAGEL:
         bagel = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
         return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=bagel)
-    check_names(extra, MEDIA_KEYS, "processor_config.extra_kwargs")
+    check_names(extra, OMNI_KEYS if kind == "omni" else MEDIA_KEYS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))
     if kind == "chat":
@@ -251,10 +251,10 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
             )
         return ProcessorConfig(type="chat", tokenizer=str(name))
     settings: dict[str, Any] = {} if kind == "audio" else _video_settings(config, said["processor_type"])
-    if (config.extra_kwargs or {}).get("use_audio_in_video") or (kind == "omni" and extra.get("use_audio_in_video")):
+    settings |= extra
+    if (config.extra_kwargs or {}).get("use_audio_in_video"):
         settings["use_audio_in_video"] = True
-    extra = {key: value for key, value in extra.items() if key != "use_audio_in_video"}
-    return ProcessorConfig(type=kind, path=str(name), **(settings | extra))
+    return ProcessorConfig(type=kind, path=str(name), **settings)
 
 
 def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:

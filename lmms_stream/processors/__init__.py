@@ -46,7 +46,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     """Which processor reads the samples, as one section of a YAML file."""
 
     # The processor
-    # None: "chat"; with a path, chats with the media that the processor there reads, or of text where there is none.
+    # None: "chat"; with a path, chats with the media that its processor reads (text alone if it reads none).
     # "chat": `messages`, by the chat template of a tokenizer; "text": all of each `text`; "tokens": samples that were
     # tokenized at conversion; "vision": chats with the media that the processor at `path` reads ("audio" and "omni" are
     # other names of it); "image": images that are to be made; "preference": answers that are compared; "bagel": texts,

@@ -1,7 +1,7 @@
 """Families whose media the processor of the installed transformers reads, in place of our code or without any.
 
-It reads media one by one. Token counts are those of pixels without values, of black ones where it cannot take these,
-and of silence, so it is slower than our code.
+It reads media one by one. To count tokens it is given pixels without values, black pixels where it needs values, and
+silence. So it is slower than our code.
 """
 
 from __future__ import annotations

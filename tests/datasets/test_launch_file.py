@@ -169,6 +169,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ("dataset_config", {"packing_size": 3}, "unknown key 'packing_size': look for its name in docs/settings.md"),
         ("model_config", {"load_from_pretrained_path": "x"}, "exactly one of load_from_pretrained_path and load_from"),
         ("model_config", {"load_from_confg": {}}, "did you mean 'load_from_config'"),
+        ("model_config", {"model_general_type": "causal_lm"}, "model_config has no 'model_general_type'"),
         ("model_config", {"extra_kwargs": {"torch_dtyp": "x"}}, "did you mean 'torch_dtype'"),
         ("trainer_args", {"learning_rat": 1}, "trainer_args has no 'learning_rat': did you mean 'learning_rate'"),
         ("trainer_args", {"eval_strategy": "sometimes"}, "trainer_args: .*sometimes"),

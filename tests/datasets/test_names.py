@@ -193,6 +193,16 @@ def test_wrong_sources_are_refused(given: dict[str, Any], message: str) -> None:
             "is for images and videos",
         ),
         (
+            {
+                "processor_config": {
+                    **PROCESSOR,
+                    "processor_type": "qwen3_vl",
+                    "extra_kwargs": {"use_audio_in_video": True},
+                }
+            },
+            "extra_kwargs has no 'use_audio_in_video'",
+        ),
+        (
             {"processor_config": {**PROCESSOR, "processor_type": "qwen3_vl"}, "video_min_pixels": 3},
             "set it in processor_config.extra_kwargs",
         ),

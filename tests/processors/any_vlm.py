@@ -39,9 +39,9 @@ def _pixtral(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     return _class("PixtralProcessor")(images, tokenizer, patch_size=14, chat_template=template)
 
 
-def _llava(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
-    images = by_torchvision("CLIPImageProcessor")(size={"shortest_edge": 28}, crop_size=SQUARE)
-    return _class("LlavaProcessor")(
+def _of_clip(name: str, images: Any, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    """A processor for a tower of CLIP's, whose first token is left out."""
+    return _class(name)(
         images,
         tokenizer,
         patch_size=7,
@@ -49,6 +49,11 @@ def _llava(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
         num_additional_image_tokens=1,
         chat_template=template,
     )
+
+
+def _llava(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = by_torchvision("CLIPImageProcessor")(size={"shortest_edge": 28}, crop_size=SQUARE)
+    return _of_clip("LlavaProcessor", images, tokenizer, template)
 
 
 def _llava_next(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
@@ -56,14 +61,7 @@ def _llava_next(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     images = by_torchvision("LlavaNextImageProcessor")(
         size={"shortest_edge": 28}, crop_size=SQUARE, image_grid_pinpoints=grid
     )
-    return _class("LlavaNextProcessor")(
-        images,
-        tokenizer,
-        patch_size=7,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=template,
-    )
+    return _of_clip("LlavaNextProcessor", images, tokenizer, template)
 
 
 def _cohere2(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:

@@ -31,7 +31,7 @@ _SIDES = ((64, 64), (96, 40), (40, 300), (16, 16))  # width and height of the im
 _NUM_FRAMES = (4, 7)
 _SECONDS = (0.8, 1.5)
 _RARE = 8  # tokens that are repeated so much more seldom than another only happen to stand twice
-_READ_BY = {"image": ("image_processor",), "video": ("video_processor",), "audio": ("feature_extractor",)}
+_READ_BY = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
 _NOT_FOLLOWED = ("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "use_audio_in_video")
 ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager")
 
@@ -41,7 +41,7 @@ class Described:
     """See FamilyMaker: what the processor of a family does not say itself.
 
     of_installed: its tensors -> those that batches hold. towers: None where they are found by their names in the model.
-    is_of_rows: each row of its tensors can be read alone, so that the smallest input is one of them.
+    is_of_rows: the model can read each row of the tensors alone, so the smallest input is one row.
     """
 
     name: str = ""
@@ -107,12 +107,13 @@ class _Asked:
         self.added |= {
             str(token): int(tokenizer.convert_tokens_to_ids(str(token))) for token in tokenizer.all_special_tokens
         }
+        self.names = {number: token for token, number in self.added.items()}
 
     def kinds(self) -> tuple[dict[str, Kind], dict[str, dict[str, NDArray[Any]]]]:
         """The kinds of media that it reads, and the smallest inputs of each. ConfigError where there are none."""
         kinds, dummies, reasons = {}, {}, []
-        for kind, names in _READ_BY.items():
-            if not any(getattr(self.processor, name, None) is not None for name in names):
+        for kind, name in _READ_BY.items():
+            if getattr(self.processor, name, None) is None:
                 continue
             try:
                 kinds[kind], dummies[kind] = self._kind(kind)
@@ -133,7 +134,7 @@ class _Asked:
         written = self._written(kind)
         answers = self._answers(kind, written)
         tokens = self._repeated(answers)
-        names = {number: token for token, number in self.added.items()}
+        names = self.names
         seen = {int(number) for answer in answers for number in answer.ids}
         beside = sorted(names[number] for number in seen if number in names and names[number] not in tokens)
         tensors: dict[str, bool] = {}
@@ -141,7 +142,7 @@ class _Asked:
         made = [self.described.of_installed(answer.tensors) for answer in answers]
         for name in made[0]:
             arrays = [each[name] for each in made]
-            if _is_of_tokens(name, arrays, answers):
+            if _is_of_tokens(arrays, answers):
                 if name != "attention_mask" and name != "input_ids":
                     values[name] = _by_token(name, arrays, answers, tokens.values())
                 continue
@@ -154,7 +155,7 @@ class _Asked:
         return Kind(written, tokens, beside, tensors, values, is_alone), in_rows(dummy, tensors)
 
     def _answers(self, kind: str, written: str) -> list[Answer]:
-        """Of all media but those that it refuses, as too small ones; at least two."""
+        """The answers about all media that the processor takes (it may refuse small ones); at least two."""
         answers, refusals = [], []
         for given in self._media(kind):
             try:
@@ -222,7 +223,7 @@ class _Asked:
 
     def _repeated(self, answers: Sequence[Answer]) -> dict[str, int]:
         """The tokens that stand in a row, and the one that the processor names."""
-        names = {number: token for token, number in self.added.items()}
+        names = self.names
         counts: dict[int, int] = {}
         for answer in answers:
             ids = answer.ids
@@ -236,7 +237,7 @@ class _Asked:
         return {names[number]: number for number in found}
 
 
-def _is_of_tokens(name: str, arrays: Sequence[NDArray[Any]], answers: Sequence[Answer]) -> bool:
+def _is_of_tokens(arrays: Sequence[NDArray[Any]], answers: Sequence[Answer]) -> bool:
     return all(
         array.dtype.kind in "iub" and array.shape == (1, len(answer.ids))
         for array, answer in zip(arrays, answers, strict=True)

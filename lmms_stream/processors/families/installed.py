@@ -127,7 +127,7 @@ class Installed:
         return made
 
     def asked(self, kind: str, number: int, given: dict[str, Any], *, text: str) -> Answer:
-        """Of media given as arguments, of which so many are written as this text."""
+        """The answer about media given as arguments. number: how many there are; text: what stands for each."""
         try:
             made = self._called(given, text="and".join([text] * number))
         except ValueError:

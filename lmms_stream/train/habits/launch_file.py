@@ -27,7 +27,7 @@ OTHER_MODELS = {  # whose models are classes of LMMS Engine's -> the task of a r
 }
 MODEL = (
     "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
-    "extra_kwargs", "torch_dtype", "model_type", "model_general_type",
+    "extra_kwargs", "torch_dtype", "model_type",
 )  # fmt: skip
 _DTYPES = ("torch_dtype", "dtype")
 _SIT = {  # LMMS Engine's SiT: key -> its default
@@ -58,7 +58,7 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
 
     A key of any section whose value is null asks for nothing.
     """
-    check_names(_asked(data, LAUNCH_SECTIONS), LAUNCH_SECTIONS, source)
+    check_names(_asked(data), LAUNCH_SECTIONS, source)
     for name in ("dataset_config", "model_config", "trainer_args"):
         if not isinstance(data.get(name), Mapping):
             raise ConfigError(f"{source}: {name} is missing: write the section {name}")
@@ -93,16 +93,14 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
             [f"eval_strategy {data['trainer_args']['eval_strategy']} (there is no eval_dataset_path)"],
             source="trainer_args",
         )
-    model = model_of(model_config, source=f"{source}: model_config")
-    if arguments.get("use_liger_kernel"):
-        asked = uses_liger(model_config.get("monkey_patch_kwargs") or {}, source=source, tells=False)
-        arguments["use_liger_kernel"] = asked is not False
-        model = dataclasses.replace(model, use_liger_kernel=asked is not False)
+    model = model_of(model_config, source=f"{source}: model_config", liger=bool(arguments.get("use_liger_kernel")))
+    if "use_liger_kernel" in arguments:
+        arguments["use_liger_kernel"] = model.use_liger_kernel
     return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
 
 
-def _asked(said: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """What is said, without unknown keys that are null."""
+def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+    """What is said, without keys that are null; known: those that stay."""
     return {name: value for name, value in said.items() if value is not None or name in known}
 
 
@@ -164,9 +162,9 @@ def _sit_of(model: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, Any]
     return {**model, "load_from_config": {"config": config}}, task
 
 
-def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
-    """A model_config as ours."""
-    check_names(_asked(said, MODEL), MODEL, source)
+def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> ModelConfig:
+    """A model_config as ours. liger: whether liger-kernel's kernels are used where monkey_patch_kwargs does not say."""
+    check_names(_asked(said), MODEL, source)
     path, made = said.get("load_from_pretrained_path"), said.get("load_from_config")
     if (path is None) == (made is None):
         raise ConfigError(f"{source} needs exactly one of load_from_pretrained_path and load_from_config: give one")
@@ -184,7 +182,11 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
         values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
         if DIFFUSERS_CLASS in values["config"]:
             del values["config"]["model_type"]
-    extra = {name: value for name, value in (said.get("extra_kwargs") or {}).items() if value not in (None, False)}
+    extra = dict(said.get("extra_kwargs") or {})
+    off = [name for name, value in extra.items() if value in (None, False)]
+    moot = [f"model_type {said['model_type']} (the model's config says it)"] if said.get("model_type") else []
+    warn(moot + [f"extra_kwargs.{name} (it is off)" for name in off], source="model_config")
+    extra = {name: value for name, value in extra.items() if name not in off}
     if said.get("torch_dtype"):
         extra = {"torch_dtype": said["torch_dtype"], **extra}
     check_names(extra, (*_DTYPES, "trust_remote_code"), f"{source}: extra_kwargs")
@@ -193,7 +195,8 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
             values["dtype"] = str(extra[name]).removeprefix("torch.")
     values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
     patches = said.get("monkey_patch_kwargs") or {}
-    values["use_liger_kernel"] = bool(uses_liger(patches, source=f"{source}: monkey_patch_kwargs"))
+    asked = uses_liger(patches, source=f"{source}: monkey_patch_kwargs")
+    values["use_liger_kernel"] = liger if asked is None else asked
     return build_config(ModelConfig, values, source=source)
 
 
@@ -204,7 +207,7 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     said = as_installed(said, theirs)
     said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
-    check_names(_asked(said, ()), [*theirs, *TRAINER_ARGS], source)
+    check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # as YAML reads a bare no

@@ -136,7 +136,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     return values
 
 
-def uses_liger(said: Mapping[str, Any], *, source: str, tells: bool = True) -> bool | None:
+def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
     """Whether monkey_patch_kwargs asks for kernels of liger-kernel; None where it does not say.
 
     ConfigError for what else it asks for.
@@ -150,8 +150,7 @@ def uses_liger(said: Mapping[str, Any], *, source: str, tells: bool = True) -> b
         moot.append(f"use_rmpad ({PATCHES['rmpad'].text})")
     if not set(_LOSS_KERNELS).isdisjoint(said):
         moot += [f"{name} ({_LOSSES})" for name in _LOSS_KERNELS if name in said]
-    if tells:
-        warn(moot, source="monkey_patch_kwargs")
+    warn(moot, source="monkey_patch_kwargs")
     asked = [name for name in _KERNELS if said.get(name)]
     if "liger" in types and not asked and set(_KERNELS) & said.keys():
         return False  # its losses alone are asked for
