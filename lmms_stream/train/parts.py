@@ -59,7 +59,8 @@ class Parts:
         made: Any = self._create() if self.empty is None else self.empty
         processors = trainer.data.processors
         wrap = getattr(trainer.task, "wrap", None)  # see Task
-        packed = PackedModel(made, family_of(processors, made.config)) if wrap is None else wrap(made)
+        packed_model = getattr(trainer.task, "packed_model", PackedModel)
+        packed = packed_model(made, family_of(processors, made.config)) if wrap is None else wrap(made)
         for processor in processors:
             packed.check_processor(processor)
         if trainer.functions.compute_metrics is not None:

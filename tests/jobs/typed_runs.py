@@ -29,7 +29,7 @@ TYPES: Mapping[str, tuple[str, ...]] = {
     "llava_video": ("llava_onevision",),
     "vision_audio": ("qwen2_audio",),
     "qwen_omni": ("qwen2_5_omni", "qwen3_omni"),
-    "fineweb_edu": ("",),
+    "fineweb_edu": ("", "masked_diffusion"),
     "sit": ("",),
     "rae": ("",),
     "bagel": ("",),
@@ -60,12 +60,13 @@ def _bagel(folder: Path, dataset_type: str, _: str) -> dict[str, Any]:
     return {"dataset": bagel.dataset_of(folder, dataset_type)}
 
 
-def _documents(folder: Path, dataset_type: str, _: str) -> dict[str, Any]:
+def _documents(folder: Path, dataset_type: str, task: str) -> dict[str, Any]:
     bagel.save_words(folder / "words")
     texts = [" ".join(f"word {number} {at}" for at in range(1 + number * 13 % 40)) for number in range(120)]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     processor = {"processor_name": str(folder / "words"), "processor_type": "qwen2"}
-    return {"dataset": _rows_of(folder, dataset_type) | {"processor_config": processor}, "model": {"config": MODEL}}
+    dataset = _rows_of(folder, dataset_type) | {"processor_config": processor}
+    return {"dataset": dataset, "model": {"config": MODEL}} | ({"task": {"type": task}} if task else {})
 
 
 def _chats(folder: Path, dataset_type: str, family: str) -> dict[str, Any]:

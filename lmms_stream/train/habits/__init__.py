@@ -13,6 +13,7 @@ opened          a DatasetConfig -> its dataset
 data            the datasets of a run, converted or opened
 collators       their data collators -> ours
 launch_keys     the keys of LMMS Engine's launch file beyond transformers', and what becomes of each
+launch_models   models of LMMS Engine's own classes in it -> ours, and their tasks
 launch_file     LMMS Engine's launch file -> what a trainer is given
 resolve         all that a trainer was given -> all that a run needs
 """

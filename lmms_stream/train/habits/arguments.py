@@ -40,6 +40,19 @@ def group_ranks(arguments: TrainingArguments) -> int:
     return int(degrees.get("sequence_parallel", 1) * degrees.get("tensor_parallel", 1))
 
 
+def device_batch(arguments: TrainingArguments, world: World) -> int:
+    """Packs of a rank's forward pass; with accelerate's split_batches the number given is of all ranks together."""
+    batch: int = arguments.per_device_train_batch_size
+    if not getattr(arguments.accelerator_config, "split_batches", False):
+        return batch
+    if batch % world.num_groups:
+        raise ConfigError(
+            f"args.per_device_train_batch_size {batch} is of all ranks together, as accelerator_config.split_batches "
+            f"says, and cannot be split over {world.num_groups} of them: set it to a multiple"
+        )
+    return batch // world.num_groups
+
+
 def train_config(
     arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int], attention: str | None = None
 ) -> TrainConfig:
@@ -48,12 +61,12 @@ def train_config(
     If the cost of attention is quadratic in the length, packs are run one by one and not as one sequence.
     ConfigError for a value that cannot be kept.
     """
-    per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    batch = device_batch(arguments, world)
     is_quadratic = option(arguments, "packing") and attention in _QUADRATIC
     values: dict[str, Any] = {name: getattr(arguments, name) for name in SAME}
     values |= {
-        "global_batch": per_rank * world.num_groups,
-        "per_device_batch": 1 if is_quadratic else arguments.per_device_train_batch_size,
+        "global_batch": batch * arguments.gradient_accumulation_steps * world.num_groups,
+        "per_device_batch": 1 if is_quadratic else batch,
         "bf16": bool(arguments.bf16),
         "tf32": arguments.tf32,
         "max_grad_norm": arguments.max_grad_norm or 0.0,

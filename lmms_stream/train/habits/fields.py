@@ -6,6 +6,8 @@ Only this file knows of a field whether it is refused or moot; `arguments` trans
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from .row import honoured, moot, refused
@@ -24,10 +26,13 @@ def _empty(value: Any) -> bool:
 
 
 def _default_accelerator(value: Any) -> bool:
-    """Whether accelerate's settings are those of its own class."""
+    """Whether accelerate's settings are those of its own class, but for split_batches, which is followed."""
     from transformers.trainer_pt_utils import AcceleratorConfig
 
-    return value is None or value == AcceleratorConfig()
+    if value is None:
+        return True
+    fields = value if isinstance(value, Mapping) else asdict(value)
+    return bool(AcceleratorConfig(**{**fields, "split_batches": False}) == AcceleratorConfig())
 
 
 def _default_fsdp(value: Any) -> bool:
@@ -116,7 +121,7 @@ ROWS = (
     refused("fsdp_min_num_params", "blocks are sharded one by one: leave it out"),
     refused("fsdp_config", "blocks are sharded one by one, as the model names them: leave it out", _default_fsdp),
     refused("fsdp_transformer_layer_cls_to_wrap", "the model names its blocks: leave it out, or give a TrainConfig with wrap"),
-    refused("accelerator_config", "accelerate does not run the loop: leave it out", _default_accelerator),
+    refused("accelerator_config", "accelerate does not run the loop: leave all but split_batches out", _default_accelerator),
     refused("parallelism_config", "ranks that share a model or its tokens are settings of a run: leave it out, or give a TrainConfig with tensor_parallel, sequence_parallel or shard_ranks"),
     refused("deepspeed", "the model is sharded with FSDP2: leave deepspeed out"),
     refused("label_smoothing_factor", "the loss is the cross entropy of the targets: give a compute_loss_func"),

@@ -16,10 +16,11 @@ from ..model.build import ModelConfig
 from ..model.plain import DIFFUSERS_CLASS
 from ..run.settings import TrainConfig
 from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger, warn
+from .launch_models import OWN_MODELS
 from .table import row_of
 
-TRAINERS = ("fsdp2_trainer", "hf_trainer", "sit_trainer")
-LATER_TRAINERS = ("dllm_trainer", "wan_trainer")
+TRAINERS = ("fsdp2_trainer", "hf_trainer", *OWN_MODELS)
+LATER_TRAINERS = ("wan_trainer",)
 IMAGE_PROCESSORS = {"sit": "sit", "rae_siglip": "rae"}  # processor_type -> dataset_type of what it reads
 OTHER_MODELS = {  # whose models are classes of LMMS Engine's -> the task of a run's file of ours
     "bagel_fsdp2_trainer": "bagel",
@@ -30,14 +31,6 @@ MODEL = (
     "extra_kwargs", "torch_dtype", "model_type",
 )  # fmt: skip
 _DTYPES = ("torch_dtype", "dtype")
-_SIT = {  # LMMS Engine's SiT: key -> its default
-    "input_size": 32, "patch_size": 2, "in_channels": 4, "hidden_size": 1152, "depth": 28, "num_heads": 16,
-    "class_dropout_prob": 0.1, "num_classes": 1000, "learn_sigma": True, "vae_path": "stabilityai/sd-vae-ft-ema",
-}  # fmt: skip
-_SIT_ALONE = {  # the same, of what one value is followed here
-    "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
-    "sample_eps": None, "cfg_scale": 1.0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +76,8 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     dataset = dataset_of(data["dataset_config"], data["model_config"], source=f"{source}: dataset_config")
     model_config: Mapping[str, Any] = data["model_config"]
     task: dict[str, Any] = {}
-    if trainer == "sit_trainer":
-        _check_sit(dataset, source=source)
-        model_config, task = _sit_of(model_config, source=f"{source}: model_config")
+    if (own := OWN_MODELS.get(str(trainer))) is not None:
+        model_config, task = own(model_config, dataset, source=f"{source}: model_config")
     arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
     if arguments.get("eval_strategy", "no") != "no" and dataset.evaluated is None:
         arguments["eval_strategy"] = "no"
@@ -119,47 +111,6 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: give one, as vision")
     return dataset
-
-
-def _check_sit(dataset: DatasetConfig, *, source: str) -> None:
-    """ConfigError for rows that are no images with labels."""
-    if str(dataset.dataset_type).removesuffix("_iterable") != "sit":
-        raise ConfigError(
-            f"{source}: trainer_type sit_trainer learns from dataset_type sit, and dataset_config has "
-            f"{dataset.dataset_type}: correct one of them"
-        )
-
-
-def _sit_of(model: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The model_config of their SiT with diffusers' model of the same layers, and the task; others as they are."""
-    made = model.get("load_from_config")
-    if made is None or DIFFUSERS_CLASS in (made.get("config") or {}):
-        return model, {}
-    if made.get("model_type") != "sit":
-        raise ConfigError(
-            f"{source}: model_type {made.get('model_type')!r} of sit_trainer is not here: give sit, or name diffusers' "
-            f"model by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
-        )
-    said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
-    said |= made.get("config") or {}
-    check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
-    for name, only in _SIT_ALONE.items():
-        if said.get(name, only) != only:
-            raise ConfigError(f"{source}: {name} is {said[name]!r}, and only {only!r} is followed here: leave it out")
-    sit = _SIT | said
-    config = {
-        DIFFUSERS_CLASS: "DiTTransformer2DModel",
-        "sample_size": sit["input_size"],
-        "patch_size": sit["patch_size"],
-        "in_channels": sit["in_channels"],
-        "out_channels": sit["in_channels"] * (2 if sit["learn_sigma"] else 1),
-        "num_layers": sit["depth"],
-        "num_attention_heads": sit["num_heads"],
-        "attention_head_dim": sit["hidden_size"] // sit["num_heads"],
-        "num_embeds_ada_norm": sit["num_classes"],
-    }
-    task = {"type": "flow_matching", "vae": sit["vae_path"], "label_dropout": sit["class_dropout_prob"]}
-    return {**model, "load_from_config": {"config": config}}, task
 
 
 def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> ModelConfig:

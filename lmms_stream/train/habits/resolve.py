@@ -15,7 +15,7 @@ from ...mds.core import core_of, gives_packs, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Datasets, TrainConfig
-from .arguments import arguments_of, group_ranks, train_config, unwritten_reports
+from .arguments import arguments_of, device_batch, group_ranks, train_config, unwritten_reports
 from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
@@ -134,7 +134,7 @@ def _steps_of(train: Datasets | None, epochs: float, arguments: TrainingArgument
         )
     if opens_loader(train):
         raise ConfigError("packs of sources that are read without conversion are not known beforehand: set max_steps")
-    per_rank: int = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    per_rank: int = device_batch(arguments, world) * arguments.gradient_accumulation_steps
     num_packs = core_of(train).plan.num_packs(0)  # type: ignore[arg-type]  # it has a core
     steps_an_epoch = math.ceil(num_packs / (per_rank * world.num_groups))
     return max(1, math.ceil(epochs * steps_an_epoch))

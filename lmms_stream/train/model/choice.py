@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from .attention import missing_in
 from .carried_state import leave_by_sample, run_by_sample
 from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, tolerances_of
-from .loss import learnt_tokens, losses_of_logits
+from .loss import losses_of_logits
 from .model import PackedModel
 from .proof_samples import pack_of, text_samples
 from .sequence import leave_out
@@ -235,7 +235,7 @@ def _set_fault(model: PackedModel, attention: str) -> str | None:
 def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch.device) -> None:
     """Set the thriftiest way that gives the losses of the model's own logits."""
     batch = pack_of(text_samples(model)).to(device)
-    learnt, targets = learnt_tokens(batch.labels)
+    learnt, targets = model.learnt(batch.labels)
     logits = model.logits(batch)[0, learnt]
     losses, _ = losses_of_logits(logits, targets)
     allowed = tolerances.alone * float(logits.float().std())

@@ -121,8 +121,10 @@ class _Proof:
             return "gives logits that are not finite, or all the same"
         if self._mixes_samples():
             return "does not keep the samples of a pack apart: what one holds changes what is predicted in another"
-        if self._looks_ahead():
-            return "does not keep tokens from seeing those that they are to predict"
+        if self._looks_ahead() is self._model.is_causal:
+            if self._model.is_causal:
+                return "does not keep tokens from seeing those that they are to predict"
+            return "does not let tokens see those behind them"
         if self._differs_from_alone():
             return "predicts another thing for a sample in a pack than for the sample alone"
         return None
@@ -145,7 +147,8 @@ class _Proof:
         *others, last = self._segments
         changed = self._run(*others, with_last(last, other(self._model, last)["input_ids"][-1]))
         rows = self._rows[-1]
-        return self._differs(self._packed[rows][:-1], changed[rows][:-1], noise=self._noise_of_experts)
+        noise = self._noise_of_experts if self._model.is_causal else _no_noise
+        return self._differs(self._packed[rows][:-1], changed[rows][:-1], noise=noise)
 
     def _differs_from_alone(self) -> bool:
         allowed = self._tolerances.alone

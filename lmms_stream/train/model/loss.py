@@ -20,13 +20,15 @@ Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
 LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 
 
-def learnt_tokens(labels: torch.Tensor, *, num_learnt: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def learnt_tokens(
+    labels: torch.Tensor, *, num_learnt: int | None = None, ahead: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The positions at which a target is predicted, and those targets: int64[n] each, in their order.
 
     labels: int64[1, T], aligned with the inputs, IGNORED_LABEL where there is no target; position t predicts the label
-    at t + 1. num_learnt: how many targets there are, as a batch knows; without it the host waits for the device.
+    at t + ahead. num_learnt: number of targets, as a batch knows; without it the host waits for the device.
     """
-    targets = labels[0, 1:]
+    targets = labels[0, ahead:]
     is_learnt = targets != IGNORED_LABEL
     if num_learnt is None:
         learnt = torch.nonzero(is_learnt)[:, 0]

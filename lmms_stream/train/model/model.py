@@ -62,9 +62,14 @@ class PackedModel(torch.nn.Module):
     by_sample: where it is set, some layers are run on each sample alone. gives_bounds: the model is told where samples
     begin by the arguments that the kernels of recurrent layers take.
 
+    is_causal: whether a token sees only tokens before it, and predicts the next one. A subclass whose tokens see all of
+    their sample and predict themselves sets it to False.
+
     read_logits: where it is set, each forward pass that makes logits of all tokens of a batch at little cost calls it
     with the batch and them, before it ends.
     """
+
+    is_causal = True
 
     def __init__(self, model: PreTrainedModel, family: Family | None = None):
         super().__init__()
@@ -137,7 +142,7 @@ class PackedModel(torch.nn.Module):
     @masks_of_packs()
     def forward(self, batch: Batch, packs: Sequence[Batch] = ()) -> PackLosses:
         """packs: those that the batch is joined of (default: it is one)."""
-        learnt, targets = learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)
+        learnt, targets = self.learnt(batch.labels, num_learnt=batch.num_loss_tokens)
         inputs = self._run_inputs(batch, packs)
         if self.router_weight and self.training:
             inputs["output_router_logits"] = True
@@ -154,6 +159,10 @@ class PackedModel(torch.nn.Module):
             routed = [self._whole(each.flatten(0, -2), batch) for each in output.router_logits]
             router = router_loss(routed, packs or [batch], config=self.model.config)
         return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
+
+    def learnt(self, labels: torch.Tensor, *, num_learnt: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions at which this model predicts a target, and the targets: see learnt_tokens."""
+        return learnt_tokens(labels, num_learnt=num_learnt, ahead=int(self.is_causal))
 
     def _losses(
         self, batch: Batch, inputs: dict[str, Any], learnt: torch.Tensor, targets: torch.Tensor

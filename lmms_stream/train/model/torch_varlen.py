@@ -53,8 +53,9 @@ def _attend(
 
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
         raise ValueError(f"{VARLEN} is for packs, of models that tell their attention where samples begin")
-    if not getattr(module, "is_causal", True) or softcap is not None or s_aux is not None or dropout:
-        raise ValueError(f"{VARLEN} is causal, and has no softcap, no sinks and no dropout")
+    if softcap is not None or s_aux is not None or dropout:
+        raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
+    behind = 0 if getattr(module, "is_causal", True) else -1  # tokens that are seen behind each one; -1: all
     found = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -64,7 +65,7 @@ def _attend(
         max_length_q,
         max_length_q,
         scale=scaling,
-        window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0),
+        window_size=(-1 if sliding_window is None else sliding_window - 1, behind),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(found, torch.Tensor)

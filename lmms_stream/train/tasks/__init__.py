@@ -4,6 +4,7 @@ task     what a task is
 noise    what a task draws at random for a sample
 causal   causal language modelling, of text or of media and text: the task of a run that names no other; dft: the same,
          each token weighted by its probability
+masked_diffusion  masked tokens are predicted from all of their sample, in both directions
 images   what tasks on images share; latents: images <-> what a frozen autoencoder makes of them
 flow_matching   a model learns the way from noise to an image; sampling: that model -> images
 reconstruction  a decoder learns to make the image of what a frozen encoder makes of it; encoder: that; terms: by which

@@ -17,6 +17,7 @@ CAUSAL = "causal"
 TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported when it is used
     CAUSAL: ("causal", "CausalLanguageModelling"),
     "dft": ("dft", "DynamicFineTuning"),
+    "masked_diffusion": ("masked_diffusion", "MaskedDiffusion"),
     "flow_matching": ("flow_matching", "FlowMatching"),
     "reconstruction": ("reconstruction", "Reconstruction"),
     "bagel": ("bagel", "Bagel"),

@@ -54,8 +54,9 @@ class Task(Protocol):
 
     A task of models that are not transformers' language models has a method `wrap` besides: the model that the trainer
     creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly. One
-    whose units are images may have `run_one`: the model -> what it makes of one image on the meta device, by which its
-    arithmetic is counted for perf/mfu; None where that is not known.
+    of language models that are not causal has `packed_model` instead: the model, and the family of its processors -> a
+    subclass of PackedModel. One whose units are images may have `run_one`: the model -> what it makes of one image on
+    the meta device, by which its arithmetic is counted for perf/mfu; None where that is not known.
 
     One that compares the model with its starting weights has `reference`, where these come from ("model", "stored"),
     and `prepare(model, passes, *, reference, is_training)`: it is called before the losses of a step or of a pack to

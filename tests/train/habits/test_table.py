@@ -33,7 +33,7 @@ MOOT = [row for row in ROWS if row.fate == "moot"]
 OTHER: dict[str, Any] = {  # values other than the default, where it does not say of what type they are
     "fsdp": ["full_shard", "offload"],
     "fsdp_config": {"activation_checkpointing": True},
-    "accelerator_config": {"split_batches": True},
+    "accelerator_config": {"dispatch_batches": True},
     "ddp_backend": "mpi",
     "label_names": ["start_positions"],
     "loss_type": "dft",
