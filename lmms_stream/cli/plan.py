@@ -64,7 +64,7 @@ def add_commands(commands: Commands) -> None:
     )
     add(
         "--overlong",
-        choices=("error", "drop", "truncate", "split"),
+        choices=("error", "drop", "truncate", "split", "keep"),
         help="do this with samples that are longer than a pack; default: error",
     )
     add("--max-samples-per-pack", type=at_least(1), metavar="N", help="put at most N samples into a pack")

@@ -28,8 +28,8 @@ class EpochReport:
     """One epoch of one source.
 
     efficiency: tokens over what the packs could hold. lower_bound: packs that no packing can do with less of
-    (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated or
-    split, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no media).
+    (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated,
+    split or kept, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no media).
     """
 
     source: str
@@ -122,11 +122,13 @@ def _lower_bound(plan: PackPlan, num_tokens: int) -> int:
     for start in range(0, plan.num_samples, _CHUNK):
         lengths = np.asarray(plan.lengths[start : start + _CHUNK], dtype=np.int64)
         kept = lengths <= limit
+        if plan.packing.overlong == "keep":
+            kept |= True
         if plan.packing.overlong == "truncate":
             kept |= plan.index.patches is None or np.asarray(plan.index.patches[start : start + _CHUNK]) == 0
         whole = lengths[kept]
         longer_than_half += int(np.count_nonzero(2 * whole > limit))
-    return max(-(-num_tokens // limit), longer_than_half)
+    return max(-(-(num_tokens - plan.num_tokens_over) // limit), longer_than_half)
 
 
 def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen: int = 256) -> StepsReport:

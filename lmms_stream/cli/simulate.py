@@ -121,7 +121,7 @@ def add_commands(commands: Commands) -> None:
     )
     add(
         "--overlong",
-        choices=("error", "drop", "truncate", "split"),
+        choices=("error", "drop", "truncate", "split", "keep"),
         help="do this with samples that are longer than a pack; default: error",
     )
     add(

@@ -24,24 +24,23 @@ from ..processors.base import Processor
 from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch, World
 from .epoch_turns import EpochTurns
-from .lanes_of_sources import check_state, fingerprint_of, reader_lanes, reading_packs
-from .moot import check_packing_kwargs, tell
+from .lanes_of_sources import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
+from .moot import check_packing_kwargs, strategy_of, tell
 from .names import check, dataset_type_of, is_shards, processor_of, sources_of
 from .rows_of_sources import Reading
 from .source_files import SourcesOf
 from .source_loader import SourceLoader
 from .source_state import Counts, SourcesState, merged_states
 from .streamed_batches import StreamedBatch, StreamedCollator, batch_of
-from .streaming_packs import StreamingPackConfig
-
-DEFAULT_LANES = 64
+from .streaming_packs import PACKING_KEYS, StreamingPackConfig
 
 
 class MultiModalIterableDataset(IterableDataset[Batch]):
     """The packs of a DatasetConfig's sources, read unit by unit as they lie; nothing is converted or measured before.
 
-    Rows belong to num_canonical_nodes lanes (default 64), each with a packer of its own, and a reader (a worker of a
-    rank) reads whole lanes: ranks times workers must divide their number. Each row is read by exactly one lane. Packs
+    Rows belong to num_canonical_nodes lanes, each with a packer of its own, and a reader (a worker of a rank) reads
+    whole lanes: ranks times workers must divide their number. By default it is chosen from the bytes of the sources and
+    the readers when a run begins (see choose_lanes), and a state keeps it. Each row is read by exactly one lane. Packs
     are first_fit (one is open, and given out when it is full), best_fit or balanced; see StreamingPacker. With shuffle,
     files are read in the order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow
     each other.
@@ -69,14 +68,13 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             )
         check(config)
         self.config = config
-        self.num_lanes = config.num_canonical_nodes or DEFAULT_LANES
         self.is_shards = is_shards(config)
         if config.packing_mode == "plan":
             raise ConfigError(
                 "packing_mode 'plan' makes packs of all lengths, and these are made while rows are read: leave it out, "
                 "or use MultiModalDataset"
             )
-        check_packing_kwargs(config, streams=not self.is_shards)
+        check_packing_kwargs(config)
         tell(config, streams=True)
         if self.is_shards:
             self.core = self._shards()
@@ -124,7 +122,9 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
                 "load_state_dict was called while a DataLoader has persistent workers, which do not hear of it: "
                 "call it before the DataLoader is first iterated, or make a new DataLoader"
             )
-        state = self._state
+        if self._loaded is None:
+            self._loaded = self.begun(world.num_groups * num_workers)
+        state = self._loaded
         state.set_epoch(epoch)
         for batch in self.batches(
             state, world=world, worker=worker, num_workers=num_workers, endless=False, epoch=epoch
@@ -148,20 +148,26 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
         epoch: only lanes that are in it are read.
         """
-        lanes = reader_lanes(self.num_lanes, world=world, worker=worker, num_workers=num_workers)
+        lanes = reader_lanes(state.num_lanes, world=world, worker=worker, num_workers=num_workers)
         if epoch is not None:
             lanes = [lane for lane in lanes if state.lane(lane).epoch == epoch]
             if not lanes:
                 return
-        for pack in reading_packs(self._sources, self.reading, lanes=lanes, state=state, endless=endless):
+        reading = replace(self.reading, num_lanes=state.num_lanes)
+        for pack in reading_packs(self._sources, reading, lanes=lanes, state=state, endless=endless):
             yield batch_of(pack, collator, **options)
 
     # Where reading stands
 
+    def begun(self, num_readers: int) -> SourcesState:
+        """Return the state before the first pack, with lanes for so many readers (ranks times workers)."""
+        num_lanes = self.config.num_canonical_nodes or choose_lanes(self._sources, self.reading, num_readers)
+        return SourcesState(self.fingerprint, num_lanes)
+
     @property
     def counts(self) -> Counts:
         """What became of the rows of all packs that were delivered."""
-        return self._state.counts
+        return Counts() if self._loaded is None else self._loaded.counts
 
     def deliver(self, batch: Batch) -> None:
         """A batch was trained on: state_dict() is then after its packs. It has to come from get_collator()."""
@@ -171,7 +177,9 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
                 "collate_fn, and deliver what it makes"
             )
         for after in batch.afters:
-            self._state.deliver(after)
+            if self._loaded is None:
+                self._loaded = SourcesState(self.fingerprint, after.num_lanes)
+            self._loaded.deliver(after)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one.
@@ -187,7 +195,8 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         It is in the epoch of the last iteration, or of set_epoch since.
         """
         self._refuse_shards("state_dict")
-        state = SourcesState.from_dict(self._state.to_dict())
+        here = self._loaded or self.begun(World.detect().num_groups)
+        state = SourcesState.from_dict(here.to_dict())
         state.set_epoch(self._turns.floor)
         return state.to_dict()
 
@@ -195,24 +204,18 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         """Go on from a state, whose epoch the next iteration continues; of several ranks all load what merge_states
         makes of theirs.
 
-        Raises CursorError where it belongs to other settings or another number of lanes.
+        Raises CursorError where it belongs to other settings, or to another number of lanes than num_canonical_nodes.
         """
         self._refuse_shards("load_state_dict")
         self._loaded = self.checked(state)
-        self._turns.load(min(self._loaded.lane(lane).epoch for lane in range(self.num_lanes)))
+        self._turns.load(min(self._loaded.lane(lane).epoch for lane in range(self._loaded.num_lanes)))
         self._num_loads = self._turns.num_loads
 
     def checked(self, state: Mapping[str, Any]) -> SourcesState:
         """A saved state; CursorError for that of other settings."""
-        return check_state(SourcesState.from_dict(state), self.fingerprint, num_lanes=self.num_lanes)
+        return check_state(SourcesState.from_dict(state), self.fingerprint, num_lanes=self.config.num_canonical_nodes)
 
     merge_states = staticmethod(merged_states)
-
-    @property
-    def _state(self) -> SourcesState:
-        if self._loaded is None:
-            self._loaded = SourcesState(self.fingerprint, self.num_lanes)
-        return self._loaded
 
     @cached_property
     def fingerprint(self) -> str:
@@ -231,12 +234,12 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         if config.packing:
             options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
             return StreamingPackConfig.of(
-                config.packing_strategy,
+                strategy_of(config, streams=True),
                 packing_length=config.packing_length,
-                options=options,
+                options=options if config.packing_strategy in PACKING_KEYS else {},
                 max_samples_per_pack=config.max_samples_per_pack,
             )
-        length = MAX_PACKING_LENGTH if config.overlong == "error" else config.packing_length
+        length = MAX_PACKING_LENGTH if config.overlong in ("error", "keep") else config.packing_length
         if config.overlong == "drop":
             length = config.max_length or length
         return StreamingPackConfig(packing_length=length, max_samples_per_pack=1)
@@ -251,7 +254,6 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             overlong=config.overlong,
             max_length=config.max_length,
             seed=config.seed if config.shuffle else None,
-            num_lanes=self.num_lanes,
             on_error=config.on_error,
         )
 
@@ -271,9 +273,9 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         (source,) = sources_of(config)
         packing = PackingConfig(
             packing_length=config.packing_length
-            if config.packing or config.overlong != "error"
+            if config.packing or config.overlong not in ("error", "keep")
             else MAX_PACKING_LENGTH,
-            strategy=config.packing_strategy,
+            strategy=strategy_of(config, streams=False),
             overlong=config.overlong,
             max_samples_per_pack=config.max_samples_per_pack if config.packing else 1,
             window=config.packing_window or DEFAULT_LANE_WINDOW,

@@ -9,9 +9,10 @@ from typing import Any
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
+from ..plan.packing import PackingConfig
 from ..types import World
 from .names import is_shards, processor_config_of
-from .streaming_packs import PACKING_KEYS
+from .streaming_packs import MOOT_KEYS, PACKING_KEYS
 
 logger = logging.getLogger("lmms_stream")
 _NOT_CONVERTED = "sources are read as they lie, and nothing is converted"
@@ -20,21 +21,27 @@ OF_SHARDS = ("local", "packing_window")  # of shards, and of what is converted t
 _VIDEO = ("video_sampling_strategy", "video_max_pixels", "video_min_pixels", "video_max_frames", "frame_num", "fps")
 
 
-def check_packing_kwargs(config: DatasetConfig, *, streams: bool) -> None:
-    """ConfigError for keys of packing_kwargs that are unknown, or that packs of all lengths have no use for."""
+def strategy_of(config: DatasetConfig, *, streams: bool) -> str:
+    """Return the strategy that packs are made by: the config's, or the one that is nearest to it.
+
+    streams: whether rows are packed as they pass. ConfigError for a strategy that is unknown.
+    """
+    strategy = config.packing_strategy
+    if strategy not in PACKING_KEYS:
+        PackingConfig(packing_length=1, strategy=strategy)
+    if streams:
+        return strategy if strategy in PACKING_KEYS else "first_fit"
+    return "best_fit" if strategy == "balanced" else strategy
+
+
+def check_packing_kwargs(config: DatasetConfig) -> None:
+    """ConfigError for keys of packing_kwargs that are unknown."""
     options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
     if not isinstance(options, Mapping):
         raise ConfigError(
             f"extra_kwargs.packing_kwargs must be a mapping, got {options!r}: write its keys as a section"
         )
     check_names(options, sorted({name for names in PACKING_KEYS.values() for name in names}), "packing_kwargs")
-    if streams or not options or not config.packing:
-        return
-    raise ConfigError(
-        f"packing_kwargs {', '.join(map(str, options))} is for packs that are made while rows are read, and these are "
-        "made of all lengths: leave it out (packing_window says how many samples are packed together), or use "
-        "MultiModalIterableDataset on sources (dataset_type vision_iterable)"
-    )
 
 
 def moot_fields(config: DatasetConfig, *, streams: bool) -> dict[str, str]:
@@ -55,8 +62,7 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
         yield "filter_overlong_workers", "each sample is measured once, as its row is read"
     if extra.get("collator_type"):
         yield "extra_kwargs.collator_type", "get_collator() is the collator of every type"
-    if extra.get("packing_kwargs") and not config.packing:
-        yield "extra_kwargs.packing_kwargs", "without packing each pack is one sample"
+    yield from _moot_packing(config, extra.get("packing_kwargs") or {}, streams=streams and not is_shards(config))
     if processor_config_of(config).kind in ("chat", "text", "tokens"):
         yield from ((name, "the processor reads no videos") for name in are_set(_VIDEO))
     if config.datasets is not None and config.dataset_path:
@@ -65,6 +71,22 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
         yield from ((name, "these are shards, and nothing is converted") for name in are_set(OF_CONVERSION))
     elif streams:
         yield from ((name, _NOT_CONVERTED) for name in are_set((*OF_CONVERSION, *OF_SHARDS)))
+
+
+def _moot_packing(config: DatasetConfig, options: Mapping[str, Any], *, streams: bool) -> Iterator[tuple[str, str]]:
+    name, strategy = "extra_kwargs.packing_kwargs", config.packing_strategy
+    if not config.packing:
+        if options:
+            yield name, "without packing each pack is one sample"
+        return
+    taken = strategy_of(config, streams=streams)
+    if taken != strategy:
+        how = "while rows are read" if streams else "of all lengths, and dealt to ranks by cost"
+        yield "packing_strategy", f"packs are made {how}: {strategy} is taken as {taken}"
+    if options and not streams:
+        yield name, "packs are made of all lengths: packing_window says how many samples are packed together"
+    elif options and taken == "balanced" and (moot := [each for each in options if each in MOOT_KEYS]):
+        yield f"{name}.{', '.join(moot)}", "balanced packs num_buckets packs together"
 
 
 def tell(config: DatasetConfig, *, streams: bool) -> None:

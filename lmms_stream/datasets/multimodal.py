@@ -26,7 +26,7 @@ from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Processor
 from ..types import Batch, World
 from .building import build_once
-from .moot import check_packing_kwargs, tell
+from .moot import check_packing_kwargs, strategy_of, tell
 from .names import check, is_shards, processor_of, sources_of
 
 _SOURCE = "dataset"
@@ -66,7 +66,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         if not isinstance(config, DatasetConfig):
             raise ConfigError(f"the config of a MultiModalDataset is a {type(config).__name__}: give a DatasetConfig")
         check(config)
-        check_packing_kwargs(config, streams=False)
+        check_packing_kwargs(config)
         tell(config, streams=False)
         self.config = config
         self._epoch = shared_zeros(1, dtype=torch.int64)  # persistent workers read it, too
@@ -116,12 +116,13 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
                 )
             length, most = config.packing_length, config.max_samples_per_pack
         else:
-            length = MAX_PACKING_LENGTH if config.overlong == "error" else config.max_length or config.packing_length
+            is_whole = config.overlong in ("error", "keep")
+            length = MAX_PACKING_LENGTH if is_whole else config.max_length or config.packing_length
             most = 1
         window = {} if config.packing_window is None else {"window": config.packing_window}
         return PackingConfig(
             packing_length=length,
-            strategy=config.packing_strategy,
+            strategy=strategy_of(config, streams=False),
             overlong=config.overlong,
             max_samples_per_pack=most,
             **window,

@@ -45,7 +45,7 @@ class Reading:
     overlong: Overlong = "drop"
     max_length: int | None = None
     seed: int | None = None
-    num_lanes: int = 16
+    num_lanes: int = 1
     on_error: Literal["fail", "skip"] = "fail"
 
 
@@ -233,9 +233,11 @@ class RowReader:
         if overlong == "error":
             raise PackingError(
                 f"{where} has {whole.length} tokens, more than packing_length {limit}: raise packing_length, or set "
-                "overlong to drop, truncate or split (filter_overlong: true drops)"
+                "overlong to drop, truncate, split or keep (filter_overlong: true drops, false keeps)"
             )
         tally.overlong += 1
+        if overlong == "keep":
+            return [whole]
         if overlong == "drop" or has_media:
             return []
         stop = limit if overlong == "truncate" else whole.length

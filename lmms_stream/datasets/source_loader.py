@@ -23,6 +23,7 @@ from ..plan.lanes import check_lanes
 from ..processors.parallelism import tokenize_in_one_thread
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
+from .lanes_of_sources import check_readers
 from .source_state import LaneAfter, SourcesState, merged_states
 from .streamed_batches import StreamedBatch
 from .streaming_packs import StreamingPackConfig
@@ -33,13 +34,10 @@ ITEMS_AHEAD = 4  # packs that each worker has ready
 class ReadsLanes(Protocol):
     """A MultiModalIterableDataset on sources; see there."""
 
-    num_lanes: int
-
-    @property
-    def fingerprint(self) -> str: ...
-
     @property
     def packing(self) -> StreamingPackConfig: ...
+
+    def begun(self, num_readers: int) -> SourcesState: ...
 
     def checked(self, state: Mapping[str, Any]) -> SourcesState: ...
 
@@ -96,12 +94,12 @@ class SourceLoader:
         self.global_batch = global_batch = whole_number("global_batch", global_batch, least=1)
         num_workers = whole_number("num_workers", num_workers, least=0)
         check_global_batch(global_batch, self.world.num_groups)
-        check_lanes(dataset.num_lanes, self.world.num_groups, max(1, num_workers))
         self.micro_batches = global_batch // self.world.num_groups
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.num_workers = num_workers
         self.agreement = Agreement()
-        self._state = SourcesState(dataset.fingerprint, dataset.num_lanes)
+        self._state = dataset.begun(self.world.num_groups * max(1, num_workers))
+        check_lanes(self._state.num_lanes, self.world.num_groups, max(1, num_workers))
         self._worker = SourceWorker(dataset, world=self.world, collator=collator, pad_to=pad_to)
         self._workers = Workers(
             cast(PackWorker, self._worker),
@@ -118,8 +116,8 @@ class SourceLoader:
         return {
             "global_batch": self.global_batch,
             "num_workers": self.num_workers,
-            "sources": self.dataset.fingerprint,
-            "num_lanes": self.dataset.num_lanes,
+            "sources": self._state.fingerprint,
+            "num_lanes": self._state.num_lanes,
             "step": self.step,
         }
 
@@ -155,7 +153,9 @@ class SourceLoader:
         return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = self.dataset.checked(state)
+        loaded = self.dataset.checked(state)
+        check_readers(loaded.num_lanes, self.world.num_groups * max(1, self.num_workers))
+        self._state = loaded
         self.agreement.renew()
 
     merge_states = staticmethod(merged_states)

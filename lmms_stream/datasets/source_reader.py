@@ -38,6 +38,7 @@ class _Lane:
     def __init__(self, number: int, state: SourcesState, reading: Reading):
         progress = state.lane(number)
         self.number = number
+        self._num_lanes = reading.num_lanes
         self.epoch = progress.epoch
         self.num_packs = progress.num_packs
         self.tally = Tally.of(progress.counts)
@@ -63,6 +64,7 @@ class _Lane:
         untold, self._untold = tuple(self._untold), []
         return LaneAfter(
             lane=self.number,
+            num_lanes=self._num_lanes,
             epoch=self.epoch,
             num_packs=self.num_packs,
             counts=self.tally.counts,

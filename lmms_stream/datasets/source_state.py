@@ -49,13 +49,14 @@ KnownFiles = Mapping[str, KnownFile]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneAfter:
-    """A lane after a pack. finished: files that it has read to the end since its last pack, or since the epoch began.
+    """A lane after a pack, one of num_lanes. finished: files that it has read to the end since its last pack, or since the epoch began.
 
     positions: in files that it has begun. open: pieces that wait in packs. known: files that were found since the
     reader's last pack.
     """
 
     lane: int
+    num_lanes: int
     epoch: int
     num_packs: int
     counts: Counts

@@ -13,8 +13,9 @@ StreamingStrategy = Literal["first_fit", "best_fit", "balanced"]
 PACKING_KEYS: Mapping[str, tuple[str, ...]] = {  # strategy -> its keys of packing_kwargs
     "first_fit": (),
     "best_fit": ("num_open_buckets", "fill_threshold"),
-    "balanced": ("num_buckets", "fill_threshold"),
+    "balanced": ("num_buckets", "fill_threshold", "max_swap_iters", "min_gain"),
 }
+MOOT_KEYS = ("fill_threshold", "max_swap_iters", "min_gain")  # of balanced
 
 
 class PieceRef(NamedTuple):
@@ -41,7 +42,8 @@ class Piece(NamedTuple):
 class StreamingPackConfig:
     """How pieces are packed while they pass; see StreamingPacker.
 
-    max_open: packs that are open at once. fill_threshold: the share of packing_length from which a pack is given out.
+    max_open: packs that are open at once. fill_threshold: the share of packing_length from which a pack of best_fit
+    counts as full, and is given out before others are.
     """
 
     packing_length: int
@@ -108,12 +110,16 @@ class StreamingPacker:
     """Packs pieces in the order in which they come.
 
     first_fit: one pack is open, and given out when the next piece does not fit (LMMS Engine's flush when full).
-    best_fit: a piece goes to the fullest open pack that has room. balanced: to the one with the least work that has
-    room, so that packs cost about the same. Where none has room another is opened, and if max_open are open, the
-    fullest is given out first. A pack is given out as soon as it holds fill_threshold of the packing_length.
+    best_fit: a piece goes to the fullest open pack that has room; where none has, another is opened. Up to max_open
+    packs are open that hold less than fill_threshold of the packing_length, and as many that hold more and wait for what
+    still fits; the fullest is given out first. balanced: max_open packs are filled as first_fit fills them, and packed
+    again together: fewer packs where the pieces fit, which cost about the same. All of these but the one with the
+    least tokens are given out; its pieces are packed again with the next. So there are never more packs than of
+    first_fit.
 
     What was put is in a pack that was given out, or in `open_refs`; after `restore` packing goes on as if it had not
-    been ended.
+    been ended. With balanced an empty pack stands behind the packs that were packed together: the last of these is the
+    one with the least tokens, and those before it are due.
     """
 
     def __init__(self, config: StreamingPackConfig):
@@ -126,28 +132,33 @@ class StreamingPacker:
         return tuple(tuple(piece.ref for piece in pack.pieces) for pack in self._open)
 
     def put(self, piece: Piece) -> Iterator[list[Piece]]:
-        """Take a piece, of packing_length at most; gives packs, each of which left open_refs just before."""
-        pack = self._choose(piece.ref.length)
-        evicted = None
+        """Take a piece; gives packs, each of which left open_refs just before.
+
+        A piece that is longer than packing_length is a pack of its own.
+        """
+        if piece.ref.length > self.config.packing_length:
+            yield [piece]
+            return
+        pack, evicted = self._choose(piece.ref.length), None
         if pack is None:
-            if len(self._open) >= self.config.max_open:
-                evicted = max(self._open, key=lambda each: each.num_tokens)
+            evicted = self._make_room()
             pack = OpenPack()
             self._open.append(pack)
         pack.add(piece)
         if evicted is not None:
             yield self._take(evicted)
-        if self._is_full(pack):
-            yield self._take(pack)
+        yield from self.due()
 
     def flush(self) -> Iterator[list[Piece]]:
         """Give out all that is open."""
+        if self.config.strategy == "balanced":
+            self._open = self._packed_again()
         while self._open:
             yield self._take(self._open[0])
 
     def due(self) -> Iterator[list[Piece]]:
-        """Give out what is full, which a pack may be that was restored."""
-        for pack in [each for each in self._open if self._is_full(each)]:
+        """Give out what is due, which a pack may be that was restored."""
+        while (pack := self._due()) is not None:
             yield self._take(pack)
 
     def restore(self, packs: Iterable[Sequence[Piece]]) -> None:
@@ -158,23 +169,67 @@ class StreamingPacker:
                 pack.add(piece)
             self._open.append(pack)
 
-    def _choose(self, length: int) -> OpenPack | None:
+    @property
+    def _num_again(self) -> int:
+        """Number of packs that were packed together, with the empty one behind them."""
+        return next((at for at, each in enumerate(self._open, start=1) if not each.pieces), 0)
+
+    def _fits(self, pack: OpenPack, length: int) -> bool:
         limit, most = self.config.packing_length, self.config.max_samples_per_pack
-        fitting = [
-            each
-            for each in self._open
-            if each.num_tokens + length <= limit and (most is None or len(each.pieces) < most)
-        ]
+        return pack.num_tokens + length <= limit and (most is None or len(pack.pieces) < most)
+
+    def _choose(self, length: int) -> OpenPack | None:
         if self.config.strategy == "balanced":
-            if len(self._open) < self.config.max_open:
-                return None  # first all are opened
-            return min(fitting, key=lambda each: each.work, default=None)
+            last = self._open[-1] if len(self._open) > self._num_again else None
+            return last if last is not None and self._fits(last, length) else None
+        fitting = [each for each in self._open if self._fits(each, length)]
         return max(fitting, key=lambda each: each.num_tokens, default=None)
 
+    def _due(self) -> OpenPack | None:
+        """Return a pack that is to be given out now."""
+        if self.config.strategy == "balanced":
+            return self._open[0] if self._num_again > 2 else None
+        for pack in self._open:
+            if not self._fits(pack, 1):
+                return pack
+        full = [each for each in self._open if self._is_full(each)]
+        return max(full, key=lambda each: each.num_tokens) if len(full) > self.config.max_open else None
+
     def _is_full(self, pack: OpenPack) -> bool:
-        most = self.config.max_samples_per_pack
-        is_filled = pack.num_tokens >= self.config.fill_threshold * self.config.packing_length
-        return is_filled or (most is not None and len(pack.pieces) >= most)
+        return pack.num_tokens >= self.config.fill_threshold * self.config.packing_length
+
+    def _make_room(self) -> OpenPack | None:
+        """Let another pack be opened; return the one that is to be given out for it."""
+        if self.config.strategy == "balanced":
+            if len(self._open) - self._num_again >= self.config.max_open:
+                self._open = [*self._packed_again(), OpenPack()]
+            return None
+        others = [each for each in self._open if not self._is_full(each)]
+        return max(others, key=lambda each: each.num_tokens) if len(others) >= self.config.max_open else None
+
+    def _packed_again(self) -> list[OpenPack]:
+        """Return packs of all open pieces, never more than are open; the one with the least tokens is the last.
+
+        The longest piece goes first, to the pack with the least work that has room; what fits none is the last pack.
+        Where that is too much for a pack, each piece goes to the fullest pack that has room.
+        """
+        opened = [each for each in self._open if each.pieces]
+        pieces = sorted((piece for each in opened for piece in each.pieces), key=lambda piece: -piece.ref.length)
+        packs: list[OpenPack] = []
+        for piece in pieces:
+            fitting = [each for each in packs if self._fits(each, piece.ref.length)]
+            if not fitting:
+                packs.append(OpenPack())
+            max(fitting, key=lambda each: each.num_tokens, default=packs[-1]).add(piece)
+        if len(packs) > len(opened):
+            packs = opened
+        even, rest = [OpenPack() for _ in packs[1:]], OpenPack()
+        for piece in pieces:
+            fitting = [each for each in even if self._fits(each, piece.ref.length)]
+            if not fitting and not self._fits(rest, piece.ref.length):
+                return sorted(packs, key=lambda each: -each.num_tokens)
+            min(fitting, key=lambda each: each.work, default=rest).add(piece)
+        return [each for each in (*even, rest) if each.pieces]
 
     def _take(self, pack: OpenPack) -> list[Piece]:
         self._open = [each for each in self._open if each is not pack]

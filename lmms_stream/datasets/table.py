@@ -18,9 +18,9 @@ THEIRS = {
     "datasets": "a list of sources `{path, data_folder, data_type}`, each with settings of its own (columns, tags, limit, …); it wins over dataset_path",
     "processor_config": "`{processor_name, processor_type, extra_kwargs}`: a folder or hub id, its type, and image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, as the processor counts them; of sit and rae_siglip no folder, and image_size, flip, augment_seed; of bagel a tokenizer, and the settings in docs/bagel.md",
     "packing": "whether samples share packs (fineweb_edu: True unless it is said); otherwise each pack is one sample",
-    "packing_strategy": "first_fit, best_fit, next_fit, window_N; MultiModalIterableDataset: first_fit (a pack is flushed when it is full), best_fit, balanced",
+    "packing_strategy": "first_fit, best_fit, next_fit, window_N (balanced is taken as best_fit); MultiModalIterableDataset: first_fit (a pack is flushed when it is full), best_fit, balanced, others as first_fit",
     "packing_length": "tokens of a pack",
-    "filter_overlong": "samples that are longer than a pack are left out, and counted; otherwise they are an error",
+    "filter_overlong": "samples that are longer than a pack are left out, and counted; with False each is kept, a pack of its own",
     "filter_overlong_workers": "taken, and not needed: lengths are measured as sources are converted",
     "max_length": "longer samples are left out, and counted, as sources are converted",
     "shuffle": "whether each epoch has an order of its own",
@@ -35,7 +35,7 @@ THEIRS = {
     "frame_num": "frames of a video, equally far apart",
     "fps": "frames a second",
     "video_backend": "taken, and not needed: PyAV reads videos",
-    "extra_kwargs": "packing_kwargs: num_open_buckets and fill_threshold of best_fit, num_buckets and fill_threshold of balanced, of MultiModalIterableDataset on sources (elsewhere refused); collator_type: not needed; use_audio_in_video: of Qwen-Omni's processors",
+    "extra_kwargs": "packing_kwargs: num_open_buckets and fill_threshold of best_fit, num_buckets of balanced, of MultiModalIterableDataset on sources (elsewhere not needed); collator_type: not needed; use_audio_in_video: of Qwen-Omni's processors",
 }
 OURS = {
     "cache_dir": "folder or URL where sources are kept as shards (default: lmms_stream/datasets in ~/.cache)",
@@ -47,10 +47,10 @@ OURS = {
     "processor": "our own section, instead of processor_config",
     "packing_mode": "auto, plan or lanes",
     "packing_window": "samples that are packed together",
-    "overlong": "error, drop, truncate or split, instead of filter_overlong",
+    "overlong": "error, drop, truncate, split or keep, instead of filter_overlong",
     "max_samples_per_pack": "at most",
     "seed": "of the epoch order",
-    "num_canonical_nodes": "sections of the order; lanes",
+    "num_canonical_nodes": "sections of the order; lanes (by default chosen from the bytes of sources and the readers)",
     "shuffle_block_size": "samples that are shuffled together",
     "fetch": "attempts, timeout_s, threads, ahead and cache_limit of downloads",
 }

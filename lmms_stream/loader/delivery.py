@@ -19,6 +19,7 @@ from ..storage.threads import start_thread
 from .segment import processor_that_packs
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
+LANES_WINDOW_VERSION = "lanes3"  # the same for window_N
 
 
 class PlanDelivery:
@@ -117,7 +118,7 @@ class LaneDelivery:
     def __init__(self, dataset: PackedDataset, config: StepConfig):
         self.config = config
         self._plan = plan_fingerprint(
-            LANES_VERSION,
+            LANES_WINDOW_VERSION if dataset.needed_packing.is_window_n else LANES_VERSION,
             processor_fingerprint(processor_that_packs(dataset)),
             dataset.samples_per_shard,
             order=dataset.lane_order,

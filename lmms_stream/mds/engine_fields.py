@@ -28,7 +28,7 @@ class EngineFields:
     dataset_path names, or "yaml" for a list of sources in that file or in `datasets`; "mds", or none, for shards that
     are there. processor_config: processor_name, processor_type, extra_kwargs. packing: whether samples share packs;
     documents (fineweb_edu) do unless it says no. filter_overlong: samples that are longer than a pack, or than
-    max_length, are left out and counted; otherwise they are an error. cache_dir: where sources are kept as shards,
+    max_length, are left out and counted (True), or kept, each a pack of its own (False). cache_dir: where sources are kept as shards,
     unless object_storage and bucket_name name a store. reshuffle: packs are made anew in each epoch. on_error: a row
     that does not fit ends the run, or is left out and counted.
     """
@@ -83,12 +83,14 @@ _FOR_ALL = ("packing", "filter_overlong", "data_seed", "reshuffle")  # also of s
 def engine_defaults(config: EngineFields, given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of fields whose defaults depend on dataset_type. given: those that are not None."""
     of_engine = config.dataset_type is not None
-    overlong = "drop" if config.filter_overlong or (of_engine and config.filter_overlong is None) else "error"
     are_cut = config.dataset_type in CUT_TYPES
+    packing = not of_engine or are_cut if config.packing is None else config.packing
+    kept = "keep" if packing else "error"  # without packing no sample is longer than its pack
+    overlong = {True: "drop", False: kept, None: "drop" if of_engine else "error"}[config.filter_overlong]
     if are_cut:
         overlong = "split"
     defaults = {
-        "packing": not of_engine or are_cut,
+        "packing": packing,
         "packing_length": ENGINE_PACKING_LENGTH if of_engine else 4096,
         "packing_strategy": "first_fit" if of_engine else "best_fit",
         "overlong": overlong,

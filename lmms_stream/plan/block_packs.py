@@ -195,7 +195,7 @@ class BlockPacks:
             self._memory = np.empty(room, np.int64), np.empty(room, np.int64)
         self.sample_ids, self.lengths = (memory[: len(order)] for memory in self._memory)
         np.take(ids, segments.positions[order], out=self.sample_ids)
-        self.lengths[:] = segments.lengths[order]
+        self.lengths[:] = (segments.lengths if segments.whole is None else segments.whole)[order]
         self._pieces = None if segments.pieces is None else segments.pieces[order]
         self.offsets = offsets
         self.first, self.stop = first, first + len(offsets) - 1

@@ -140,7 +140,7 @@ class Lane:
                 raise PackingError(
                     f"lane {self._lane} has no packs in epoch {first_whole_epoch}, all its samples are longer than "
                     f"packing_length {self._packing.packing_length} and dropped, or cannot be measured: raise "
-                    "packing_length, set overlong to truncate or split, or correct the processor"
+                    "packing_length, set overlong to truncate, split or keep, or correct the processor"
                 )
             window = self._pack_window(state)
         if state.taken + 1 < window.num_packs:
@@ -188,13 +188,14 @@ class Lane:
         segments = LanePack(
             sample_ids=block.sample_ids[samples],
             starts=pieces * self._packing.packing_length,
-            lengths=self._segment_lengths(expected, pieces),
+            lengths=expected if self._packing.overlong == "keep" else self._segment_lengths(expected, pieces),
             expected=expected,
             patches=patches,
         )
         return _Window(segments=segments, offsets=packs.offsets, num_packs=packs.num_closed, after=after)
 
     def _segment_lengths(self, expected: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tokens of segments as they are packed."""
         limit = self._packing.packing_length
         lengths: NDArray[np.int64] = np.minimum(expected - pieces * limit, limit)
         return lengths
@@ -237,7 +238,7 @@ class Lane:
             and max(carried.samples, default=0) <= state.sample
             and min(lengths, default=1) >= 1
             and max(fills, default=0) <= self._packing.packing_length
-            and (not carried.sizes or self._packing.strategy in ("best_fit", "next_fit"))
+            and (not carried.sizes or self._packing.strategy != "first_fit")
             and (not any((state.piece, *carried.pieces)) or self._packing.overlong == "split")
         ):
             raise CursorError(

@@ -103,8 +103,8 @@ class MeasuredBlock:
             (lengths > MAX_LENGTH, f"a sample may have up to {MAX_LENGTH} tokens"),
             (
                 (lengths > limit) & (self._packing.overlong == "error"),
-                f"it is longer than packing_length {limit}; raise packing_length, or set overlong to drop, truncate "
-                "or split",
+                f"it is longer than packing_length {limit}; raise packing_length, or set overlong to drop, truncate, "
+                "split or keep",
             ),
         ):
             if wrong.any():

@@ -30,6 +30,8 @@ from .short_epochs import ShortEpochs, has_short_epochs
 
 Epochs = int | NDArray[np.int64]  # the epoch of some packs, or that of each, ascending
 PLAN_VERSION = 2  # changes when the same inputs give other packs
+WINDOW_VERSION = 3  # the same for window_N
+_CHUNK = 1 << 22  # lengths that are looked at together
 
 
 class PackPlan:
@@ -161,7 +163,22 @@ class PackPlan:
 
     def efficiency(self, epoch: int) -> float:
         """Tokens in packs over tokens the packs could hold, from 0 to 1."""
-        return self.num_tokens(epoch) / max(1, self.num_packs(epoch) * self.packing.packing_length)
+        room = self.num_packs(epoch) * self.packing.packing_length + self.num_tokens_over
+        return self.num_tokens(epoch) / max(1, room)
+
+    @cached_property
+    def num_tokens_over(self) -> int:
+        """Tokens of samples that are kept whole, beyond packing_length: int, the same in each epoch."""
+        if self.packing.overlong != "keep":
+            return 0
+        chunks = (self.lengths[at : at + _CHUNK].astype(np.int64) for at in range(0, self.num_samples, _CHUNK))
+        return sum(int(np.maximum(chunk - self.packing.packing_length, 0).sum()) for chunk in chunks)
+
+    @cached_property
+    def longest_pack(self) -> int:
+        """Tokens that a pack may hold: packing_length, or those of the longest sample that is kept whole."""
+        longest = int(self.lengths.max(initial=0)) if self.packing.overlong == "keep" else 0
+        return max(longest, self.packing.packing_length)
 
     def packs(self, epoch: int, first: int, stop: int) -> PackRange:
         """Packs [first, stop) of an epoch; raises PackingError when the epoch has fewer."""
@@ -271,9 +288,8 @@ class PackPlan:
     def _fingerprint(self, lengths_hash: str) -> str:
         """Hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
         order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
-        return plan_fingerprint(
-            str(PLAN_VERSION), lengths_hash, self.samples_per_shard, order=order, packing=self.packing
-        )
+        version = WINDOW_VERSION if self.packing.is_window_n else PLAN_VERSION
+        return plan_fingerprint(str(version), lengths_hash, self.samples_per_shard, order=order, packing=self.packing)
 
 
 def _only(epochs: Epochs) -> int:

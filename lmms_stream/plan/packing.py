@@ -19,7 +19,7 @@ from ..errors import ConfigError, PackingError
 from .kernels.best_fit import best_fit
 from .kernels.first_fit import first_fit, next_fit
 
-Overlong = Literal["error", "drop", "truncate", "split"]
+Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 
 STRATEGIES = "best_fit, first_fit, next_fit, window_N"
 MAX_LENGTH = (1 << 31) - 1  # tokens
@@ -35,7 +35,7 @@ class PackingConfig:
     packing_length: int  # tokens one pack can hold
     strategy: str = "best_fit"  # best_fit, first_fit, next_fit or window_N (N a number of samples)
     window: int = 16384  # samples that best_fit packs together: larger is denser and reaches further
-    overlong: Overlong = "error"  # what becomes of samples longer than a pack
+    overlong: Overlong = "error"  # what becomes of samples longer than a pack; keep: a pack of its own, that long
     max_samples_per_pack: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +54,10 @@ class PackingConfig:
             raise ConfigError(f"max_samples_per_pack must be at least 1, got {self.max_samples_per_pack}")
 
     @property
+    def is_window_n(self) -> bool:
+        return self.strategy.startswith("window_")
+
+    @property
     def samples_at_once(self) -> int | None:
         """Samples that are packed together; None where that is all of a shuffle block (first_fit)."""
         if self.strategy == "first_fit":
@@ -67,7 +71,7 @@ class Packs:
 
     order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once
     (a position that was split: once for each of its pieces). offsets: int64[num_packs + 1].
-    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated or split;
+    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated, split or kept;
     num_overlong_media: those of them with media, which are dropped whatever the others are.
     pieces: None, or int32[num_segments] when samples were split: piece k of a position starts at its token
     k * packing_length.
@@ -89,13 +93,15 @@ class BlockSegments:
     """What there is to pack of a sequence of samples.
 
     lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
-    each segment. pieces: None, or int32[num_segments], as in Packs. num_overlong, num_overlong_media: as in Packs,
-    where they are known.
+    each segment. pieces: None, or int32[num_segments], as in Packs. whole: None, or int32[num_segments], tokens of
+    segments as they are kept: a longer one is packed as if it filled a pack, and is alone in it. num_overlong,
+    num_overlong_media: as in Packs, where they are known.
     """
 
     lengths: NDArray[np.int32]
     positions: NDArray[np.int32]
     pieces: NDArray[np.int32] | None = None
+    whole: NDArray[np.int32] | None = None
     num_overlong: int = 0
     num_overlong_media: int = 0
 
@@ -137,18 +143,18 @@ def pack(
     seed: int = 0,
     patches: NDArray[np.integer[Any]] | None = None,
 ) -> Packs:
-    """Deterministic packs of `lengths` (any integer dtype, tokens, in order); none is over packing_length.
+    """Deterministic packs of `lengths` (any integer dtype, tokens, in order), none over packing_length unless kept.
 
     best_fit works through windows of samples. In a window the samples are placed one after another into the
     fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
     and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
-    more window, so the samples of a pack lie within two windows. window_N is best fit decreasing inside N
-    consecutive samples. Both emit packs in hash order (`seed`), so that their number says nothing of their content.
+    more window, so the samples of a pack lie within two windows. window_N has windows of N samples, and places all of
+    them in decreasing order. Both emit packs in hash order (`seed`), so that their number says nothing of their content.
     first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
     when the next sample does not fit.
 
     patches: of each sample; one that has any is never cut, so overlong ones of them are dropped by every policy but
-    "error".
+    "error" and "keep".
 
     Raises PackingError for a length below 1 or above MAX_LENGTH, and for one above packing_length where overlong
     is "error".
@@ -159,6 +165,7 @@ def pack(
         return packs
     return replace(
         packs,
+        num_tokens=packs.num_tokens if segments.whole is None else int(segments.whole.sum(dtype=np.int64)),
         order=segments.positions[packs.order],
         num_overlong=segments.num_overlong,
         num_overlong_media=segments.num_overlong_media,
@@ -184,9 +191,9 @@ def to_segments(
     if config.overlong == "error":
         raise PackingError(
             f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
-            f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
+            f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate, split or keep"
         )
-    has_media = None if patches is None else np.asarray(patches) > 0
+    has_media = None if patches is None or config.overlong == "keep" else np.asarray(patches) > 0
     num_media = 0 if has_media is None else int(np.count_nonzero(has_media & (tokens > config.packing_length)))
     segments = cut_overlong(tokens, config=config, has_media=has_media)
     return replace(segments, num_overlong=num_overlong, num_overlong_media=num_media)
@@ -200,11 +207,14 @@ def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
 def cut_overlong(
     tokens: NDArray[np.int32], *, config: PackingConfig, has_media: NDArray[np.bool_] | None = None
 ) -> BlockSegments:
-    """What is packed of samples of these lengths (1 or more) where overlong is drop, truncate or split.
+    """Return what is packed of samples of these lengths (1 or more) where overlong is not error.
 
     has_media: which samples are dropped instead of cut (default: none).
     """
     limit = config.packing_length
+    if config.overlong == "keep":
+        packed = np.minimum(tokens, np.int32(limit))
+        return BlockSegments(lengths=packed, positions=np.arange(len(tokens), dtype=np.int32), whole=tokens)
     if has_media is not None and config.overlong != "drop":
         kept = np.flatnonzero(~has_media | (tokens <= limit)).astype(np.int32)
         if len(kept) < len(tokens):
@@ -265,10 +275,10 @@ def _best_fit(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """best_fit and window_N; see the kernel."""
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
-    window, filler_share, carry = config.window, FILLER_SHARE, True
+    window, filler_share = config.window, FILLER_SHARE
     if config.strategy != "best_fit":
-        window, filler_share, carry = _window_n(config.strategy), 1.0, False
-    settings = (limit, max_samples, window, filler_share, carry, np.uint64(seed))
+        window, filler_share = _window_n(config.strategy), 1.0
+    settings = (limit, max_samples, window, filler_share, np.uint64(seed))
     packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
     packed = best_fit(tokens, waiting.offsets, waiting.firsts, position, last, *settings)
     return packed

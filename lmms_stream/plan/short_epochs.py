@@ -225,6 +225,8 @@ def num_pieces(
     if packing.overlong == "split":
         pieces = -(-lengths // limit)
     is_dropped = lengths > limit
+    if packing.overlong == "keep":
+        return pieces
     if packing.overlong != "drop":
         is_dropped &= False if patches is None else patches > 0
     pieces[is_dropped] = 0
@@ -233,14 +235,13 @@ def num_pieces(
 
 def _rules(packing: PackingConfig, num_samples: int) -> Rules:
     kind = {"next_fit": NEXT_FIT, "first_fit": FIRST_FIT}.get(packing.strategy, BEST_FIT)
-    carries = packing.strategy == "best_fit"
     return Rules(
         kind=kind,
         limit=packing.packing_length,
         max_samples=packing.max_samples_per_pack or MAX_SEGMENTS + 1,
         window=packing.samples_at_once or num_samples,
-        filler_share=FILLER_SHARE if carries else 1.0,
-        carries=carries,
+        filler_share=FILLER_SHARE if packing.strategy == "best_fit" else 1.0,
+        keeps=packing.overlong == "keep",
     )
 
 

@@ -230,6 +230,8 @@ class _Estimates(dict[str, NDArray[np.int64]]):
         kept = {"drop": np.where(is_long, 0, table), "truncate": np.minimum(table, limit)}.get(packing.overlong, table)
         self._inputs = PlanInputs(index=index, order=OrderConfig(), packing=packing, kept_segments=KEPT_SEGMENTS)
         self._tokens = partial(_total_below, sums=np.concatenate([[0], np.cumsum(kept)]))
+        packed = np.minimum(kept, limit) if packing.overlong == "keep" else kept
+        self._packed = partial(_total_below, sums=np.concatenate([[0], np.cumsum(packed)]))
         self._long = partial(_total_below, sums=np.concatenate([[0], np.cumsum(is_long)]))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -244,20 +246,21 @@ class _Estimates(dict[str, NDArray[np.int64]]):
         bounds = [order.node_bounds(node) for node in range(order.num_canonical_nodes)]
         starts = np.concatenate([np.arange(first, stop, config.shuffle_block_size) for first, stop in bounds])
         cuts = np.append(starts, order.num_samples)
-        tokens, num_long = (np.diff(order.total_before(cuts, below)) for below in (self._tokens, self._long))
-        packs = tokens // self.plan.packing.packing_length
+        kinds = self._tokens, self._packed, self._long
+        tokens, packed, num_long = (np.diff(order.total_before(cuts, below)) for below in kinds)
+        packs = packed // self.plan.packing.packing_length
         is_whole = np.diff(cuts) > config.shuffle_block_size // 2
-        packs[is_whole] = (packs[is_whole] * self._overhead(order, tokens, bounds)).astype(np.int64)
+        packs[is_whole] = (packs[is_whole] * self._overhead(order, packed, bounds)).astype(np.int64)
         return np.stack([packs, tokens, num_long], axis=1)
 
-    def _overhead(self, order: EpochOrder, tokens: NDArray[np.int64], bounds: list[tuple[int, int]]) -> float:
+    def _overhead(self, order: EpochOrder, packed: NDArray[np.int64], bounds: list[tuple[int, int]]) -> float:
         """Packs over the fewest that could hold as many tokens, at least 1: a little less than in any block tried."""
         size = order.config.shuffle_block_size
         rows = np.cumsum([0, *[-(-(stop - first) // size) for first, stop in bounds]])[:-1]
         least = np.inf
         for node in np.unique(np.linspace(0, len(bounds) - 1, TRIED_BLOCKS).astype(int)).tolist():
             packs = pack_block(self._inputs, order, node, 0)
-            fewest = int(tokens[rows[node]]) // self.plan.packing.packing_length
+            fewest = int(packed[rows[node]]) // self.plan.packing.packing_length
             least = min(least, len(packs) / max(1, fewest))
         return 1 + 0.9 * max(0.0, least - 1)
 

@@ -35,5 +35,5 @@ def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes
         total += kept * SEGMENT_BYTES + num_shards * of_shard
         replayed = max(replayed, block * REPLAY_BYTES)
         planned = max(planned, plan.num_samples * min(1.0, STRETCH_PACKS / num_packs) * PLANNED_BYTES)
-    longest = max(plan.packing.packing_length for plan in mixture.plans.values())
+    longest = max(plan.longest_pack for plan in mixture.plans.values())
     return round(total + replayed + planned) + makes_batches * num_items * packs_per_item * longest * TOKEN_BYTES

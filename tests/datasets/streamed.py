@@ -59,8 +59,9 @@ class Readers:
         endless: bool = False,
     ):
         self.dataset = MultiModalIterableDataset(config)
-        self.state = SourcesState(self.dataset.fingerprint, self.dataset.num_lanes)
-        if state is not None:
+        if state is None:
+            self.state = self.dataset.begun(num_ranks * num_workers)
+        else:
             self.state = self.dataset.checked(json.loads(json.dumps(state)))
         self._readers: dict[int, Iterator[StreamedBatch]] = {}
         for number in range(num_ranks * num_workers):

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -23,7 +24,7 @@ from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissin
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.lane_state import LaneState
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.types import Batch
+from lmms_stream.types import Batch, World
 from torch.utils.data import DataLoader
 
 from ..converters.sources.test_by_index import parsed_rows
@@ -463,8 +464,14 @@ def test_samples_that_are_longer_than_a_pack_are_counted_or_an_error(config: dic
     seen = counts_of(readers.rest(), tokenizer)
     assert 0 < len(seen) < 300
     assert readers.state.counts.overlong == 300 - len(seen)
+    kept = Readers(config | {"filter_overlong": False}, 1, 1)
+    batches = kept.rest()
+    assert counts_of(batches, tokenizer) == ONCE
+    assert kept.state.counts.overlong == 300 - len(seen)
+    assert sum(batch.num_tokens > 30 for batch in batches) == 300 - len(seen)
+    assert all(len(batch.sample_ids) == 1 for batch in batches if batch.num_tokens > 30)
     with pytest.raises(PackingError, match=r"row \d+ of unit \d+ has \d+ tokens, more than packing_length 30: raise"):
-        Readers(config | {"filter_overlong": False}, 1, 1).rest()
+        Readers(config | {"overlong": "error"}, 1, 1).rest()
 
 
 @pytest.mark.parametrize(("overlong", "pieces"), [("truncate", [100]), ("split", [100, 50])])
@@ -521,6 +528,55 @@ def test_a_state_of_other_lanes_or_settings_is_refused(config: dict[str, Any]) -
         Readers(config, 1, 1, state=state | {"lanes": {"0": {}}})
     with pytest.raises(CursorError, match="is not one of sources that are read without conversion"):
         Readers(config, 1, 1, state={"version": 1, "plan": "x"})
+
+
+def write_long_rows(path: Path) -> Path:
+    """1000 chats, whose lengths differ as those of chats do: some seven of them fill a pack of 1024 tokens."""
+    words = np.clip(np.random.default_rng(0).lognormal(np.log(60), 0.8, 1000), 1, 450).astype(int).tolist()
+    path.write_text(
+        "".join(
+            json.dumps({"messages": [*row(number)["messages"][:1], {"role": "assistant", "content": "It is. " * size}]})
+            + "\n"
+            for number, size in enumerate(words)
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "balanced"])
+def test_lanes_are_few_enough_that_packs_are_as_full_as_in_one_lane(
+    strategy: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = write_long_rows(tmp_path / "rows.jsonl")
+    config = text_config(path, tokenizer, tmp_path / "cache", dataset_type="vision_iterable") | {
+        "packing_length": 1024, "packing_strategy": strategy,
+    }  # fmt: skip
+    readers = Readers(config, 2, 2)
+    num_lanes = readers.state.num_lanes
+    assert num_lanes == 4
+    in_one = len(Readers(config | {"num_canonical_nodes": 1}, 1, 1).rest())
+    num_packs = len(readers.rest())
+    assert num_packs <= 1.02 * in_one + num_lanes
+    if strategy == "best_fit":
+        plan = MultiModalDataset(config | {"dataset_type": "vision"})
+        assert num_packs <= 1.03 * len(plan)
+
+
+def test_the_lanes_of_a_state_are_kept_and_those_of_before_load(tokenizer: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", range(300))
+    config = text_config(path, tokenizer, tmp_path / "cache", dataset_type="vision_iterable")
+    assert [Readers(config, num, 1).state.num_lanes for num in (1, 3, 100)] == [1, 3, 100]
+    for num_lanes, others in ((64, (2, 2)), (12, (1, 3))):
+        before = Readers(config | {"num_canonical_nodes": num_lanes}, 1, 1)
+        seen = before.take(9)
+        after = Readers(config, *others, state=before.state.to_dict())  # which has chosen its lanes already
+        assert after.state.num_lanes == num_lanes
+        assert counts_of([*seen, *after.rest()], tokenizer) == ONCE
+    loader = MultiModalIterableDataset(config).open_loader(global_batch=5, world=World(rank=0, world_size=5))
+    with pytest.raises(
+        CursorError, match="has 12 lanes, which 5 readers cannot share: ranks times workers must be one"
+    ):
+        loader.load_state_dict(before.state.to_dict())
 
 
 def test_packs_have_no_numbers(config: dict[str, Any]) -> None:

@@ -60,12 +60,11 @@ def test_what_cannot_matter_is_told_once(tokenizer: Path, tmp_path: Path, caplog
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"num_open_buckets": 3}, "packing_kwargs num_open_buckets is for packs that are made while rows are read"),
         ({"num_bukets": 3}, "packing_kwargs has no 'num_bukets': did you mean 'num_buckets'"),
         ([3], r"packing_kwargs must be a mapping, got \[3\]: write its keys"),
     ],
 )
-def test_packing_kwargs_of_numbered_packs_are_refused(kwargs: Any, message: str) -> None:
+def test_packing_kwargs_that_are_unknown_are_refused(kwargs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MultiModalDataset(config(extra_kwargs={"packing_kwargs": kwargs}))
 
@@ -78,7 +77,37 @@ def test_packing_kwargs_of_streams_are_those_of_the_strategy() -> None:
         ConfigError, match="packing_kwargs has 'num_open_buckets', and balanced takes num_buckets, fill_"
     ):
         MultiModalIterableDataset(wrong)
-    with pytest.raises(ConfigError, match="packing_kwargs num_buckets is for packs that are made while rows are read"):
-        MultiModalIterableDataset(dataclasses.replace(given, dataset_format="mds"))
+    for kwargs in ({"max_swap_iters": 9, "min_gain": 1}, {"fill_threshold": 0.9}):
+        moot = moot_fields(config(packing_strategy="balanced", extra_kwargs={"packing_kwargs": kwargs}), streams=True)
+        assert [*moot] == [f"extra_kwargs.packing_kwargs.{', '.join(kwargs)}"]
+    told = moot_fields(dataclasses.replace(given, dataset_format="mds"), streams=True)
+    assert told["extra_kwargs.packing_kwargs"].startswith("packs are made of all lengths: packing_window says")
     with pytest.raises(ConfigError, match=r"packing_mode 'plan' makes packs of all lengths, .*: leave it out"):
         MultiModalIterableDataset(config(packing_mode="plan"))
+
+
+@pytest.mark.parametrize("strategy", ["first_fit", "next_fit", "best_fit", "balanced", "window_100"])
+def test_a_config_of_any_strategy_goes_to_either_class_and_back(
+    strategy: str, tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = text_config(write_jsonl(tmp_path / "a.jsonl", 40), tokenizer, tmp_path) | {"packing_strategy": strategy}
+    naive, streams = MultiModalDataset, MultiModalIterableDataset
+    numbers: list[list[int]] = []
+    for made, taken in ((naive, "best_fit"), (streams, "first_fit"), (naive, "best_fit")):
+        caplog.clear()
+        dataset = made(DatasetConfig(**said | {"cache_dir": None if made is streams else str(tmp_path / "cache")}))
+        has = ("first_fit", "best_fit", "balanced") if made is streams else ("first_fit", "next_fit", "best_fit")
+        is_told = strategy not in (has if made is streams else (*has, "window_100"))
+        assert caplog.text.count(f"{strategy} is taken as {taken}") == is_told
+        dataset.build()
+        packs = list(dataset) if made is streams else [dataset[number] for number in range(len(dataset))]
+        assert all(pack.num_tokens <= 256 for pack in packs)
+        numbers.append(sorted(len(pack.sample_ids) for pack in packs))
+    assert [sum(each) for each in numbers] == [40, 40, 40]
+    assert numbers[0] == numbers[2]
+
+
+@pytest.mark.parametrize("made", [MultiModalDataset, MultiModalIterableDataset])
+def test_a_strategy_that_neither_class_has_is_refused(made: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^strategy must be one of .* \(as window_1024\), got 'fullest'$"):
+        made(config(packing_strategy="fullest"))

@@ -13,6 +13,7 @@ import torch
 from lmms_stream.datasets import DatasetConfig, MultiModalDataset
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.plan.assign import pack_costs
 from lmms_stream.types import Batch, World
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -127,6 +128,28 @@ def test_samples_that_are_too_long_are_left_out_and_counted(
     assert f"{int((lengths > limit).sum())} were longer than max_length" in caplog.text
     dropped = MultiModalDataset(config | {"packing_length": limit})
     assert sum(len(ids(dropped[number])) for number in range(len(dropped))) == int((lengths <= limit).sum())
+
+
+def test_samples_that_are_too_long_are_kept_where_they_are_not_filtered(config: dict[str, Any]) -> None:
+    lengths = MultiModalDataset(config | {"packing": False}).lengths
+    length = int(np.median(lengths))
+    dataset = MultiModalDataset(config | {"packing_length": length, "filter_overlong": False})
+    packs = [dataset[number] for number in range(len(dataset))]
+    assert sorted(all_ids(packs)) == list(range(60))
+    assert sorted(pack.num_tokens for pack in packs if pack.num_tokens > length) == sorted(lengths[lengths > length])
+    assert all(len(pack.sample_ids) == 1 for pack in packs if pack.num_tokens > length)
+    assert dataset.lengths.tolist() == [pack.num_tokens for pack in packs]
+    plan = dataset.core.plan
+    assert (plan.num_overlong(0), plan.longest_pack) == (np.count_nonzero(lengths > length), lengths.max())
+    assert plan.num_tokens(0) == lengths.sum()
+    assert 0.5 < plan.efficiency(0) <= 1
+    assert dataset.estimate_memory().largest_pack == 24 * lengths.max()
+    before = MultiModalDataset(config | {"packing_length": length}).estimate_memory()
+    assert before.largest_pack <= 24 * length
+    loader = PackedLoader(dataset, global_batch=1, world=World())
+    costs = pack_costs(plan.packs(0, 0, len(packs)), linear_cost=0)
+    assert costs.tolist() == [int((np.diff(pack.cu_seqlens[: pack.num_segments + 1]) ** 2).sum()) for pack in packs]
+    assert [ids(batch) for batch in loader] == [ids(pack) for pack in packs]
 
 
 def test_rows_that_do_not_fit_end_the_build_or_are_counted(

@@ -29,7 +29,8 @@ def test_defaults_are_theirs_with_a_dataset_type_and_ours_without() -> None:
     documents = config(dataset_type="fineweb_edu")
     assert (documents.overlong, documents.packing, documents.packing_length) == ("split", True, 32000)
     assert config(dataset_type="fineweb_edu", packing=False).packing is False
-    assert config(filter_overlong=False).overlong == "error"
+    assert config(filter_overlong=False, packing=True).overlong == "keep"
+    assert config(filter_overlong=False).overlong == "error"  # each sample is a pack, however long
     assert config(data_seed=3).seed == 3
 
 

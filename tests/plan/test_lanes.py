@@ -18,7 +18,7 @@ from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.measured_block import UNMEASURED
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Overlong, PackingConfig, block_seed, pack
+from lmms_stream.plan.packing import MAX_LENGTH, Overlong, PackingConfig, block_seed, pack
 from numpy.typing import NDArray
 
 from ..strategies import STRATEGIES, Lengths, chat_lengths, examples, seeds
@@ -75,7 +75,8 @@ class LaneCase(NamedTuple):
             pieces = np.zeros(len(packs.order), np.int64) if packs.pieces is None else packs.pieces
             for first, stop in pairwise(packs.offsets.tolist()):
                 chosen, starts = ids[packs.order[first:stop]], pieces[first:stop] * limit
-                sizes = np.minimum(self.lengths[chosen] - starts, limit)
+                most = MAX_LENGTH if self.packing.overlong == "keep" else limit
+                sizes = np.minimum(self.lengths[chosen] - starts, most)
                 found.append(list(zip(chosen.tolist(), starts.tolist(), sizes.tolist(), strict=True)))
         return found
 
@@ -147,7 +148,7 @@ def test_the_packs_of_a_lane_are_those_the_plan_has_for_its_canonical_node(case:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_strategy_and_rule_for_overlong_samples_packs_as_the_plan_does(
     strategy: str, overlong: Overlong, shuffle: bool
@@ -160,7 +161,7 @@ def test_each_strategy_and_rule_for_overlong_samples_packs_as_the_plan_does(
 
 
 @examples(60)
-@given(case=lane_cases(overlongs=("error", "truncate", "split")))
+@given(case=lane_cases(overlongs=("error", "truncate", "split", "keep")))
 def test_the_lanes_of_an_epoch_have_each_token_of_each_sample_once(case: LaneCase) -> None:
     limit = case.packing.packing_length
     kept = np.minimum(case.lengths, limit) if case.packing.overlong == "truncate" else case.lengths
@@ -196,7 +197,7 @@ def test_a_lane_goes_on_from_its_state_as_if_it_had_not_stopped(case: LaneCase, 
     assert take(lane, len(expected) - second) == expected[second:]
 
 
-@given(case=lane_cases(overlongs=("drop", "truncate", "split")), data=st.data())
+@given(case=lane_cases(overlongs=("drop", "truncate", "split", "keep")), data=st.data())
 @examples(100)
 def test_samples_without_a_length_take_no_room_wherever_a_lane_stops(case: LaneCase, data: st.DataObject) -> None:
     is_bad = np.array(data.draw(st.lists(st.booleans(), min_size=len(case.lengths), max_size=len(case.lengths))))
@@ -224,7 +225,7 @@ def check_passed_over(case: LaneCase, known: LaneCase, number: int, is_bad: NDAr
     assert resumed.state == uninterrupted.state
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
 @pytest.mark.parametrize("strategy", ["best_fit", "next_fit", "window_7"])
 def test_a_lane_can_be_stopped_after_every_single_pack(strategy: str, overlong: Overlong) -> None:
     case = small_case(strategy=strategy, overlong=overlong)
@@ -236,7 +237,7 @@ def test_a_lane_can_be_stopped_after_every_single_pack(strategy: str, overlong: 
         state = through_json(lane.state)
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
 @pytest.mark.parametrize("strategy", ["best_fit", "next_fit", "window_16"])
 def test_a_lane_measures_a_window_at_a_time_and_at_most_a_window_again(strategy: str, overlong: Overlong) -> None:
     case = small_case(strategy=strategy, overlong=overlong, window=16)
@@ -283,7 +284,7 @@ def test_expected_is_the_length_of_the_whole_sample() -> None:
     assert split
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_overlong_samples_are_counted_as_the_plan_counts_them_however_often_a_lane_stops(
     strategy: str, overlong: Overlong
@@ -321,7 +322,7 @@ def test_a_lane_that_drops_a_whole_epoch_is_an_error_and_keeps_its_state() -> No
             PackingError,
             match=(
                 r"^lane 0 has no packs in epoch 0, all its samples are longer than packing_length 8 and dropped, "
-                r"or cannot be measured: raise packing_length, set overlong to truncate or split, or correct the "
+                r"or cannot be measured: raise packing_length, set overlong to truncate, split or keep, or correct the "
                 r"processor$"
             ),
         ):
@@ -344,7 +345,7 @@ def test_first_fit_measures_a_whole_block() -> None:
         (
             9,
             r"^sample 3 has length 9: it is longer than packing_length 8; raise packing_length, or set overlong to "
-            r"drop, truncate or split$",
+            r"drop, truncate, split or keep$",
         ),
     ],
 )
@@ -421,7 +422,7 @@ def test_a_state_that_lacks_a_part_is_refused(name: str) -> None:
         ({"sample": 100}, {}),
         ({"sample": 0}, {}),
         ({"piece": 1}, {"overlong": "drop"}),
-        ({}, {"strategy": "window_7"}),
+        ({}, {"strategy": "first_fit"}),
         ({}, {"packing_length": 100, "overlong": "error"}),
     ],
 )

@@ -63,7 +63,7 @@ def small_plan(**changes: Any) -> PackPlan:
         lengths,
         [500, 0, 300, 400],
         order=changes.pop("order", order),
-        packing=PackingConfig(packing_length=512),
+        packing=changes.pop("packing", PackingConfig(packing_length=512)),
         **changes,
     )
 
@@ -391,6 +391,8 @@ def test_the_packs_of_a_plan_version_never_change() -> None:
     assert plan.fingerprint == f"2-7bb7411063df4bef-c1359816a45df046-0d98acbef052877c-eca03c76a98fec87-{streams}"
     assert (PLAN_VERSION, digest(plan, 0), digest(plan, 1)) == (2, "fe657e0ae25db616", "6b45746fe61fa746")
     assert streams == "20d2c795f26c64ed"
+    of_windows = small_plan(packing=dataclasses.replace(plan.packing, strategy="window_64"))
+    assert of_windows.fingerprint.startswith("3-")  # version 2 kept no pack of window_N open for the next window
     # Version 1 had the same packs where samples are shuffled, and others where they are not.
     stored = small_plan(order=dataclasses.replace(plan.order, shuffle=False))
     assert digest(stored, 0) == "cd5f1be1ff8bc419"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -270,7 +270,7 @@ def test_overlong_samples_are_an_error_by_default(strategy: str) -> None:
         PackingError,
         match=(
             r"^2 of 4 samples are longer than packing_length 8 \(the longest has 12 tokens\): "
-            r"raise packing_length, or set overlong to drop, truncate or split$"
+            r"raise packing_length, or set overlong to drop, truncate, split or keep$"
         ),
     ):
         pack(np.array([8, 9, 1, 12]), config=PackingConfig(packing_length=8, strategy=strategy))
@@ -305,11 +305,11 @@ def test_an_unknown_strategy_is_refused() -> None:
 
 
 def test_an_unknown_overlong_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^overlong must be one of error, drop, truncate, split, got 'smash'$"):
+    with pytest.raises(ConfigError, match=r"^overlong must be one of error, drop, truncate, split, keep, got 'smash'$"):
         PackingConfig(packing_length=8, overlong="smash")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("overlong", ["error", "drop", "truncate", "split"])
+@pytest.mark.parametrize("overlong", get_args(Overlong))
 @pytest.mark.parametrize("dtype", [np.uint32, np.int64])
 def test_a_length_that_takes_more_than_31_bits_is_refused(overlong: Overlong, dtype: type[np.integer[Any]]) -> None:
     with pytest.raises(PackingError, match=r"^length 2147483658 at position 1: a sample may have up to 2147483647"):
@@ -361,13 +361,62 @@ def test_first_fit_takes_the_pack_that_was_opened_first_among_those_with_room(ca
 
 @given(case=packing_cases(strategies=("window_7", "window_128")))
 @examples(60)
-def test_window_n_packs_each_window_on_its_own(case: PackingCase) -> None:
+def test_a_pack_of_window_n_is_of_one_window_or_of_two_that_follow_each_other(case: PackingCase) -> None:
     window = int(case.config.strategy.removeprefix("window_"))
     packs = pack(case.lengths, config=case.config, seed=case.seed)
-    if len(packs.order):
-        windows = packs.order // window
-        assert np.array_equal(windows, np.sort(windows))
-        assert all(len(set(windows[a:b].tolist())) == 1 for a, b in pairwise(packs.offsets))
+    assert all(np.ptp(packs.order[a:b] // window) <= 1 for a, b in pairwise(packs.offsets))
+
+
+def sliding_window(lengths: Lengths, limit: int, size: int) -> int:
+    """Number of packs where a pack takes of `size` samples that wait, oldest first, all that fit, and others enter."""
+    waiting, following, num_packs = list(range(min(size, len(lengths)))), size, 0
+    while waiting:
+        room, left = limit, []
+        for position in waiting:
+            if lengths[position] <= room:
+                room -= lengths[position]
+            else:
+                left.append(position)
+        taken = len(waiting) - len(left)
+        waiting = left + list(range(following, min(following + taken, len(lengths))))
+        following += taken
+        num_packs += 1
+    return num_packs
+
+
+def test_window_n_fills_packs_at_least_as_full_as_a_sliding_window_of_n_samples() -> None:
+    draws, limit, count = np.random.default_rng(0), 4096, 3000
+    is_short = draws.random(count) < 0.5
+    distributions = {
+        "chats": chat_lengths(count, limit=limit, seed=0),
+        "any": draws.integers(1, limit + 1, count),
+        "short": draws.integers(1, 200, count),
+        "thirds": draws.integers(limit // 4, limit // 2, count),
+        "halves": draws.integers(limit // 3, 2 * limit // 3, count),
+        "exponential": np.clip(draws.exponential(800, count), 1, limit).astype(np.int64),
+        "short and long": np.where(is_short, draws.integers(50, 300, count), draws.integers(2500, 3900, count)),
+        "equal": np.full(count, 1000),
+        "heavy tail": np.clip((draws.pareto(1.2, count) + 1) * 100, 1, limit).astype(np.int64),
+        "long": draws.integers(limit // 2, limit + 1, count),
+    }
+    for name, lengths in distributions.items():
+        for size in (10, 100, 1000):
+            config = PackingConfig(packing_length=limit, strategy=f"window_{size}")
+            assert len(pack(lengths, config=config)) <= sliding_window(lengths, limit, size), (name, size)
+
+
+@given(case=packing_cases(overlong="keep"))
+@examples(100)
+def test_a_kept_sample_that_is_longer_than_a_pack_is_a_pack_of_its_own(case: PackingCase) -> None:
+    limit, packs = case.config.packing_length, pack(case.lengths, config=case.config, seed=case.seed)
+    assert sorted(packs.order.tolist()) == list(range(len(case.lengths)))
+    assert packs.num_tokens == case.lengths.sum()
+    assert packs.num_overlong == np.count_nonzero(case.lengths > limit)
+    for positions in members(packs):
+        assert len(positions) == 1 or case.lengths[[*positions]].sum() <= limit
+    cut = pack(case.lengths, config=replace(case.config, overlong="truncate"), seed=case.seed)
+    assert np.array_equal(packs.order, cut.order)
+    assert np.array_equal(packs.offsets, cut.offsets)
 
 
 def test_max_samples_per_pack_below_one_is_refused() -> None:

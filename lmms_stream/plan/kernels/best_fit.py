@@ -317,7 +317,6 @@ def best_fit(
     max_samples: int,
     window: int,
     filler_share: float,
-    carry: bool,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Best fit over windows of a sequence, or of a stretch of it; see packing.pack for what it does, and Bins for how.
@@ -325,14 +324,12 @@ def best_fit(
     A stretch begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
     firsts: positions in the sequence of their first samples. position: that of the stretch's first sample. last: the
     sequence ends with the stretch.
-    filler_share: see _sort_window; 1 is best fit decreasing. carry: whether packs with room stay open for one more
-    window. Returns order and offsets over `lengths`; firsts of the last packs in them, which are still open.
+    filler_share: see _sort_window; 1 is best fit decreasing. Returns order and offsets over `lengths`; firsts of the
+    last packs in them, which are still open.
     """
     window = min(window, max(len(lengths) - carried[-1], 1))
     bins = new_bins(window + max(window, carried[-1]), window, limit)
-    return best_fit_in(
-        bins, lengths, carried, firsts, position, last, limit, max_samples, window, filler_share, carry, seed
-    )
+    return best_fit_in(bins, lengths, carried, firsts, position, last, limit, max_samples, window, filler_share, seed)
 
 
 @njit(cache=True, nogil=True)
@@ -347,7 +344,6 @@ def best_fit_in(
     max_samples: int,
     window: int,
     filler_share: float,
-    carry: bool,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """best_fit in bins that other sequences were packed in before: where a stretch is the last, it leaves them empty.
@@ -370,8 +366,8 @@ def best_fit_in(
             _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
         num_carried = num_open
         num_open = _fill_window(bins, lengths, stop - start, position - first_new, num_open, limit, max_samples)
-        keep = carry and not (last and stop == count)
-        closing, num_open = _close(bins, num_carried if keep else num_open, num_open, limit, max_samples, seed)
+        is_last = last and stop == count
+        closing, num_open = _close(bins, num_open if is_last else num_carried, num_open, limit, max_samples, seed)
         num_packs = _emit(bins, closing, order, offsets, num_packs)
     still_open = bins.opened[:num_open]
     num_packs = _emit(bins, still_open, order, offsets, num_packs)

@@ -44,14 +44,17 @@ class SourceFacts(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How samples are packed; see best_fit. kind: BEST_FIT (with window_N), FIRST_FIT or NEXT_FIT."""
+    """How samples are packed; see best_fit. kind: BEST_FIT (with window_N), FIRST_FIT or NEXT_FIT.
+
+    keeps: whether samples longer than the limit are kept whole.
+    """
 
     kind: int
     limit: int
     max_samples: int
     window: int
     filler_share: float
-    carries: bool
+    keeps: bool
 
 
 class Segments(NamedTuple):
@@ -133,7 +136,7 @@ def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64)
         return first_fit(lengths, rules.limit, rules.max_samples)
     order, offsets, _ = best_fit_in(
         bins, lengths, np.zeros(1, np.int64), np.empty(0, np.int64), 0, True, rules.limit, rules.max_samples,
-        min(rules.window, max(len(lengths), 1)), rules.filler_share, rules.carries, seed,
+        min(rules.window, max(len(lengths), 1)), rules.filler_share, seed,
     )  # fmt: skip
     return order, offsets
 
@@ -206,7 +209,8 @@ def _pack_node(
         for pack in numbers:
             for at in order[offsets[pack] : offsets[pack + 1]]:
                 packed.sample_ids[write] = cut.sample_ids[at]
-                packed.starts[write], packed.lengths[write] = cut.starts[at], cut.lengths[at]
+                length = facts.lengths[cut.sample_ids[at]] if rules.keeps else cut.lengths[at]
+                packed.starts[write], packed.lengths[write] = cut.starts[at], length
                 write += 1
             ends[num_packs], turns[num_packs] = write, turn
             num_packs += 1

@@ -72,13 +72,14 @@ def count_step(
     """Counts of the batches of a rank's step. packing_lengths: of each source."""
     lengths = segment_lengths(batches)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
-    packs = [int(batch.cu_seqlens[batch.num_segments]) for batch in batches if len(batch.sample_ids)]
+    of_packs = [(each, int(each.cu_seqlens[each.num_segments])) for each in batches if len(each.sample_ids)]
+    packs = [tokens for _, tokens in of_packs]
     inputs = [batch.inputs for batch in batches]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
         num_tokens=num_tokens,
         num_samples=sum(len(batch.sample_ids) for batch in batches),
-        capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
+        capacity=sum(max(packing_lengths[batch.source], tokens) for batch, tokens in of_packs),
         num_positions=sum(batch.num_tokens for batch in batches),
         cost=cost_of(lengths),
         flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, inputs=inputs) if flops is not None else 0.0,
