@@ -29,7 +29,8 @@ class EpochReport:
 
     efficiency: tokens over what the packs could hold. lower_bound: packs that no packing can do with less of
     (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated,
-    split or kept, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no media).
+    split or kept, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no
+    media).
     """
 
     source: str

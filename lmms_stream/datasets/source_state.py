@@ -49,7 +49,9 @@ KnownFiles = Mapping[str, KnownFile]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneAfter:
-    """A lane after a pack, one of num_lanes. finished: files that it has read to the end since its last pack, or since the epoch began.
+    """A lane, one of num_lanes, after a pack.
+
+    finished: files that it has read to the end since its last pack, or since the epoch began.
 
     positions: in files that it has begun. open: pieces that wait in packs. known: files that were found since the
     reader's last pack.

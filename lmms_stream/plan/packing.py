@@ -148,8 +148,9 @@ def pack(
     best_fit works through windows of samples. In a window the samples are placed one after another into the
     fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
     and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
-    more window, so the samples of a pack lie within two windows. window_N has windows of N samples, and places all of
-    them in decreasing order. Both emit packs in hash order (`seed`), so that their number says nothing of their content.
+    more window, so the samples of a pack lie within two windows. window_N has windows of N samples, and places all
+    of them in decreasing order. Both emit packs in hash order (`seed`), so that their number says nothing of their
+    content.
     first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
     when the next sample does not fit.
 
@@ -191,7 +192,8 @@ def to_segments(
     if config.overlong == "error":
         raise PackingError(
             f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
-            f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate, split or keep"
+            f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate, split or "
+            "keep"
         )
     has_media = None if patches is None or config.overlong == "keep" else np.asarray(patches) > 0
     num_media = 0 if has_media is None else int(np.count_nonzero(has_media & (tokens > config.packing_length)))

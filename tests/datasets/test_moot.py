@@ -91,16 +91,17 @@ def test_a_config_of_any_strategy_goes_to_either_class_and_back(
     strategy: str, tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = text_config(write_jsonl(tmp_path / "a.jsonl", 40), tokenizer, tmp_path) | {"packing_strategy": strategy}
-    naive, streams = MultiModalDataset, MultiModalIterableDataset
     numbers: list[list[int]] = []
-    for made, taken in ((naive, "best_fit"), (streams, "first_fit"), (naive, "best_fit")):
+    for streams, taken in ((False, "best_fit"), (True, "first_fit"), (False, "best_fit")):
         caplog.clear()
-        dataset = made(DatasetConfig(**said | {"cache_dir": None if made is streams else str(tmp_path / "cache")}))
-        has = ("first_fit", "best_fit", "balanced") if made is streams else ("first_fit", "next_fit", "best_fit")
-        is_told = strategy not in (has if made is streams else (*has, "window_100"))
-        assert caplog.text.count(f"{strategy} is taken as {taken}") == is_told
-        dataset.build()
-        packs = list(dataset) if made is streams else [dataset[number] for number in range(len(dataset))]
+        if streams:
+            packs = list(MultiModalIterableDataset(DatasetConfig(**said | {"cache_dir": None})).build())
+            is_taken = strategy in ("first_fit", "best_fit", "balanced")
+        else:
+            dataset = MultiModalDataset(DatasetConfig(**said)).build()
+            packs = [dataset[number] for number in range(len(dataset))]
+            is_taken = strategy != "balanced"
+        assert caplog.text.count(f"{strategy} is taken as {taken}") == (not is_taken)
         assert all(pack.num_tokens <= 256 for pack in packs)
         numbers.append(sorted(len(pack.sample_ids) for pack in packs))
     assert [sum(each) for each in numbers] == [40, 40, 40]
