@@ -52,7 +52,6 @@ class LaneAfter:
     """A lane, one of num_lanes, after a pack.
 
     finished: files that it has read to the end since its last pack, or since the epoch began.
-
     positions: in files that it has begun. open: pieces that wait in packs. known: files that were found since the
     reader's last pack.
     """

@@ -112,9 +112,9 @@ class StreamingPacker:
     first_fit: one pack is open, and given out when the next piece does not fit (LMMS Engine's flush when full).
     best_fit: a piece goes to the fullest open pack that has room; where none has, another is opened. Up to max_open
     packs are open that hold less than fill_threshold of the packing_length, and as many that hold more and wait for
-    what still fits; the fullest is given out first. balanced: max_open packs are filled as first_fit fills them, and packed
-    again together: fewer packs where the pieces fit, which cost about the same. All of these but the one with the
-    least tokens are given out; its pieces are packed again with the next. So there are never more packs than of
+    what still fits; the fullest is given out first. balanced: max_open packs are filled as first_fit fills them, and
+    packed again together: fewer packs where the pieces fit, which cost about the same. All of these but the one with
+    the least tokens are given out; its pieces are packed again with the next. So there are never more packs than of
     first_fit.
 
     What was put is in a pack that was given out, or in `open_refs`; after `restore` packing goes on as if it had not
