@@ -78,7 +78,8 @@ ALLOWED: dict[str, set[str]] = {
     "lmms_engine/launch": {"errors", "processes", "train", "lmms_engine"},
     "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {
-        *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
+        *BASE, "lazy", "storage", "processors", "processors/families", "processors/media", "mds", "converters/media",
+        "converters/sources",
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
     "ledger": {

@@ -6,15 +6,22 @@ spans           bytes of a file between offsets, here or in a store
 row_files       rows by number: lines of JSON, samples of shards; row_groups: of Parquet
 rows            the rows of all that is named, as one sequence
 messages        a row's prompt, media and tools -> messages
+multimodal_config   MultimodalConfig: limits on media
 prompts         a row -> a sample: the text of its prompt, its media, its length
 permutation     the shuffled order of an epoch, at any position of it
+cursor          IndexManager: an epoch, its order, and the position in it
 base            BaseDataset: what both datasets share, the order and the batches
 dataset         Dataset: all samples in memory
+sample_buffer   SampleBuffer: the samples that were used last
 ahead           chunks of samples that are made in the background
 streaming       StreamingDataset: samples that are made when they are asked for
-saved           samples and counts as JSON and arrays, written atomically
-data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups
 arguments       the flags of all this, with their defaults
+opening         what args name -> datasets, functions
+saved           samples and counts as JSON and arrays, written atomically
+relax_states    Relax's own states, and its order
+in_flight       groups that were handed out and have not come back
+data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups
+rollouts        RolloutManager: groups -> rollouts of finished groups
 """
 
 from __future__ import annotations
@@ -26,19 +33,27 @@ from ..lazy import lazy_names
 if TYPE_CHECKING:
     from .arguments import add_data_arguments as add_data_arguments
     from .base import BaseDataset as BaseDataset
+    from .cursor import IndexManager as IndexManager
     from .data_source import RolloutDataSource as RolloutDataSource
     from .data_source import RolloutDataSourceWithBuffer as RolloutDataSourceWithBuffer
     from .data_source import pop_first as pop_first
     from .dataset import Dataset as Dataset
+    from .multimodal_config import MultimodalConfig as MultimodalConfig
+    from .rollouts import RolloutManager as RolloutManager
     from .sample import Sample as Sample
+    from .sample_buffer import SampleBuffer as SampleBuffer
     from .streaming import StreamingDataset as StreamingDataset
 
 _HOME = {
     "BaseDataset": "base",
     "Dataset": "dataset",
+    "IndexManager": "cursor",
+    "MultimodalConfig": "multimodal_config",
     "RolloutDataSource": "data_source",
     "RolloutDataSourceWithBuffer": "data_source",
+    "RolloutManager": "rollouts",
     "Sample": "sample",
+    "SampleBuffer": "sample_buffer",
     "StreamingDataset": "streaming",
     "add_data_arguments": "arguments",
     "pop_first": "data_source",

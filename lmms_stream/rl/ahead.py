@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
-Key = tuple[int, int]  # an epoch, and a chunk of it
+Key = tuple[str, int, int]  # an order's name, an epoch, and a chunk of it
 
 
 class Ahead(Generic[T]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ConfigError
@@ -40,6 +41,16 @@ _VALUES: tuple[tuple[str, Any, Any, str], ...] = (
     ("--start-rollout-id", int, None, "begin with this rollout"),
     ("--buffer-filter-path", str, None, "choose groups of the buffer by this function, as MODULE.NAME"),
     ("--data-source-path", str, "lmms_stream.rl.RolloutDataSourceWithBuffer", "take prompts from this class"),
+    ("--dynamic-sampling-filter-path", str, None, "keep groups for which this function of (args, group) is true"),
+    ("--image-max-token-num", int, None, "shrink images to so many tokens (default: images as they are)"),
+    ("--image-min-token-num", int, None, "enlarge images to so many tokens"),
+    ("--opd-teacher-prompt-key", str, None, "name the column of what a teacher is asked"),
+    ("--opd-teacher-image-key", str, None, "name the column of the images that a teacher is shown"),
+    ("--eval-input-key", str, None, "name the column of prompts of --eval-prompt-data (default: --input-key)"),
+    ("--eval-label-key", str, None, "name the column of their labels (default: --label-key)"),
+    ("--eval-tool-key", str, None, "name the column of their tools (default: --tool-key)"),
+    ("--eval-max-prompt-len", int, None, "drop those of more tokens"),
+    ("--n-samples-per-eval-prompt", int, 1, "generate so many samples of each of them"),
     ("--custom-prompt-path", str, None, "change each prompt by this function of (prompt, row), as MODULE.NAME"),
     ("--prompt-cache-limit", str, None, "copy so much of prompts in stores to this node, as 20gb (default: no limit)"),
     ("--streaming-buffer-size", int, 10000, "keep so many samples that were made, with --use-streaming-dataset"),
@@ -51,11 +62,15 @@ _SWITCHES: tuple[tuple[str, str], ...] = (
     ("--apply-chat-template", "make texts of prompts by the tokenizer's chat template"),
     ("--rollout-shuffle", "read the prompts of each epoch in another order"),
     ("--use-streaming-dataset", "make samples when they are asked for, instead of all at the start"),
+    ("--sort-prompts-by-length", "give long prompts first, among those that are asked for together"),
+    ("--partial-rollout", "go on with unfinished responses, instead of beginning them anew"),
+    ("--mask-offpolicy-in-partial-rollout", "leave out of the loss what earlier rollouts have generated"),
     ("--use-audio-in-video", "hear the sound of videos, which is not supported yet"),
 )
 _DEFAULTS = {
     **{flag[2:].replace("-", "_"): default for flag, _, default, _ in _VALUES},
     **{flag[2:].replace("-", "_"): False for flag, _ in _SWITCHES},
+    "eval_prompt_data": None,
     "rollout_global_dataset": True,
     "hf_checkpoint": None,
     "save": None,
@@ -70,6 +85,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     for flag, kind, default, what in _VALUES:
         if flag not in known:
             group.add_argument(flag, type=kind, default=default, help=what.replace("%", "%%"))
+    if "--eval-prompt-data" not in known:
+        group.add_argument("--eval-prompt-data", nargs="+", metavar="NAME PATH", help="evaluate with these prompts")
     for flag, what in _SWITCHES:
         if flag not in known:
             group.add_argument(flag, action="store_true", help=what)
@@ -85,21 +102,20 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
 
 # Settings of Relax's that change prompts or their media, and that nothing here does.
 _UNHEARD = (
-    "audio_sample_rate", "dump_details", "image_max_token_num", "image_min_token_num", "image_resize_scale_factor",
-    "opd_teacher_audio_key", "opd_teacher_image_key", "opd_teacher_prompt_key", "opd_teacher_video_key",
-    "sort_prompts_by_length", "video_fps", "video_fps_max_frames", "video_fps_min_frames", "video_max_token_num",
+    "audio_sample_rate", "dump_details", "frame_factor", "image_resize_scale_factor", "opd_teacher_audio_key",
+    "opd_teacher_video_key", "video_fps", "video_fps_max_frames", "video_fps_min_frames", "video_max_token_num",
     "video_min_token_num",
 )  # fmt: skip
 
 
-def refuse_unheard(args: Any) -> None:
-    """ConfigError for settings of Relax's data that are set and would not be heard."""
-    given = [name for name in _UNHEARD if getattr(args, name, None) not in (None, False)]
+def refuse_unheard(args: Any, names: Sequence[str] = _UNHEARD) -> None:
+    """ConfigError for settings of Relax's that are set and would not be heard."""
+    given = [name for name in names if getattr(args, name, None) not in (None, False)]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')} ({name})" for name in given)
         raise ConfigError(
             f"{flags}: not supported, and prompts would be made without: leave it out, or prepare the rows so (media "
-            "of the wanted size, prompts in the wanted order)"
+            "of the wanted size), or do it in a function of your own"
         )
 
 

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError, DataError
-from .permutation import Permutation
+from .cursor import IndexManager
+from .multimodal_config import MultimodalConfig
+from .permutation import ORDERS, Order, Permutation
 from .prompts import OVERLONG, Outcome, Prompts
 from .rows import open_rows
 from .sample import Sample
@@ -33,9 +35,12 @@ class BaseDataset(ABC):
     whose prompts have more are dropped, never cut, and counted (num_overlong).
     prompt_key, label_key, tool_key, metadata_key: columns. multimodal_keys: kind of media -> column. system_prompt:
     comes before each prompt. apply_chat_template: prompts become texts, with apply_chat_template_kwargs as variables of
-    the template. custom_prompt_func: (prompt, row) -> prompt. seed: of shuffle.
+    the template. custom_prompt_func: (prompt, row) -> prompt. seed: of shuffle. multimodal_config: limits on images.
+    teacher_prompt_key: column of what a teacher is asked, which becomes metadata["opd_teacher_prompt"] as prompts
+    become texts; teacher_multimodal_keys: kind of media -> column of what it is shown (teacher_multimodal_inputs).
     on_error: "skip" drops and counts (num_unreadable) rows that cannot be read; "error" raises a DataError that
     names the row.
+    order: of shuffled epochs, "own", or "relax" for Relax's permutation, which takes 8 bytes a row.
     cache_limit: room on this node for copies of what lies in stores, as bytes or "500mb" (None: no limit). Files of
     JSON lines that do not fit are read by ranges of their store instead, and shards not used for longest give way.
 
@@ -60,14 +65,18 @@ class BaseDataset(ABC):
         apply_chat_template: bool = False,
         apply_chat_template_kwargs: Mapping[str, Any] | None = None,
         use_audio_in_video: bool = False,
-        multimodal_config: Any = None,
+        multimodal_config: MultimodalConfig | None = None,
         custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None = None,
+        teacher_prompt_key: str | None = None,
+        teacher_multimodal_keys: Mapping[str, str] | None = None,
         on_error: OnError = "error",
+        order: Order = "own",
         cache_limit: int | str | None = None,
     ):
-        if use_audio_in_video or multimodal_config is not None:
-            what = "use_audio_in_video" if use_audio_in_video else "multimodal_config"
-            raise ConfigError(f"{what} is not supported: leave it out; media are given as they are stored")
+        if use_audio_in_video:
+            raise ConfigError("use_audio_in_video is not supported: leave it out; videos are given as they are stored")
+        if multimodal_config is not None and not isinstance(multimodal_config, MultimodalConfig):
+            raise ConfigError(f"multimodal_config must be a MultimodalConfig, got {multimodal_config!r}: make one")
         if seed < 0:
             raise ConfigError(f"seed must be at least 0, got {seed}")
         if on_error not in ("error", "skip"):
@@ -87,14 +96,20 @@ class BaseDataset(ABC):
             apply_chat_template=apply_chat_template,
             apply_chat_template_kwargs=apply_chat_template_kwargs,
             custom_prompt_func=custom_prompt_func,
+            multimodal_config=multimodal_config,
+            teacher_prompt_key=teacher_prompt_key,
+            teacher_multimodal_keys=teacher_multimodal_keys,
         )
         self._rows = open_rows(path, columns=self._prompts.columns, cache_limit=cache_limit)
         self._on_error = on_error
-        self._may_drop = max_length is not None or on_error == "skip"
-        self._dropped = np.zeros(self.num_rows // 8 + 1 if self._may_drop else 0, np.uint8)  # a bit a row
+        self.may_drop = max_length is not None or on_error == "skip"
+        self._dropped = np.zeros(self.num_rows // 8 + 1 if self.may_drop else 0, np.uint8)  # a bit a row
         self.num_overlong = 0
         self.num_unreadable = 0
-        self._begin(epoch_id=0, is_shuffled=False, position=0)
+        self.num_processed = 0  # rows that samples were made of, each time that they were
+        self.epochs_crossed = 0  # ends of epochs that the last batch has passed
+        self._marks_of: Permutation | None = None  # the order that the marks are of
+        self.index_manager = IndexManager(self.num_rows, seed, shuffle=False, order=order)
 
     @property
     def num_rows(self) -> int:
@@ -115,31 +130,30 @@ class BaseDataset(ABC):
 
     def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
         """The same of positions of the epoch, for those who go through it from its start to its end."""
-        return self._outcomes(self._order.between(start, stop))
+        return self._outcomes(self.index_manager.permutation.between(start, stop))
 
     def _made(self, rows: NDArray[np.int64]) -> list[Outcome]:
-        """What becomes of rows, read and made now."""
+        """What becomes of rows, read and made now; threads may call it at once."""
         return self._prompts.make(self._rows.read(rows))
 
     # The order
 
+    @property
+    def epoch_id(self) -> int:
+        return self.index_manager.current_epoch
+
+    @property
+    def is_shuffled(self) -> bool:
+        return self.index_manager.is_shuffled
+
+    @property
+    def position(self) -> int:
+        """Rows of the epoch that batches have passed, dropped ones among them."""
+        return self.index_manager.position
+
     def shuffle(self, epoch_id: int) -> None:
         """Begin an epoch, in an order that seed and epoch alone tell; nothing where it is that of this epoch."""
-        if epoch_id < 0:
-            raise ConfigError(f"an epoch's number must be at least 0, got {epoch_id}")
-        if not self.is_shuffled or epoch_id != self.epoch_id:
-            self._begin(epoch_id=epoch_id, is_shuffled=True, position=0)
-
-    def _begin(self, *, epoch_id: int, is_shuffled: bool, position: int) -> None:
-        self.epoch_id = epoch_id
-        self.is_shuffled = is_shuffled
-        self.position = position  # rows of the epoch that batches have passed
-        self._order = self._order_of(epoch_id)
-        self._marks = [0]  # the position of every MARK_EVERY-th sample, as far as they were counted
-        self._last = (0, 0)  # a sample's number, and its position
-
-    def _order_of(self, epoch_id: int) -> Permutation:
-        return Permutation(self.num_rows, seed=self.seed, epoch=epoch_id if self.is_shuffled else None)
+        self.index_manager.shuffle(epoch_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Where batches stand, as JSON values; it fits eager and lazy datasets of the same rows."""
@@ -149,12 +163,13 @@ class BaseDataset(ABC):
             "seed": self.seed,
             "epoch_id": self.epoch_id,
             "is_shuffled": self.is_shuffled,
+            "order": self._order,
             "position": self.position,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """CursorError for a state of other rows, or of another seed where they are shuffled, and for what is none."""
-        if missing := sorted(self.state_dict().keys() - state.keys()):
+        if missing := sorted(self.state_dict().keys() - state.keys() - {"order"}):
             raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
         if state["digest"] != self.digest:
             raise CursorError(
@@ -166,42 +181,69 @@ class BaseDataset(ABC):
                 f"the state follows seed {state['seed']} and this dataset has seed {self.seed}: set that one, or begin "
                 "anew"
             )
-        if not 0 <= state["position"] <= self.num_rows or state["epoch_id"] < 0:
+        self.index_manager.check(state["epoch_id"], state["position"])
+        self.follow(state.get("order", "own"))
+        self.index_manager.begin(state["epoch_id"], is_shuffled=state["is_shuffled"], position=state["position"])
+
+    @property
+    def _order(self) -> str:
+        """The order of shuffled epochs, as states name it."""
+        return self.index_manager.order
+
+    def follow(self, order: str) -> None:
+        """Shuffle epochs by the order that a state names; CursorError where this dataset cannot."""
+        known = next((each for each in ORDERS if each == order), None)
+        if known is None:
             raise CursorError(
-                f"the state stands at row {state['position']} of epoch {state['epoch_id']}, where there is none "
-                f"({self.num_rows} rows): it is damaged; take another, or begin anew"
+                f"the state follows the order {order!r}, which {type(self).__name__} does not have: load it with the "
+                "class and the max_length that saved it, or begin anew"
             )
-        self._begin(epoch_id=state["epoch_id"], is_shuffled=state["is_shuffled"], position=state["position"])
+        self.index_manager.order, self.index_manager.last = known, None
+
+    def get_state(self) -> dict[str, Any]:
+        """The state by Relax's name, with its counts of rows."""
+        return {**self.state_dict(), "filter_count": self.num_overlong, "total_processed": self.num_processed}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what get_state gave here, or gave Relax's StreamingDataset, whose order is then followed."""
+        if "digest" in state:
+            self.load_state_dict(state)
+            return
+        self.index_manager.check(state.get("epoch_id", 0), state.get("position", 0))
+        self.follow("relax")
+        self.index_manager.load_state(state)
 
     # Batches
 
-    def get_batch(self, num_samples: int) -> tuple[list[Sample], int]:
-        """The next samples, always so many, and how often the end of an epoch was passed for them.
+    def get_batch(self, num_samples: int) -> tuple[list[Sample], bool]:
+        """The next samples, always so many, and whether the end of an epoch was passed for them.
 
-        An epoch that was read to its last row is passed by the next batch. Where `shuffle` was called, each epoch has
-        an order of its own. After an error the same batch can be asked for again.
+        How many ends were passed tells epochs_crossed. An epoch that was read to its last row is passed by the next
+        batch. Where `shuffle` was called, each epoch has an order of its own. After an error the same batch can be
+        asked for again.
         """
         if num_samples < 0:
             raise ConfigError(f"the number of samples must be at least 0, got {num_samples}")
-        before = self.epoch_id, self.is_shuffled, self.position
+        cursor = self.index_manager
+        before = cursor.current_epoch, cursor.position
         batch: list[Sample] = []
-        crossed, of_epoch = 0, 0
+        of_epoch = crossed = 0
         try:
             while len(batch) < num_samples:
-                if self.position == self.num_rows:
+                if cursor.position == self.num_rows:
                     self._refuse_empty(of_epoch if crossed else None)
-                    self._begin(epoch_id=self.epoch_id + 1, is_shuffled=self.is_shuffled, position=0)
+                    cursor.next_epoch()
                     crossed, of_epoch = crossed + 1, 0
-                stop = min(self.position + num_samples - len(batch), self.num_rows)
-                found = self._kept(self.position, self._outcomes_at(self.position, stop))
+                stop = min(cursor.position + num_samples - len(batch), self.num_rows)
+                found = self._kept(cursor.position, self._outcomes_at(cursor.position, stop))
                 batch += found
                 of_epoch += len(found)
-                self.position = stop
+                cursor.position = stop
         except BaseException:
-            epoch_id, is_shuffled, position = before
-            self._begin(epoch_id=epoch_id, is_shuffled=is_shuffled, position=position)
+            cursor.begin(before[0], is_shuffled=cursor.is_shuffled, position=before[1])
             raise
-        return batch, crossed
+        self.epochs_crossed = crossed
+        return batch, crossed > 0
 
     def _refuse_empty(self, num_of_epoch: int | None) -> None:
         """num_of_epoch: samples of an epoch that was read from its start to its end."""
@@ -227,7 +269,7 @@ class BaseDataset(ABC):
             elif isinstance(outcome, DataError) and self._on_error == "error":
                 raise outcome
             else:
-                self._count(int(self._order(np.array([position]))[0]), outcome)
+                self._count(int(self.index_manager.permutation(np.array([position]))[0]), outcome)
         return kept
 
     def _count(self, row: int, outcome: Outcome) -> None:
@@ -249,7 +291,7 @@ class BaseDataset(ABC):
     def __getitem__(self, index: int) -> Sample:
         """The sample of this number in the order of the epoch; negative ones count from the end."""
         if index < 0:
-            index += sum(1 for _ in self) if self._may_drop else self.num_rows
+            index += sum(1 for _ in self) if self.may_drop else self.num_rows
         if index < 0:
             raise IndexError("a sample before the first")
         for _, sample in self._from(index):
@@ -262,9 +304,13 @@ class BaseDataset(ABC):
 
     def _from(self, index: int) -> Iterator[tuple[int, Sample]]:
         """Samples from this number on, with their positions. Where rows are dropped, those before are counted."""
-        if not self._may_drop:
+        if not self.may_drop:
             yield from self._walk(index, 1)
             return
+        if self._marks_of is not self.index_manager.permutation:
+            self._marks_of = self.index_manager.permutation
+            self._marks = [0]  # the position of every MARK_EVERY-th sample, as far as they were counted
+            self._last = (0, 0)  # a sample's number, and its position
         number, start = max(
             (MARK_EVERY * (mark := min(index // MARK_EVERY, len(self._marks) - 1)), self._marks[mark]),
             self._last if self._last[0] <= index else (0, 0),
@@ -280,7 +326,9 @@ class BaseDataset(ABC):
     def _walk(self, position: int, step: int) -> Iterator[tuple[int, Sample]]:
         while position < self.num_rows:
             stop = min(position + step, self.num_rows)
-            yield from self._numbered(position, self._outcomes(self._order(np.arange(position, stop))))
+            yield from self._numbered(
+                position, self._outcomes(self.index_manager.permutation(np.arange(position, stop)))
+            )
             position, step = stop, min(2 * step, STEP)
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..checks import plain_path
 from ..errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
-from ..storage.storage import open_storage
-from .arguments import refuse_unheard, setting
+from ..storage.storage import Storage, open_storage
+from .arguments import setting
 from .base import BaseDataset
-from .dataset import Dataset
+from .in_flight import Group, InFlight
+from .opening import load_function, open_dataset, relax_has_processor
+from .relax_states import FOLDERS, follow_relax, read_relax_state
 from .sample import Sample
 from .saved import load_state, save_state
-from .streaming import StreamingDataset
 
-Group = list[Sample]
 BufferFilter = Callable[[Any, int | None, list[Group], int], list[Group]]
-_NAME = "dataset/global_dataset_state_dict"
+_FILE = "global_dataset_state_dict"
+_NAME = f"dataset/{_FILE}"
 
 
 class RolloutDataSource:
@@ -39,6 +39,7 @@ class RolloutDataSource:
             raise ConfigError(f"n_samples_per_prompt must be at least 1, got {self.num_per_group}")
         self.sample_group_index = 0
         self.sample_index = 0
+        self._lock = threading.RLock()  # a state is saved between two calls, whatever threads make them
         self.metadata: dict[str, Any] = {}
         self.dataset = dataset
         if dataset is None and setting(args, "rollout_global_dataset"):
@@ -62,14 +63,24 @@ class RolloutDataSource:
         return len(self)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """The next groups, always so many."""
+        """The next groups, always so many; with --sort-prompts-by-length, those of long prompts first."""
         if num_samples < 0:
             raise ConfigError(f"the number of groups must be at least 0, got {num_samples}")
+        with self._lock:
+            return self._by_length(self._from_dataset(num_samples))
+
+    def _from_dataset(self, num_samples: int) -> list[Group]:
         if self.dataset is None:
             prompts = [Sample() for _ in range(num_samples)]
         else:
             prompts, _ = self.dataset.get_batch(num_samples)
         return [self._group(prompt) for prompt in prompts]
+
+    def _by_length(self, groups: list[Group]) -> list[Group]:
+        if not setting(self.args, "sort_prompts_by_length"):
+            return groups
+        texts = [group[0].prompt if isinstance(group[0].prompt, str) else "" for group in groups]
+        return [groups[index] for index in sorted(range(len(groups)), key=lambda index: -len(texts[index]))]
 
     def _group(self, prompt: Sample) -> Group:
         group = []
@@ -101,32 +112,51 @@ class RolloutDataSource:
             raise ConfigError("there is no folder to save to: set save (--save)")
         if not isinstance(rollout_id, int) or rollout_id < 0:
             raise ConfigError(f"rollout_id must be a number of at least 0, got {rollout_id!r}: count rollouts from 0")
-        save_state(open_storage(setting(self.args, "save")), f"{_NAME}_{rollout_id}", self._state())
+        with self._lock:
+            save_state(open_storage(setting(self.args, "save")), f"{_NAME}_{rollout_id}", self._state(rollout_id))
 
     def load(self, rollout_id: int | None = None) -> None:
         """Go on from the state of a rollout below args.load; None: from the latest, and where there is none, anew.
 
-        Without args.load, and for a rollout before the first, it begins anew. CheckpointError for a state that is not
-        there or damaged, CursorError for one of other data.
+        Without args.load, and for a rollout before the first, it begins anew. A state of Relax's (.pt) is read where
+        there is none of ours, without running what is pickled in it, and its order is followed from then on.
+        CheckpointError for a state that is not there or damaged, CursorError for one of other data.
         """
         if setting(self.args, "load") is None or (rollout_id is not None and rollout_id < 0):
             return
         store = open_storage(setting(self.args, "load"))
         if rollout_id is None:
-            saved = [re.fullmatch(rf"{_NAME}_(\d+)\.json", each.key) for each in store.list_objects(f"{_NAME}_")]
+            names = [each.key for folder in FOLDERS for each in store.list_objects(f"{folder}/")]
+            saved = [re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/{_FILE}_(\d+)\.(?:json|pt)", name) for name in names]
             rollout_id = max((int(name[1]) for name in saved if name), default=None)
             if rollout_id is None:
                 return
         try:
-            state = load_state(store, f"{_NAME}_{rollout_id}")
-        except ObjectMissingError as error:
-            raise CheckpointError(
-                f"{store.url} holds no state of rollout {rollout_id} ({_NAME}_{rollout_id}.json): name a rollout that "
-                "was saved; a .pt file of Relax's is a pickle, which is not read"
-            ) from error
-        self._restore(state)
+            self._restore(load_state(store, f"{_NAME}_{rollout_id}"))
+        except ObjectMissingError:
+            self._restore_relax(store, rollout_id)
 
-    def _state(self) -> dict[str, Any]:
+    def _restore_relax(self, store: Storage, rollout_id: int) -> None:
+        for folder in FOLDERS:
+            try:
+                state = read_relax_state(store, f"{folder}/{_FILE}_{rollout_id}.pt")
+            except ObjectMissingError:
+                continue
+            if self.dataset is not None:
+                measures = not state.get("use_streaming") and setting(self.args, "rollout_max_prompt_len") is not None
+                drops_unordered = measures and relax_has_processor(setting(self.args, "hf_checkpoint"))
+                is_shuffled = bool(setting(self.args, "rollout_shuffle"))
+                follow_relax(self.dataset, state, is_shuffled=is_shuffled, drops_unordered=drops_unordered)
+            self.sample_group_index = state.get("sample_group_index", 0)
+            self.sample_index = state["sample_index"]
+            self.metadata = state.get("metadata", {})
+            return
+        raise CheckpointError(
+            f"{store.url} holds no state of rollout {rollout_id} ({_NAME}_{rollout_id}.json, or Relax's .pt): name a "
+            "rollout that was saved"
+        )
+
+    def _state(self, rollout_id: int) -> dict[str, Any]:
         return {
             "dataset": None if self.dataset is None else self.dataset.state_dict(),
             "n_samples_per_prompt": self.num_per_group,
@@ -161,6 +191,9 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     buffer_filter: (args, rollout_id, buffer, num_samples) -> groups, which it takes out of the buffer; pop_first
     without --buffer-filter-path.
+
+    Groups that are handed out to a holder are in flight: a state holds them as they were handed out, and what loads it
+    hands them out first. They are until `add_samples` or `put_back` puts them back, or `finish` delivers them.
     """
 
     has_buffer = True
@@ -168,18 +201,26 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
         super().__init__(args, dataset=dataset)
         self.buffer: list[Group] = []
+        self._in_flight = InFlight()
         path = setting(args, "buffer_filter_path")
         self.buffer_filter: BufferFilter = pop_first if path is None else load_function(path)
 
-    def get_samples(self, num_samples: int) -> list[Group]:
-        """Groups of the buffer, and as many of the dataset as these are too few. After an error none is gone."""
-        before = [*self.buffer]
-        try:
-            groups = self._from_buffer(num_samples) if self.buffer and num_samples > 0 else []
-            return [*groups, *super().get_samples(num_samples - len(groups))]
-        except BaseException:
-            self.buffer[:] = before
-            raise
+    def get_samples(self, num_samples: int, holder: str | None = None) -> list[Group]:
+        """Groups of the buffer, and as many of the dataset as these are too few. After an error none is gone.
+
+        holder: who generates them, as a name: they are in flight until they come back. None: they are not followed.
+        """
+        with self._lock:
+            before = [*self.buffer]
+            try:
+                groups = self._from_buffer(num_samples) if self.buffer and num_samples > 0 else []
+                groups = self._by_length([*groups, *super().get_samples(num_samples - len(groups))])
+            except BaseException:
+                self.buffer[:] = before
+                raise
+            if holder is not None:
+                self._in_flight.hand_out(groups, holder=holder)
+            return groups
 
     def _from_buffer(self, num_samples: int) -> list[Group]:
         groups = [*self.buffer_filter(self.args, None, self.buffer, num_samples)]
@@ -205,13 +246,47 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                     f"a group has {len(group)} samples and n_samples_per_prompt is {self.num_per_group}: put whole "
                     "groups back"
                 )
-        self.buffer += samples
+        with self._lock:
+            held = {group[0].group_index for group in self.buffer}
+            if twice := [group[0].group_index for group in samples if group[0].group_index in held - {None}]:
+                raise DataError(
+                    f"group {twice[0]} is in the buffer already: its holder was taken for lost, or it was put back "
+                    "twice; leave it out"
+                )
+            self._in_flight.came_back(samples)
+            self.buffer += samples
+
+    def finish(self, samples: Sequence[Group | int], rollout_id: int | None = None) -> None:
+        """Deliver groups, or groups of these numbers, that a holder has generated.
+
+        rollout_id: the rollout in which they are trained on. Until `save` is called for it, or a later one, they are
+        part of saved states: a run that goes on from an earlier rollout generates them again. None: they are done.
+        DataError for a group that is not in flight; then none is delivered.
+        """
+        with self._lock:
+            self._in_flight.finish(samples, rollout_id=None if setting(self.args, "save") is None else rollout_id)
+
+    def put_back(self, holder: str | None = None) -> int:
+        """Put what a holder that was lost (None: all holders) has in flight in front of the buffer; how many groups."""
+        with self._lock:
+            groups = self._in_flight.take(holder)
+            self.buffer[:0] = groups
+            return len(groups)
+
+    def get_num_in_flight(self) -> int:
+        """Groups in flight, delivered ones of unsaved rollouts among them."""
+        return len(self._in_flight)
 
     def get_buffer_length(self) -> int:
         return len(self.buffer)
 
-    def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "buffer": self.buffer}
+    def save(self, rollout_id: int) -> None:
+        with self._lock:
+            super().save(rollout_id)
+            self._in_flight.saved(rollout_id)
+
+    def _state(self, rollout_id: int) -> dict[str, Any]:
+        return {**super()._state(rollout_id), "buffer": [*self._in_flight.after(rollout_id), *self.buffer]}
 
     def _restore(self, state: dict[str, Any]) -> None:
         buffer = state.get("buffer", [])
@@ -221,7 +296,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                 f"is {self.num_per_group}: set it as it was, or begin anew"
             )
         super()._restore(state)
-        self.buffer = buffer
+        self.buffer, self._in_flight = buffer, InFlight()
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
@@ -229,67 +304,3 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_sample
     groups = buffer[:num_samples]
     del buffer[:num_samples]
     return groups
-
-
-def load_function(path: str) -> Any:
-    """What MODULE.NAME names; ConfigError where there is none."""
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be imported ({error}): name a function as MODULE.NAME") from error
-
-
-def open_dataset(args: Any) -> BaseDataset:
-    """The dataset that args name."""
-    refuse_unheard(args)
-    if setting(args, "prompt_data") is None:
-        raise ConfigError("there are no prompts: set --prompt-data, or --disable-rollout-global-dataset")
-    template, max_length = setting(args, "apply_chat_template"), setting(args, "rollout_max_prompt_len")
-    checkpoint, keys = setting(args, "hf_checkpoint"), setting(args, "multimodal_keys")
-    if checkpoint is None and (template or max_length is not None or keys):
-        raise ConfigError(
-            "--apply-chat-template, --rollout-max-prompt-len and --multimodal-keys need hf_checkpoint "
-            "(--hf-checkpoint): name the folder or hub id of the model"
-        )
-    function = setting(args, "custom_prompt_path")
-    settings = {
-        "tokenizer": checkpoint,
-        "processor": _processor(checkpoint) if keys else None,
-        "max_length": max_length,
-        "prompt_key": setting(args, "input_key"),
-        "multimodal_keys": keys,
-        "label_key": setting(args, "label_key"),
-        "tool_key": setting(args, "tool_key"),
-        "metadata_key": setting(args, "metadata_key"),
-        "system_prompt": setting(args, "system_prompt"),
-        "seed": setting(args, "rollout_seed"),
-        "apply_chat_template": template,
-        "apply_chat_template_kwargs": setting(args, "apply_chat_template_kwargs"),
-        "use_audio_in_video": setting(args, "use_audio_in_video"),
-        "custom_prompt_func": None if function is None else load_function(function),
-        "cache_limit": setting(args, "prompt_cache_limit"),
-    }
-    if not setting(args, "use_streaming_dataset"):
-        return Dataset(setting(args, "prompt_data"), **settings)
-    return StreamingDataset(
-        setting(args, "prompt_data"),
-        **settings,
-        buffer_size=setting(args, "streaming_buffer_size"),
-        prefetch_chunk_size=setting(args, "prefetch_chunk_size"),
-        prefetch_max_cached=setting(args, "prefetch_max_cached"),
-        prefetch_num_workers=setting(args, "prefetch_num_workers"),
-    )
-
-
-def _processor(path: str) -> Any:
-    """A processor of transformers', which counts the tokens of images."""
-    from transformers import AutoProcessor
-
-    path = str(plain_path("hf_checkpoint", path))
-    try:
-        return AutoProcessor.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"processor {path!r} cannot be loaded ({str(error).splitlines()[0]}): name another"
-        ) from error

@@ -40,8 +40,11 @@ class Dataset(BaseDataset):
                 made = self._made(np.arange(start, min(start + ROWS_AT_ONCE, self.num_rows)))
                 self._kept(start, made)
                 self._all += made
+        self.num_processed = self.num_rows
         self._num_kept = self.num_rows - self.num_overlong - self.num_unreadable
-        self._may_drop = self._num_kept < self.num_rows
+        self.may_drop = self._num_kept < self.num_rows
+        if self.index_manager.order == "relax" and self.may_drop:
+            self.follow_relax_order()
 
     def __len__(self) -> int:
         return self._num_kept
@@ -53,3 +56,27 @@ class Dataset(BaseDataset):
     def origin_samples(self) -> list[Sample]:
         """All samples in the order of the rows."""
         return [each for each in self._all if isinstance(each, Sample)]
+
+    @property
+    def dropped_rows(self) -> NDArray[np.int64]:
+        return np.flatnonzero(np.unpackbits(self._dropped, count=self.num_rows)).astype(np.int64)
+
+    # Relax shuffles the samples that it has kept
+
+    def follow_relax_order(self) -> None:
+        """Shuffle the samples by Relax's permutation; dropped rows come last."""
+        self.index_manager.order, self.index_manager.last = "relax", self.dropped_rows if self.may_drop else None
+
+    @property
+    def _relax_order(self) -> str:
+        return f"relax, of {self._num_kept} samples" if self.may_drop else "relax"
+
+    @property
+    def _order(self) -> str:
+        return super()._order if self.index_manager.last is None else self._relax_order
+
+    def follow(self, order: str) -> None:
+        if order == self._relax_order:
+            self.follow_relax_order()
+        else:
+            super().follow(order)

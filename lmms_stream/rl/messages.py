@@ -100,11 +100,13 @@ def with_media(messages: Messages, row: Mapping[str, Any], keys: Mapping[str, st
             return content
         made: list[dict[str, Any]] = []
         for part in content:
-            kind = part.get("type")
+            kind = str(part.get("type")).removesuffix("_url")
             if kind == "text":
                 made += split(part.get("text") or "")
             else:
-                has_medium = kind not in waiting or any(part.get(name) is not None for name in part if name != "type")
+                has_medium = kind not in waiting or any(
+                    part.get(name) not in (None, {}) for name in part if name != "type"
+                )
                 made.append(part if has_medium else take(kind))
         return made
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from array import array
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
 SMALL = 1 << 16  # rows of which the whole permutation is kept
 BLOCK = 4096  # positions whose rows are found together, for those who go through an epoch
 _ROUNDS = 8
+Order = Literal["own", "relax"]
+ORDERS: tuple[Order, ...] = ("own", "relax")
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
 
 
@@ -19,14 +25,27 @@ class Permutation:
 
     Up to SMALL rows it is NumPy's. Beyond, it is a Feistel network over the next power of four, of which numbers that
     are too large are sent through again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    order "relax": Relax's permutation, which is `random.shuffle` of Python's by seed + epoch; 8 bytes a row.
+    last: rows that are not shuffled and come last, as those that Relax's eager dataset has dropped before it shuffles.
     """
 
-    def __init__(self, num_rows: int, *, seed: int = 0, epoch: int | None = None):
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        seed: int = 0,
+        epoch: int | None = None,
+        order: Order = "own",
+        last: NDArray[np.int64] | None = None,
+    ):
         self.num_rows = num_rows
         self.epoch = epoch
         self._block: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))  # the last, by its number
         self._table: NDArray[np.int64] | None = None
         if epoch is None:
+            return
+        if order == "relax":
+            self._table = _relax_table(num_rows, seed + epoch, np.zeros(0, np.int64) if last is None else last)
             return
         rng = np.random.default_rng([seed, epoch])
         if num_rows <= SMALL:
@@ -73,3 +92,10 @@ class Permutation:
                 mixed = (mixed ^ (mixed >> shift)) * multiplier
             left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
         return (left << self._half_bits) | right
+
+
+def _relax_table(num_rows: int, seed: int, last: NDArray[np.int64]) -> NDArray[np.int64]:
+    first = np.delete(np.arange(num_rows), last)
+    numbers = array("q", range(len(first)))
+    random.Random(seed).shuffle(numbers)
+    return np.concatenate([first[np.frombuffer(numbers, np.int64)], last])

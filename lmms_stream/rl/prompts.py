@@ -13,14 +13,18 @@ from ..converters.media.references import SampleMedia
 from ..errors import ConfigError, DataError
 from ..extras import need
 from ..processors.chat_template import ChatTemplate, without_nulls
+from ..processors.families.qwen_vl import fitting
+from ..processors.families.vision import Vision
 from ..processors.media.images import decode_image
 from ..processors.media.stored import media_part
 from ..processors.tokenizers import FastTokenizer, load_tokenizer
 from .messages import KINDS, Messages, check_multimodal_keys, messages_of, plain_parts, tools_of, with_media
+from .multimodal_config import MultimodalConfig
 from .rows import Read
 from .sample import Sample
 
 OVERLONG = "overlong"
+TEACHER_PROMPT = "opd_teacher_prompt"  # in metadata
 Outcome = Sample | DataError | str  # a sample; what is wrong with the row; OVERLONG
 _SET_HERE = ("tokenize", "tools", "messages", "conversation", "return_tensors", "return_dict")
 
@@ -40,10 +44,14 @@ class Prompts:
     system_prompt: str | None
     apply_chat_template: bool
     apply_chat_template_kwargs: Mapping[str, Any] | None
-    custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None
+    custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None = None
+    multimodal_config: MultimodalConfig | None = None
+    teacher_prompt_key: str | None = None
+    teacher_multimodal_keys: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         check_multimodal_keys(self.multimodal_keys)
+        check_multimodal_keys(self.teacher_multimodal_keys)
         if self.max_length is not None and not isinstance(self.max_length, int):
             raise ConfigError(f"max_length must be a whole number of tokens, got {self.max_length!r}: give an int")
         if self.max_length is not None and self.max_length < 1:
@@ -61,8 +69,9 @@ class Prompts:
         """Columns that are read; [] for all."""
         if self.custom_prompt_func is not None:
             return []
-        named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key)
-        return [*filter(None, named), *(self.multimodal_keys or {}).values()]
+        named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key, self.teacher_prompt_key)
+        media = [*(self.multimodal_keys or {}).values(), *(self.teacher_multimodal_keys or {}).values()]
+        return [*filter(None, named), *media]
 
     def make(self, read: Read) -> list[Outcome]:
         """What becomes of rows, each by itself."""
@@ -81,8 +90,10 @@ class Prompts:
     @cached_property
     def _changes_prompts(self) -> bool:
         """Whether a prompt that is a text can become anything else, or a row has more than it, a label and metadata."""
-        changes = self.apply_chat_template or self.multimodal_keys or self.system_prompt is not None
-        return bool(changes or self.tool_key is not None or self.custom_prompt_func is not None)
+        given = (self.system_prompt, self.tool_key, self.custom_prompt_func, self.teacher_prompt_key)
+        if any(each is not None for each in given):
+            return True
+        return bool(self.apply_chat_template or self.multimodal_keys or self.teacher_multimodal_keys)
 
     def _plain(self, rows: Sequence[Any]) -> list[Outcome] | None:
         """The samples of rows whose prompts are texts that stay as they are, all at once; None for other rows."""
@@ -108,36 +119,72 @@ class Prompts:
             return DataError(f"{read.name(index)}: {error}")
 
     def _sample(self, row: dict[str, Any], read: Read, index: int) -> Sample:
-        prompt = row.get(self.prompt_key)
-        if self.custom_prompt_func is not None:
-            prompt = self.custom_prompt_func(prompt, row)
-        if not isinstance(prompt, str | list) or not prompt:
-            raise DataError(
-                f"{self.prompt_key!r} is {_shown(prompt)}, not a text or a list of messages: its columns are "
-                f"{', '.join(map(repr, row))}; name the prompt's by prompt_key (--input-key)"
-            )
         metadata = self._metadata(row)
         tools = tools_of(row, self.tool_key)
         if tools is not None:
             metadata["tools"] = tools
+        text, media = self._prompt(row, self.prompt_key, self.multimodal_keys, tools, read.folder(index))
         if self.label_key is not None and self.label_key not in row:
             raise DataError(f"there is no {self.label_key!r}: name another label_key, or leave it out")
-        as_messages = self.apply_chat_template or self.multimodal_keys or self.system_prompt is not None
-        media = None
+        teacher_media = None
+        if self._has_teacher(row):
+            key, keys = self.teacher_prompt_key or self.prompt_key, self.teacher_multimodal_keys or self.multimodal_keys
+            teacher_text, shown = self._prompt(row, key, keys, tools, read.folder(index))
+            if self.teacher_prompt_key is not None:
+                metadata[TEACHER_PROMPT] = teacher_text
+            teacher_media = shown if self.teacher_multimodal_keys else None
+        label = row[self.label_key] if self.label_key is not None else None
+        return Sample.of(text, label, metadata, media, teacher_media)
+
+    def _has_teacher(self, row: Mapping[str, Any]) -> bool:
+        if self.teacher_prompt_key is None:
+            return bool(self.teacher_multimodal_keys)
+        return row.get(self.teacher_prompt_key) is not None
+
+    def _prompt(
+        self,
+        row: dict[str, Any],
+        key: str,
+        multimodal_keys: Mapping[str, str] | None,
+        tools: list[Any] | None,
+        folder: str | None,
+    ) -> tuple[Any, dict[str, Any] | None]:
+        """A column's prompt as it is given to a model, and its media."""
+        prompt = row.get(key)
+        if self.custom_prompt_func is not None:
+            prompt = self.custom_prompt_func(prompt, row)
+        if not isinstance(prompt, str | list) or not prompt:
+            raise DataError(
+                f"{key!r} is {_shown(prompt)}, not a text or a list of messages: its columns are "
+                f"{', '.join(map(repr, row))}; name the prompt's by prompt_key (--input-key)"
+            )
+        as_messages = self.apply_chat_template or multimodal_keys or self.system_prompt is not None
         if as_messages or isinstance(prompt, list):
             prompt = messages_of(prompt, system_prompt=self.system_prompt)
-        if self.multimodal_keys and isinstance(prompt, list):
-            prompt = with_media(prompt, row, self.multimodal_keys)
-        text: Any = prompt
-        if isinstance(prompt, list):
-            plain = plain_parts(prompt)
-            if self.processor is not None:
-                media = _media_of(plain, SampleMedia(read.folder(index)), row.get("media"))
-            elif self.apply_chat_template:
-                _refuse_media(plain)
-            text = self._rendered(plain, tools) if self.apply_chat_template else [*without_nulls(prompt)]
-        label = row[self.label_key] if self.label_key is not None else None
-        return Sample.of(text, label, metadata, media)
+        if multimodal_keys and isinstance(prompt, list):
+            prompt = with_media(prompt, row, multimodal_keys)
+        if not isinstance(prompt, list):
+            return prompt, None
+        plain, media = plain_parts(prompt), None
+        if self.processor is not None:
+            media = _media_of(plain, SampleMedia(folder), row.get("media"), self._image_sides)
+        elif self.apply_chat_template:
+            _refuse_media(plain)
+        return self._rendered(plain, tools) if self.apply_chat_template else [*without_nulls(prompt)], media
+
+    @cached_property
+    def _image_sides(self) -> Vision | None:
+        """Limits on the sides of images; None for none."""
+        if self.multimodal_config is None:
+            return None
+        patch_size = int(getattr(getattr(self.processor, "image_processor", None), "patch_size", None) or 14)
+        token, config = (2 * patch_size) ** 2, self.multimodal_config
+        settings = {
+            "patch_size": patch_size,
+            "min_pixels": config.image_min_token_num * token,
+            "max_pixels": config.image_max_token_num * token,
+        }
+        return Vision.of(settings, name="multimodal_config")
 
     def _metadata(self, row: Mapping[str, Any]) -> dict[str, Any]:
         value = row.get(self.metadata_key) or {}
@@ -200,7 +247,7 @@ def _shown(value: Any) -> str:
     return "missing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
 
 
-def _media_of(messages: Messages, media: SampleMedia, stored: Any) -> dict[str, Any] | None:
+def _media_of(messages: Messages, media: SampleMedia, stored: Any, image_sides: Vision | None) -> dict[str, Any] | None:
     """The media of messages in their order: images decoded as RGB, as they are shown; others as bytes; None without."""
     found: dict[str, list[Any]] = {}
     for message in messages:
@@ -213,7 +260,7 @@ def _media_of(messages: Messages, media: SampleMedia, stored: Any) -> dict[str, 
                 data = media_part(part, stored).data
             else:
                 data = media.read(part.get(kind))
-            found.setdefault(f"{kind}s", []).append(_image(data) if kind == "image" else data)
+            found.setdefault(f"{kind}s", []).append(_image(data, image_sides) if kind == "image" else data)
     return found or None
 
 
@@ -229,8 +276,12 @@ def _refuse_media(messages: Messages) -> None:
                 )
 
 
-def _image(data: bytes) -> Any:
+def _image(data: bytes, sides: Vision | None) -> Any:
     need("PIL", by="images")
     from PIL import Image
 
-    return Image.fromarray(decode_image(data))
+    image = Image.fromarray(decode_image(data))
+    if sides is None:
+        return image
+    height, width = fitting(image.height, image.width, sides)
+    return image.resize((width, height))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,19 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import whole_number
-from ..errors import DataError
 from .ahead import Ahead, Key
 from .base import BaseDataset
 from .prompts import Outcome
-from .sample import Sample
-
-# What is kept of a sample: its prompt, label, metadata and media. Samples themselves would cost more than to make them
-# again: Python's garbage collector goes through each of them, and its lists, again and again.
-_Kept = tuple[Any, Any, dict[str, Any], Any] | DataError | str
+from .sample_buffer import SampleBuffer
 
 
 class StreamingDataset(BaseDataset):
     """See BaseDataset; it gives the same samples in the same order as Dataset.
+
+    In Relax's order this holds where no rows are dropped: Dataset shuffles those that it has kept, as Relax's does.
 
     buffer_size: samples that were made and are kept, those used last. prefetch_chunk_size: rows made together in the
     background; prefetch_max_cached: rows made ahead at most, in whole chunks and at least one (0: none);
@@ -51,13 +47,12 @@ class StreamingDataset(BaseDataset):
             ("prefetch_num_workers", prefetch_num_workers, 1),
         ):
             whole_number(name, number, least=least)
-        self._buffer: OrderedDict[int, _Kept] = OrderedDict()
-        self._buffer_size = buffer_size
-        self._lock = threading.Lock()
+        self.buffer = SampleBuffer(buffer_size)
         self._chunk_size = min(prefetch_chunk_size, prefetch_max_cached or prefetch_chunk_size)
         self._num_ahead = prefetch_max_cached // self._chunk_size
         self._num_threads = prefetch_num_workers
         self._ahead: Ahead[Outcome] | None = None
+        self._lock = threading.Lock()
         self._pid = os.getpid()  # of the process whose threads these are
         self._chunk: tuple[Key, list[Outcome]] | None = None  # the last that was taken
         super().__init__(*arguments, **settings)
@@ -77,44 +72,37 @@ class StreamingDataset(BaseDataset):
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a StreamingDataset has threads and open files: make it in the process that reads it")
 
-    def _begin(self, *, epoch_id: int, is_shuffled: bool, position: int) -> None:
-        goes_on = hasattr(self, "epoch_id") and (self.is_shuffled, self.epoch_id + 1) == (is_shuffled, epoch_id)
-        super()._begin(epoch_id=epoch_id, is_shuffled=is_shuffled, position=position)
-        self._chunk = None
-        if self._ahead is not None and not goes_on:
-            self._ahead.keep(())
+    def get_stats(self) -> dict[str, Any]:
+        """Counts by Relax's names: of rows, of what the buffer holds and helped, and where batches stand."""
+        return {
+            "total_size": len(self),
+            "buffer_size": len(self.buffer),
+            "buffer_hit_rate": self.buffer.hit_rate,
+            "filter_count": self.num_overlong,
+            "total_processed": self.num_processed,
+            "current_epoch": self.epoch_id,
+            "current_position": self.position,
+        }
+
+    def _made(self, rows: NDArray[np.int64]) -> list[Outcome]:
+        with self._lock:
+            self.num_processed += len(rows)
+        return super()._made(rows)
 
     def _outcomes(self, rows: NDArray[np.int64]) -> list[Outcome]:
         """From the buffer, and what is not in it made now, all of it together."""
         numbers = rows.tolist()
-        found: dict[int, Outcome] = {}
-        with self._lock:
-            if not self._buffer.keys().isdisjoint(numbers):
-                for row in numbers:
-                    if row in self._buffer:
-                        self._buffer.move_to_end(row)
-                        kept = self._buffer[row]
-                        found[row] = Sample.of(*kept) if isinstance(kept, tuple) else kept
+        found = self.buffer.outcomes(numbers)
         if not found:
             made = self._made(rows)
-            self._keep(numbers, made)
+            self.buffer.keep(numbers, made)
             return made
         missing = [row for row in dict.fromkeys(numbers) if row not in found]
         if missing:
             made = self._made(np.array(missing, np.int64))
-            self._keep(missing, made)
+            self.buffer.keep(missing, made)
             found.update(zip(missing, made, strict=True))
         return [found[row] for row in numbers]
-
-    def _keep(self, rows: list[int], made: list[Outcome]) -> None:
-        kept = [
-            (each.prompt, each.label, each.metadata, each.multimodal_inputs) if isinstance(each, Sample) else each
-            for each in made
-        ]
-        with self._lock:
-            self._buffer.update(zip(rows, kept, strict=True))
-            while len(self._buffer) > self._buffer_size:
-                self._buffer.popitem(last=False)
 
     def _of_epoch(self, rows: NDArray[np.int64]) -> list[Outcome]:
         """What rows of an epoch became, that is read on from its start; where the buffer cannot help, without it.
@@ -122,15 +110,15 @@ class StreamingDataset(BaseDataset):
         In the order of the rows, none is met again before as many others as there are rows. In shuffled epochs of
         twice as many rows as the buffer holds, an eighth of them are met again while they are in it.
         """
-        most_rows = self._buffer_size * (2 if self.is_shuffled else 1)
+        most_rows = self.buffer.max_size * (2 if self.is_shuffled else 1)
         return self._made(rows) if self.num_rows > most_rows else self._outcomes(rows)
 
     def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
         """Chunks that threads have made or are making are taken from them, all others made here, together."""
         if not self._num_ahead or start == stop:
-            return self._of_epoch(self._order.between(start, stop))
+            return self._of_epoch(self.index_manager.permutation.between(start, stop))
         first, last = start // self._chunk_size, (stop - 1) // self._chunk_size
-        keys = [(self.epoch_id, number) for number in range(first, last + 1)]
+        keys = [self._key(self.epoch_id, number) for number in range(first, last + 1)]
         taken = {key: self._taken(key) for key in keys}
         missing = [key for key in keys if taken[key] is None]
         if missing:
@@ -154,17 +142,19 @@ class StreamingDataset(BaseDataset):
             self._ahead = Ahead(self._of_epoch, num_threads=self._num_threads)
         return self._ahead
 
+    def _key(self, epoch_id: int, number: int) -> Key:
+        return self.index_manager.name_of(epoch_id), epoch_id, number
+
     def _following(self, key: Key) -> Iterator[tuple[Key, Callable[[], NDArray[np.int64]]]]:
-        epoch_id, number = key
+        _, epoch_id, number = key
         for _ in range(self._num_ahead):
             number += 1
             if number * self._chunk_size >= self.num_rows:
                 epoch_id, number = epoch_id + 1, 0
-            key = epoch_id, number
+            key = self._key(epoch_id, number)
             yield key, partial(self._rows_of, key)
 
     def _rows_of(self, key: Key) -> NDArray[np.int64]:
-        epoch_id, number = key
-        order = self._order if epoch_id == self.epoch_id else self._order_of(epoch_id)
+        _, epoch_id, number = key
         start = number * self._chunk_size
-        return order.between(start, min(start + self._chunk_size, self.num_rows))
+        return self.index_manager.of_epoch(epoch_id).between(start, min(start + self._chunk_size, self.num_rows))

@@ -147,9 +147,9 @@ def test_a_batch_has_all_its_samples_and_counts_each_end_of_an_epoch(kind: str, 
     assert [labels(dataset.get_batch(5)[0]) for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert dataset.epoch_id == 0  # an epoch that was read to its end is passed by the next batch
     batch, crossed = dataset.get_batch(35)
-    assert (len(batch), crossed, dataset.epoch_id) == (35, 4, 4)
+    assert (len(batch), crossed, dataset.epochs_crossed, dataset.epoch_id) == (35, True, 4, 4)
     assert labels(batch) == [*range(10)] * 3 + [*range(5)]
-    assert dataset.get_batch(0) == ([], 0)
+    assert dataset.get_batch(0) == ([], False)
 
 
 def test_each_epoch_has_an_order_of_its_own_that_seed_and_epoch_tell(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_what_is_too_long_is_dropped_and_counted_once(tmp_path: Path, fast_token
     assert lazy.num_overlong == 0
     assert lazy[len(kept) - 1] == eager[-1] == lazy[-1]
     batch, crossed = lazy.get_batch(2 * len(kept) + 1)
-    assert (labels(batch), crossed) == (kept * 2 + kept[:1], 2)
+    assert (labels(batch), crossed, lazy.epochs_crossed) == (kept * 2 + kept[:1], True, 2)
     assert lazy.num_overlong == eager.num_overlong
     for dataset in (eager, lazy):
         with pytest.raises(IndexError):
@@ -227,6 +227,32 @@ def test_prefetch_follows_shuffle_and_a_loaded_state(tmp_path: Path) -> None:
     expected = lazy.get_batch(30)
     lazy.load_state_dict(state)
     assert lazy.get_batch(30) == expected
+
+
+def test_a_dataset_tells_its_counts_and_its_place_by_relaxs_names(tmp_path: Path, fast_tokenizer: Any) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(20))
+    plain = StreamingDataset(path, label_key="label")
+    first, second = plain[0], plain[1]
+    assert (len(plain.buffer), plain.buffer.get(0), plain.buffer.get(1)) == (2, first, second)
+    assert plain.buffer.get(7) is None
+    lazy = StreamingDataset(path, fast_tokenizer, None, 12, label_key="label", prefetch_max_cached=0)
+    samples, _ = lazy.get_batch(8)
+    stats = lazy.get_stats()
+    dropped = lazy.position - 8
+    assert (stats["total_size"], stats["current_epoch"], stats["current_position"]) == (20, 0, lazy.position)
+    assert (stats["buffer_size"], stats["total_processed"]) == (lazy.position, lazy.position)
+    assert stats["filter_count"] == dropped == lazy.num_overlong > 0
+    assert stats["buffer_hit_rate"] == 0
+    assert plain.get_stats()["buffer_hit_rate"] == 2 / 5
+    state = lazy.get_state()
+    assert (state["epoch_id"], state["position"], state["filter_count"]) == (0, lazy.position, dropped)
+    eager = Dataset(path, fast_tokenizer, None, 12, label_key="label")
+    eager.load_state(state)
+    assert eager.get_batch(5)[0] == lazy.get_batch(5)[0]
+    lazy.index_manager.reset(position=3, epoch_id=1)
+    eager.shuffle(1)
+    eager.index_manager.position = 3
+    assert lazy.get_batch(5)[0] == eager.get_batch(5)[0] != samples[:5]
 
 
 def test_a_folder_of_several_splits_is_read_by_one_of_them(tmp_path: Path) -> None:
@@ -430,7 +456,7 @@ def test_a_state_is_refused_by_other_data_and_another_seed(tmp_path: Path) -> No
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"on_error": "ignore"}, "on_error must be 'error' or 'skip', got 'ignore'"),
         ({"use_audio_in_video": True}, "use_audio_in_video is not supported"),
-        ({"multimodal_config": {}}, "multimodal_config is not supported"),
+        ({"multimodal_config": {}}, "multimodal_config must be a MultimodalConfig, got {}"),
         ({"max_length": 0}, "max_length must be at least 1, got 0"),
         ({"max_length": "512"}, "max_length must be a whole number of tokens, got '512'"),
         ({"multimodal_keys": "image"}, "multimodal_keys must be a kind of media -> column, got 'image'"),

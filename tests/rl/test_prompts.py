@@ -6,13 +6,14 @@ import base64
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from lmms_stream.demo.tiny_vlm import save_processor
 from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.rl import Dataset, Sample, StreamingDataset
+from lmms_stream.rl import Dataset, MultimodalConfig, Sample, StreamingDataset
 from PIL import Image
 from streaming import MDSWriter
 from transformers import AutoProcessor, AutoTokenizer
@@ -169,6 +170,60 @@ def test_prompts_with_images_are_measured_by_the_processor(tmp_path: Path) -> No
     assert (len(dataset), dataset.num_overlong) == (1, 1)
     with pytest.raises(ConfigError, match="max_length cannot count prompts with images"):
         Dataset(path, str(folder), object(), 5, **settings)
+
+
+def test_a_teacher_is_asked_by_a_column_of_its_own(templated: Any, tmp_path: Path) -> None:
+    image = "data:image/png;base64," + base64.b64encode(picture(28, 10)).decode()
+    rows: list[dict[str, Any]] = [
+        {"text": "2 + 2?", "teacher": "2 + 2? It is 4.", "images": [], "shown": []},
+        {"text": "<image> What?", "teacher": "<image> <image> A dot.", "images": [image], "shown": [image, image]},
+        {"text": "3 + 3?", "teacher": None, "images": [], "shown": []},
+    ]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    given: dict[str, Any] = {"apply_chat_template": True, "teacher_prompt_key": "teacher"}
+    first, _, last = Dataset(write_lines(tmp_path / "texts.jsonl", [rows[0], rows[0], rows[2]]), templated, **given)
+    assert first.metadata == {"opd_teacher_prompt": "<|user|>2 + 2? It is 4.<|end|><|assistant|>"}
+    assert (first.prompt, first.teacher_prompt) == ("<|user|>2 + 2?<|end|><|assistant|>", None)
+    assert last.metadata == {}
+    shown: dict[str, Any] = {**given, "apply_chat_template": False, **IMAGES}
+    eager = Dataset(path, None, object(), **shown, teacher_multimodal_keys={"image": "shown"})
+    lazy = StreamingDataset(path, None, object(), **shown, teacher_multimodal_keys={"image": "shown"})
+    for dataset in (eager, lazy, lazy):  # made, and from the buffer
+        samples = [*dataset]
+        assert [len((each.multimodal_inputs or {"images": []})["images"]) for each in samples] == [0, 1, 0]
+        assert [len((each.teacher_multimodal_inputs or {"images": []})["images"]) for each in samples] == [0, 2, 0]
+        assert [part["type"] for part in samples[1].metadata["opd_teacher_prompt"][0]["content"]] == [
+            "image", "text", "image", "text",
+        ]  # fmt: skip
+
+
+def test_images_are_resized_to_the_tokens_of_a_config(tmp_path: Path) -> None:
+    Image.new("RGB", (280, 280)).save(tmp_path / "a.png")
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": "<image>", "images": ["a.png"]}])
+
+    def size(**limits: Any) -> tuple[int, int]:
+        config = MultimodalConfig(**limits) if limits else None
+        (sample,) = Dataset(path, None, object(), multimodal_keys={"image": "images"}, multimodal_config=config)
+        assert sample.multimodal_inputs is not None
+        width, height = sample.multimodal_inputs["images"][0].size
+        return width, height
+
+    assert size() == size(image_max_token_num=100) == (280, 280)  # 10 x 10 tokens of 28 x 28 pixels
+    assert size(image_max_token_num=30) == (140, 140)
+    assert size(image_min_token_num=200) == (420, 420)
+    assert MultimodalConfig.from_args(SimpleNamespace(image_max_token_num=30, video_fps=None)).image_max_token_num == 30
+    with pytest.raises(ConfigError, match=r"video_fps is 4\.0, and nothing here resizes or samples so: leave it out"):
+        MultimodalConfig(video_fps=4.0)
+    with pytest.raises(ConfigError, match="image_min_token_num is 9 and image_max_token_num 4: set 1 <= minimum"):
+        MultimodalConfig(image_min_token_num=9, image_max_token_num=4)
+
+
+def test_a_slot_of_image_url_takes_the_rows_media(tmp_path: Path) -> None:
+    content = [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "What?"}]
+    row = {"text": [{"role": "user", "content": content}], "images": ["a.png"]}
+    sample = only(write_lines(tmp_path / "rows.jsonl", [row]), **IMAGES)
+    assert isinstance(sample.prompt, list)
+    assert sample.prompt[0]["content"] == [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]
 
 
 def test_chats_that_the_converter_stored_are_prompts_with_their_media(templated: Any, tmp_path: Path) -> None:
