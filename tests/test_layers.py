@@ -81,6 +81,12 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "lazy", "storage", "processors", "processors/families", "processors/media", "mds", "converters/media",
         "converters/sources",
     },
+    "relax": {"errors"},
+    "relax/utils": {"relax", "rl"},
+    "relax/utils/data": {"errors", "relax", "rl"},
+    "relax/utils/multimodal": {"rl"},
+    "relax/engine": set(),
+    "relax/engine/rollout": {"rl"},
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
     "ledger": {
         *BASE, "config", "plan", "storage", "mds", "loader", "train", "train/run", "train/checkpoint", "train/report",

@@ -12,7 +12,7 @@ from ..storage.storage import Storage, open_storage
 from .arguments import setting
 from .base import BaseDataset
 from .in_flight import Group, InFlight
-from .opening import load_function, open_dataset, relax_has_processor
+from .opening import load_function, load_processor, open_dataset
 from .relax_states import FOLDERS, follow_relax, read_relax_state
 from .sample import Sample
 from .saved import load_state, save_state
@@ -144,7 +144,8 @@ class RolloutDataSource:
                 continue
             if self.dataset is not None:
                 measures = not state.get("use_streaming") and setting(self.args, "rollout_max_prompt_len") is not None
-                drops_unordered = measures and relax_has_processor(setting(self.args, "hf_checkpoint"))
+                checkpoint = setting(self.args, "hf_checkpoint")
+                drops_unordered = measures and checkpoint is not None and load_processor(checkpoint) is not None
                 is_shuffled = bool(setting(self.args, "rollout_shuffle"))
                 follow_relax(self.dataset, state, is_shuffled=is_shuffled, drops_unordered=drops_unordered)
             self.sample_group_index = state.get("sample_group_index", 0)

@@ -23,12 +23,13 @@ def load_function(path: str) -> Any:
         raise ConfigError(f"{path} cannot be imported ({error}): name a function as MODULE.NAME") from error
 
 
-def open_dataset(args: Any) -> BaseDataset:
-    """The dataset that args name."""
+def open_dataset(args: Any, **given: Any) -> BaseDataset:
+    """The dataset that args name. given: settings of it in place of theirs."""
     refuse_unheard(args)
     if setting(args, "prompt_data") is None:
         raise ConfigError("there are no prompts: set --prompt-data, or --disable-rollout-global-dataset")
-    settings = {**_settings(args, max_length=setting(args, "rollout_max_prompt_len")), **_of_teacher(args)}
+    max_length, tokenizer = setting(args, "rollout_max_prompt_len"), given.get("tokenizer")
+    settings = {**_settings(args, max_length=max_length, tokenizer=tokenizer), **_of_teacher(args), **given}
     if not setting(args, "use_streaming_dataset"):
         return Dataset(setting(args, "prompt_data"), **settings)
     return StreamingDataset(
@@ -54,10 +55,10 @@ def open_eval_datasets(args: Any) -> dict[str, BaseDataset]:
     return {name: Dataset(path, **settings) for name, path in zip(named[::2], named[1::2], strict=True)}
 
 
-def _settings(args: Any, *, max_length: int | None) -> dict[str, Any]:
+def _settings(args: Any, *, max_length: int | None, tokenizer: Any = None) -> dict[str, Any]:
     template = setting(args, "apply_chat_template")
     checkpoint, keys = setting(args, "hf_checkpoint"), setting(args, "multimodal_keys")
-    if checkpoint is None and (template or max_length is not None or keys):
+    if checkpoint is None and tokenizer is None and (template or max_length is not None or keys):
         raise ConfigError(
             "--apply-chat-template, --rollout-max-prompt-len, --eval-max-prompt-len and --multimodal-keys need "
             "hf_checkpoint (--hf-checkpoint): name the folder or hub id of the model"
@@ -65,8 +66,8 @@ def _settings(args: Any, *, max_length: int | None) -> dict[str, Any]:
     function = setting(args, "custom_prompt_path")
     limits = [setting(args, name) for name in ("image_max_token_num", "image_min_token_num")]
     return {
-        "tokenizer": checkpoint,
-        "processor": _processor(checkpoint) if keys else None,
+        "tokenizer": checkpoint if tokenizer is None else tokenizer,
+        "processor": _processor(checkpoint) if keys and tokenizer is None else None,
         "max_length": max_length,
         "prompt_key": setting(args, "input_key"),
         "multimodal_keys": keys,
@@ -103,13 +104,12 @@ def _processor(path: str) -> Any:
         ) from error
 
 
-def relax_has_processor(checkpoint: str | None) -> bool:
-    """Whether Relax, which loads what a checkpoint has, measures its prompts by a processor of media."""
-    if checkpoint is None:
-        return False
+def load_processor(name_or_path: str, **kwargs: Any) -> Any:
+    """The processor of media that a folder or hub id has, as Relax loads it; None where it has none."""
     from transformers import AutoProcessor, ProcessorMixin
 
     try:
-        return isinstance(AutoProcessor.from_pretrained(checkpoint), ProcessorMixin)
+        found = AutoProcessor.from_pretrained(name_or_path, **kwargs)
     except (OSError, ValueError):
-        return False
+        return None
+    return found if isinstance(found, ProcessorMixin) else None

@@ -35,7 +35,7 @@ slice(0, 100, None))
         parts = [_part(str(each)) for each in path]
         whole = slice(None)
     else:
-        text, whole = _sliced(str(path).strip())
+        text, whole = sliced_path(str(path).strip())
         if Path(text).exists() or not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
             return [Part(_named(text, path), whole)], slice(None)
         parts = [_part(each) for each in _listed(text)]
@@ -45,7 +45,7 @@ slice(0, 100, None))
 
 
 def _part(text: str) -> Part:
-    path, rows = _sliced(text)
+    path, rows = sliced_path(text)
     return Part(_named(path, text), rows)
 
 
@@ -55,7 +55,8 @@ def _named(path: str, text: str | Path) -> str:
     return plain_path("prompt data", path)
 
 
-def _sliced(text: str) -> tuple[str, slice]:
+def sliced_path(text: str) -> tuple[str, slice]:
+    """A path, and which of its rows @[START:STOP] behind it names; all without one."""
     if Path(text).exists():
         return text, slice(None)
     if matched := _SLICE.fullmatch(text):

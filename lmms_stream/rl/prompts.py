@@ -33,17 +33,17 @@ _SET_HERE = ("tokenize", "tools", "messages", "conversation", "return_tensors", 
 class Prompts:
     """See Dataset for what the fields mean."""
 
-    tokenizer: Any
-    processor: Any
-    max_length: int | None
-    prompt_key: str
-    multimodal_keys: Mapping[str, str] | None
-    label_key: str | None
-    tool_key: str | None
-    metadata_key: str
-    system_prompt: str | None
-    apply_chat_template: bool
-    apply_chat_template_kwargs: Mapping[str, Any] | None
+    tokenizer: Any = None
+    processor: Any = None
+    max_length: int | None = None
+    prompt_key: str = "text"
+    multimodal_keys: Mapping[str, str] | None = None
+    label_key: str | None = None
+    tool_key: str | None = None
+    metadata_key: str = "metadata"
+    system_prompt: str | None = None
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: Mapping[str, Any] | None = None
     custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None = None
     multimodal_config: MultimodalConfig | None = None
     teacher_prompt_key: str | None = None
@@ -75,7 +75,10 @@ class Prompts:
 
     def make(self, read: Read) -> list[Outcome]:
         """What becomes of rows, each by itself."""
-        made = self._plain(read.rows) or [self._made(read, index) for index in range(len(read.rows))]
+        return self.measured(self._plain(read.rows) or [self._made(read, index) for index in range(len(read.rows))])
+
+    def measured(self, made: list[Outcome]) -> list[Outcome]:
+        """The outcomes, with OVERLONG for samples of more than max_length tokens."""
         if self.max_length is None:
             return made
         texts = [index for index, each in enumerate(made) if isinstance(each, Sample) and not each.multimodal_inputs]
@@ -114,22 +117,23 @@ class Prompts:
         if isinstance(row, DataError):
             return row
         try:
-            return self._sample(row, read, index)
+            return self.sample(row, read.folder(index))
         except DataError as error:
             return DataError(f"{read.name(index)}: {error}")
 
-    def _sample(self, row: dict[str, Any], read: Read, index: int) -> Sample:
+    def sample(self, row: dict[str, Any], folder: str | None) -> Sample:
+        """The sample of a row, whatever its length. folder: what paths of its media start from. DataError."""
         metadata = self._metadata(row)
         tools = tools_of(row, self.tool_key)
         if tools is not None:
             metadata["tools"] = tools
-        text, media = self._prompt(row, self.prompt_key, self.multimodal_keys, tools, read.folder(index))
+        text, media = self._prompt(row, self.prompt_key, self.multimodal_keys, tools, folder)
         if self.label_key is not None and self.label_key not in row:
             raise DataError(f"there is no {self.label_key!r}: name another label_key, or leave it out")
         teacher_media = None
         if self._has_teacher(row):
             key, keys = self.teacher_prompt_key or self.prompt_key, self.teacher_multimodal_keys or self.multimodal_keys
-            teacher_text, shown = self._prompt(row, key, keys, tools, read.folder(index))
+            teacher_text, shown = self._prompt(row, key, keys, tools, folder)
             if self.teacher_prompt_key is not None:
                 metadata[TEACHER_PROMPT] = teacher_text
             teacher_media = shown if self.teacher_multimodal_keys else None

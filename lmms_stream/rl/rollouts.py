@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from .arguments import refuse_unheard, setting
-from .data_source import RolloutDataSourceWithBuffer
+from .data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from .in_flight import Group
 from .opening import load_function, open_eval_datasets
 from .sample import Sample
@@ -37,6 +37,8 @@ class RolloutManager:
         *,
         name: str = "rollout",
     ):
+        if isinstance(source, RolloutDataSource) and not source.has_buffer:
+            raise ConfigError(f"{type(source).__name__} takes no groups back: give a RolloutDataSourceWithBuffer")
         self.args = args
         self.source = source
         self.num_filtered = 0  # groups that --dynamic-sampling-filter-path has dropped

@@ -66,6 +66,7 @@ def test_eager_and_lazy_datasets_give_the_same_samples_of_every_kind_of_file(kin
         assert eager.samples[0:32] == lazy.samples[0:32] == list(itertools.islice(lazy, 32))
         assert eager[-1] == lazy[-1] == lazy.samples[-5:][-1]
         assert lazy.samples[0:0] == []
+        assert labels(eager.origin_samples) == list(range(NUM_ROWS))
     with pytest.raises(IndexError, match="sample 100 of a dataset of 100 rows"):
         lazy[NUM_ROWS]
     with pytest.raises(IndexError, match="a sample before the first"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.rl import RolloutDataSourceWithBuffer, RolloutManager, Sample
+from lmms_stream.rl import RolloutDataSource, RolloutDataSourceWithBuffer, RolloutManager, Sample
 from lmms_stream.rl.in_flight import Group
 
 from ..conftest import last_words
@@ -139,6 +139,8 @@ def test_what_cannot_go_on_is_an_error_after_which_all_groups_are_there(rows: Pa
     assert numbers(source.get_samples(5)) == [0, 1, 2, 3, 4]
     with pytest.raises(ConfigError, match="rollout_batch_size must be at least 1, got None: set --rollout-batch-size"):
         RolloutManager(options(rows, rollout_batch_size=None), source, at_once, length)
+    with pytest.raises(ConfigError, match="RolloutDataSource takes no groups back: give a RolloutDataSourceWithBuffer"):
+        RolloutManager(args, RolloutDataSource(args), at_once, length)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--partial-rollout-max-aborted-count \(.*\): not supported"):
         RolloutManager(options(rows, partial_rollout_max_aborted_count=2), source, at_once, length)
     with pytest.raises(ConfigError, match=r"--eval-config \(eval_config\): not supported"):

@@ -1,0 +1,1 @@
+"""What of Relax's engine is about prompts."""

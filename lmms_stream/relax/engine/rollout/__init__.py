@@ -1,0 +1,1 @@
+"""Relax's data sources, and what its rollout functions give."""

@@ -1,0 +1,1 @@
+"""Relax's utilities that its data needs."""

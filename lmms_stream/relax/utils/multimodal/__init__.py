@@ -1,0 +1,1 @@
+"""Relax's settings of media."""
