@@ -74,7 +74,11 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
         "train/tasks", "train/checkpoint", "train/report", "train/habits", "train/reference",
     },
-    "lmms_engine": {"errors", "datasets", "train", "train/habits"},
+    "lmms_engine/datasets": {"errors", "datasets", "loader", "mds", "processors"},
+    "lmms_engine": {
+        "errors", "types", "datasets", "processors", "processors/media", "lmms_engine/datasets", "train",
+        "train/habits",
+    },
     "lmms_engine/launch": {"errors", "processes", "train", "lmms_engine"},
     "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {

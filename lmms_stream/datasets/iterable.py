@@ -26,7 +26,15 @@ from ..types import Batch, World
 from .epoch_turns import EpochTurns
 from .lanes_of_sources import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
 from .moot import check_packing_kwargs, strategy_of, tell
-from .names import check, dataset_type_of, is_shards, processor_of, sources_of
+from .names import (
+    check,
+    dataset_type_of,
+    is_shards,
+    lacks_processor,
+    processor_of,
+    sources_of,
+    with_processor,
+)
 from .rows_of_sources import Reading
 from .source_files import SourcesOf
 from .source_loader import SourceLoader
@@ -76,10 +84,10 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             )
         check_packing_kwargs(config)
         tell(config, streams=True)
-        if self.is_shards:
-            self.core = self._shards()
-        else:
+        if not self.is_shards:
             _ = self.packing
+        elif not self.lacks_processor:
+            self.core = self._shards()
         self._loaded: SourcesState | None = None
         self._turns = EpochTurns()
         self._num_loads = 0
@@ -87,6 +95,16 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     def build(self) -> MultiModalIterableDataset:
         """The dataset itself: there is nothing to be built."""
         return self
+
+    @property
+    def lacks_processor(self) -> bool:
+        return lacks_processor(self.config)
+
+    def take_processor(self, name: str) -> None:
+        """Have the processor of a model, in its folder or by its hub id, where the config names the type alone."""
+        self.config = with_processor(self.config, name)
+        if self.is_shards:
+            self.core = self._shards()
 
     def get_collator(self) -> StreamedCollator:
         """What makes one Batch of several packs, and what the trainer takes as data_collator."""

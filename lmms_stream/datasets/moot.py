@@ -11,7 +11,7 @@ from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
 from ..plan.packing import PackingConfig
 from ..types import World
-from .names import is_shards, processor_config_of
+from .names import is_shards, reads_videos
 from .streaming_packs import MOOT_KEYS, PACKING_KEYS
 
 logger = logging.getLogger("lmms_stream")
@@ -63,7 +63,7 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
     if extra.get("collator_type"):
         yield "extra_kwargs.collator_type", "get_collator() is the collator of every type"
     yield from _moot_packing(config, extra.get("packing_kwargs") or {}, streams=streams and not is_shards(config))
-    if processor_config_of(config).kind in ("chat", "text", "tokens"):
+    if not reads_videos(config):
         yield from ((name, "the processor reads no videos") for name in are_set(_VIDEO))
     if config.datasets is not None and config.dataset_path:
         yield "dataset_path", "datasets lists the sources"

@@ -27,7 +27,7 @@ from ..processors.base import Processor
 from ..types import Batch, World
 from .building import build_once
 from .moot import check_packing_kwargs, strategy_of, tell
-from .names import check, is_shards, processor_of, sources_of
+from .names import check, is_shards, lacks_processor, processor_of, sources_of, with_processor
 
 _SOURCE = "dataset"
 
@@ -72,9 +72,21 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         self._epoch = shared_zeros(1, dtype=torch.int64)  # persistent workers read it, too
 
     def build(self) -> MultiModalDataset:
-        """Have the sources as shards, converted once whichever process asks first, and opened; the dataset itself."""
-        _ = self.core
+        """Have the sources as shards, converted once whichever process asks first, and opened; the dataset itself.
+
+        Without processor_name in processor_config that waits for take_processor, which a trainer calls.
+        """
+        if not lacks_processor(self.config):
+            _ = self.core
         return self
+
+    @property
+    def lacks_processor(self) -> bool:
+        return lacks_processor(self.config)
+
+    def take_processor(self, name: str) -> None:
+        """Have the processor of a model, in its folder or by its hub id, where the config names the type alone."""
+        self.config = with_processor(self.config, name)
 
     @cached_property
     def processor(self) -> Processor:

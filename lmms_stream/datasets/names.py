@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,11 +55,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class DatasetType:
-    """What rows a dataset_type has: the kind of a row and what its samples are of. is_iterable: read as it streams."""
+    """What rows a dataset_type has: the kind of a row and what its samples are of. is_iterable: read as it streams.
+
+    made_by: the class of a type that a user has registered.
+    """
 
     kind: Literal["messages", "text", "image"]
     is_iterable: bool
     says: str
+    made_by: type | None = None
 
     @property
     def row_kind(self) -> str | None:
@@ -124,13 +128,16 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "rae_siglip": ProcessorType("image", crop="random"),
     "bagel": ProcessorType("bagel"),
 }
+OWN_TYPES: dict[str, DatasetType] = {}  # that users have registered
+# processor_type that a user has registered -> what makes a processor of a processor_config
+OWN_PROCESSORS: dict[str, Callable[[Mapping[str, Any]], Processor]] = {}
 LATER_TYPES = ("aero_realtime_iterable", "llava_ov2_iterable")
 LATER_PROCESSORS = ("llava_onevision2", "nanovlm", "aero", "aero_realtime", "wanvideo")
 
 
 def dataset_type_of(config: DatasetConfig) -> DatasetType:
     """ConfigError for a type that is unknown."""
-    found: DatasetType = _named(TYPES, LATER_TYPES, config.dataset_type, "dataset_type")
+    found: DatasetType = _named({**TYPES, **OWN_TYPES}, LATER_TYPES, config.dataset_type, "dataset_type")
     return found
 
 
@@ -227,9 +234,12 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
     name = said.get("processor_name")
     if dataset_type_of(config).kind == "image":
         return _image_config(said)
-    if not name:
-        raise ConfigError("processor_config.processor_name is missing: name the folder or hub id of a processor")
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
+    if not name:
+        raise ConfigError(
+            "processor_config.processor_name is missing: name the folder or hub id of a processor, or give the dataset "
+            "to a trainer, which takes the model's"
+        )
     extra = said.get("extra_kwargs") or {}
     is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
     if is_bagel != (kind == BAGEL):
@@ -272,8 +282,33 @@ def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
     )
 
 
+def lacks_processor(config: DatasetConfig) -> bool:
+    """Return whether a config names the type of its processor alone, whose folder is then the model's."""
+    said = config.processor_config or {}
+    type_of = PROCESSORS.get(str(said.get("processor_type")))
+    return type_of is not None and type_of.kind != "image" and not said.get("processor_name")
+
+
+def with_processor(config: DatasetConfig, name: str) -> DatasetConfig:
+    """Return a config that lacks its processor with the one in a model's folder, or of its hub id."""
+    return replace(config, processor_config={**(config.processor_config or {}), "processor_name": name})
+
+
+def reads_videos(config: DatasetConfig) -> bool:
+    """Return whether the processor of a config may read videos."""
+    processor_type = str((config.processor_config or {}).get("processor_type"))
+    if processor_type in OWN_PROCESSORS:
+        return True
+    if lacks_processor(config):
+        return PROCESSORS[processor_type].kind != "chat"
+    return processor_config_of(config).kind not in ("chat", "text", "tokens")
+
+
 def processor_of(config: DatasetConfig) -> Processor:
     """The processor of a config; ConfigError for a folder of another family than its processor_type."""
+    said = config.processor_config or {}
+    if (own := OWN_PROCESSORS.get(str(said.get("processor_type")))) is not None:
+        return own(said)
     made = processor_config_of(config)
     if made.kind in MEDIA_TYPES and config.processor_config is not None:
         _check_family(str(made.path), str(config.processor_config["processor_type"]))

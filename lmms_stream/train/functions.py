@@ -112,4 +112,4 @@ def _is_ours(given: Any) -> bool:
     """Whether this is a dataset of packs, or several by name."""
     if isinstance(given, Mapping):
         return all(map(_is_ours, given.values()))
-    return given is None or gives_packs(given)
+    return given is None or (not getattr(given, "lacks_processor", False) and gives_packs(given))

@@ -16,7 +16,7 @@ from .arguments import option
 from .conversion import Conversion
 from .given import Given
 from .models import name_of
-from .opened import opened
+from .opened import opened, with_processor_of
 from .rows import RowSettings
 from .tokenizer import load_processing_class, prepared, tokenizer_of
 
@@ -66,6 +66,7 @@ class GivenData:
     def _dataset(self, given: Any, name: str, *, packs: bool) -> Datasets | None:
         if given is None:
             return None
+        given = with_processor_of(self._given.model, given)
         if isinstance(given, DatasetConfig):
             return opened(given, self._world)
         if opens_loader(given):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Packed
+from .models import name_of
 
 
 def opened(config: DatasetConfig, world: World) -> Packed:
@@ -13,10 +17,37 @@ def opened(config: DatasetConfig, world: World) -> Packed:
         return config.open(world)
     from ...datasets.names import dataset_type_of
 
-    if dataset_type_of(config).is_iterable:
+    found = dataset_type_of(config)
+    if found.is_iterable:
         from ...datasets.iterable import MultiModalIterableDataset
 
-        return MultiModalIterableDataset(config)
+        streamed: MultiModalIterableDataset = (found.made_by or MultiModalIterableDataset)(config)
+        return streamed
     from ...datasets.multimodal import MultiModalDataset
 
-    return MultiModalDataset(config).opened(world)
+    made: MultiModalDataset = (found.made_by or MultiModalDataset)(config)
+    return made.opened(world)
+
+
+def with_processor_of(model: Any, given: Any) -> Any:
+    """Return a dataset, or a config of one, that names the type of its processor alone with the processor of a model.
+
+    Others as they are. ConfigError for a model without a folder or name.
+    """
+    if isinstance(given, DatasetConfig) and given.dataset_type is not None:
+        from ...datasets.names import lacks_processor, with_processor
+
+        return with_processor(given, _name_of(model)) if lacks_processor(given) else given
+    if getattr(given, "lacks_processor", False):
+        given.take_processor(_name_of(model))
+    return given
+
+
+def _name_of(model: Any) -> str:
+    name = name_of(model)
+    if not name:
+        raise ConfigError(
+            "processor_config has no processor_name, and the model has no folder or name that may have a processor: "
+            "give processor_name"
+        )
+    return name

@@ -20,7 +20,7 @@ from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
 from .models import attention_of, model_of, name_of
-from .opened import opened
+from .opened import opened, with_processor_of
 from .table import check
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
             raise ConfigError(f"{name} is for rows of a datasets.Dataset, and args is a TrainConfig: leave it out")
     datasets = {}
     for name in ("train_dataset", "eval_dataset"):
-        dataset = getattr(given, name)
+        dataset = with_processor_of(given.model, getattr(given, name))
         if isinstance(dataset, DatasetConfig):
             dataset = opened(dataset, world)
         elif dataset is not None and not isinstance(dataset, Mapping):
