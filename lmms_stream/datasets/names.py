@@ -234,12 +234,12 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
     name = said.get("processor_name")
     if dataset_type_of(config).kind == "image":
         return _image_config(said)
-    kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     if not name:
         raise ConfigError(
             "processor_config.processor_name is missing: name the folder or hub id of a processor, or give the dataset "
             "to a trainer, which takes the model's"
         )
+    kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     extra = said.get("extra_kwargs") or {}
     is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
     if is_bagel != (kind == BAGEL):
