@@ -23,7 +23,8 @@ def with_processor(options: ConvertOptions, sources: Sequence[Source]) -> Conver
     if choice.type is not None:
         return replace(options, processor=choice.build(), choice=None)
     with closing(Reading(sources, options.schema, say=lambda text: None)) as reading:
-        return replace(options, processor=choice.build(reading.mapper.schema), choice=None)
+        processor = choice.build(reading.mapper.schema, has_media=reading.has_media)
+        return replace(options, processor=processor, choice=None)
 
 
 def check_processor(processor: Processor | None, mapper: Mapper) -> None:

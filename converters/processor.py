@@ -43,15 +43,19 @@ class ProcessorChoice:
             named = f"--processor {self.type}" if self.type else f"--setting {name}={value}"
             raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
 
-    def build(self, schema: str | None = None) -> Processor:
-        """The processor; schema: what the rows are stored as, None for chats. ConfigError for a wrong setting."""
+    def build(self, schema: str | None = None, *, has_media: bool = False) -> Processor:
+        """The processor; schema: what the rows are stored as, None for chats. ConfigError for a wrong setting.
+
+        has_media: the rows hold media, which the folder's processor reads if it reads any.
+        """
         kind = self.type or ("chat" if schema is None else _OF_ROWS.get(schema))
         if kind is None:
             otherwise = "no processor reads them: leave --tokenizer out, or say what they are with --kind and --columns"
             raise ConfigError(f"the rows are {schema!r}: {_WITHOUT_TOKENIZER.get(str(schema), otherwise)}")
-        values = {"type": kind, **self.settings}
+        of_folder = has_media and self.type is None
+        values = {"type": None if of_folder and kind == "chat" else kind, **self.settings}
         if self.tokenizer is not None:
-            values["path" if kind in MEDIA_TYPES else "tokenizer"] = str(self.tokenizer)
+            values["path" if of_folder or kind in MEDIA_TYPES else "tokenizer"] = str(self.tokenizer)
         return build_config(ProcessorConfig, values, source="--setting" if self.settings else "--processor").build()
 
 

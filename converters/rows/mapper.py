@@ -20,7 +20,7 @@ from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
 from .late_columns import check_kind, filled_names, late_columns
 from .llama_factory import aligned, check_columns, described
-from .media_columns import check_media_columns
+from .media_columns import any_holds_media, check_media_columns
 from .nearest import no_kind
 from .options import SchemaOptions
 from .preferences import check_pairs, check_verdict, check_verdicts
@@ -100,6 +100,11 @@ class Mapper:
         read = {fields.column(role) for role in self.kind.columns} if info is None else {*info.columns.values()}
         heads = {head_of(name, values) for name in read if name}
         return [name for name in late if name not in read and name not in heads and name not in self.kept]
+
+    def any_holds_media(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether one of these rows refers to media."""
+        named = [each for row in rows if not isinstance(each := or_error(_usually_named, row, self.options), DataError)]
+        return any_holds_media(named, self.kind, options=self.options, found=self.found)
 
     @property
     def schema(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from shlex import quote
 from typing import Any
 
@@ -72,10 +73,26 @@ def check_media_columns(
     )
 
 
+def any_holds_media(
+    rows: Sequence[Mapping[str, Any]], kind: RowKind, *, options: SchemaOptions, found: Mapping[str, str]
+) -> bool:
+    """Return whether a row of this kind refers to media."""
+    media = _NoMedia(None)
+    for row in rows:
+        with suppress(DataError):  # of a row that is an error when it is read
+            kind.read(Fields(row, kind.columns, options.columns, found), options, media)
+        if media.num_added:
+            return True
+    return False
+
+
 class _NoMedia(SampleMedia):
     """Takes any reference, and reads nothing."""
 
+    num_added = 0
+
     def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        self.num_added += 1
         return {"type": kind, "mime": f"{kind}/x", "span": [0, 0], "width": 1, "height": 1}
 
 

@@ -68,6 +68,7 @@ class Reading:
         self.num_units: dict[int, int] = {}  # of each source that is cut to its end
         self.empty: list[int] = []  # files of folders and globs without rows, which are passed over
         self._units = self._all_units()
+        self._look_rows: list[dict[str, Any]] = []  # by which the kind of the first source's was found
         self._first: list[UnitTask] = []  # units up to the one whose rows say what is stored
         self._look()
 
@@ -92,6 +93,11 @@ class Reading:
         mapper = self._first[-1].mapper
         assert mapper is not None
         return mapper
+
+    @property
+    def has_media(self) -> bool:
+        """Whether one of the first rows refers to media."""
+        return self.mapper.any_holds_media(self._look_rows)
 
     def units(self) -> Iterator[UnitTask | None]:
         """None as often as the source of the next unit is not fetched yet."""
@@ -224,6 +230,7 @@ class Reading:
             mapper = find_mapper(values, options)
         except DataError as error:
             raise DataError(f"{source.name}: {error}") from error
+        self._look_rows = self._look_rows or values
         return self._agreed(source, mapper), True
 
     def _agreed(self, source: Source, mapper: Mapper) -> Mapper:

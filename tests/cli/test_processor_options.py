@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lmms_stream.cli.processor import chosen_processor
 from lmms_stream.config import build_config
+from lmms_stream.converters.convert import convert
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel import BagelProcessor
@@ -136,3 +137,20 @@ def test_options_that_do_not_fit_are_named(arguments: tuple[str, ...], message: 
     result = run_cli(*arguments, cwd=rows.parent)
     assert result.returncode != 0
     assert message in " ".join(result.stderr.split())
+
+
+def test_chats_with_media_are_measured_by_the_processor_of_the_folder_though_no_type_is_named(
+    folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    report = convert(str(rows), tmp_path / "chats", tokenizer=str(folder), num_workers=1)
+    lengths = tmp_path / "chats" / "_lmms" / "lengths"
+    built = config_of(path=str(folder)).build()
+    assert [file.stem for file in lengths.glob("*.json")] == [processor_fingerprint(built)]
+    assert isinstance(built, MultimodalProcessor)
+    assert report.num_rows == 12
+    texts = tmp_path / "texts.jsonl"
+    said = [{"role": "user", "content": "so?"}, {"role": "assistant", "content": "so"}]
+    texts.write_text(json.dumps({"messages": said}) + "\n")
+    convert(str(texts), tmp_path / "texts", tokenizer=str(folder), num_workers=1)  # of which a run may be of text alone
+    (file,) = (tmp_path / "texts" / "_lmms" / "lengths").glob("*.json")
+    assert file.stem == processor_fingerprint(config_of(tokenizer=str(folder)).build())

@@ -101,7 +101,13 @@ def test_what_is_measured_of_any_processor_is_made(name: str, processors: dict[s
             "image": picture(width, height), "audio": clip(int(random.integers(8000, 40000))),
             "video": film(32 + 2 * (width // 4), 32 + 2 * (height // 4), num_frames=int(random.integers(8, 40))),
         }  # fmt: skip
-        content = [part for kind in (kinds, kinds[::-1])[number % 2] for part in ((kind, media[kind]), " with")]
+        chosen = (kinds, kinds[::-1])[number % 2]
+        if clashing := processor.family.never_together:  # type: ignore[attr-defined]
+            both = stored(("user", [(kind, media[kind]) for kind in clashing]), ("assistant", "yes"))
+            with pytest.raises(DataError, match=r"it holds images and videos, and .* has one token for both"):
+                processor.measure(both)
+            chosen = [clashing[number % 2]]
+        content = [part for kind in chosen for part in ((kind, media[kind]), " with")]
         sample = stored(("user", content), ("assistant", "yes"))
         made = processor.process(sample)
         for each in (processor, again):
@@ -149,6 +155,15 @@ def test_a_folder_of_a_model_of_text_gives_chats_where_no_type_is_said(tmp_path:
     assert isinstance(ProcessorConfig(path=str(tmp_path)).build(), ChatProcessor)
     (tmp_path / "config.json").write_text('{"model_type": "llava", "vision_config": {}}')
     with pytest.raises(ConfigError, match=r"holds no preprocessor_config\.json: name the folder or hub id"):
+        ProcessorConfig(path=str(tmp_path)).build()
+
+
+@pytest.mark.skipif(not IS_5, reason="until 5.0 its processor takes tokenizers of one class")
+def test_a_processor_that_writes_prompts_is_refused_with_the_recipe(tmp_path: Path) -> None:
+    save_any(tmp_path, "paligemma")
+    with pytest.raises(
+        ConfigError, match=r"\(PaliGemmaProcessor\) cannot be asked .* \(image: .*\): write a family of your own"
+    ):
         ProcessorConfig(path=str(tmp_path)).build()
 
 

@@ -184,7 +184,7 @@ def plain_inputs(sample: Processed, *, model: Any, family: Any = None) -> dict[s
 def plain_logits(model: Any, sample: Processed, *, family: Any = None) -> torch.Tensor:
     """What transformers gives for one sample, without packing: float[T, V]."""
     logits: torch.Tensor = model(**plain_inputs(sample, model=model, family=family)).logits
-    return logits[0].float()
+    return logits[0] if logits.dtype == torch.float64 else logits[0].float()
 
 
 def losses_of(logits: torch.Tensor, sample: Processed) -> torch.Tensor:

@@ -78,7 +78,7 @@ class AsInstalled:
     own_tensors: Same
     dummies: Mapping[str, Mapping[str, NDArray[Any]]] = field(repr=False)
 
-    num_axes: ClassVar[int] = 0
+    num_axes: ClassVar[int] = 0  # of positions that the processor says: it says none
     surroundings: ClassVar[tuple[str, str]] = ("", "")
 
     @property
@@ -141,6 +141,9 @@ class AsInstalled:
                     f"it has {number} {kind}s, and the processor of {self.name} reads several otherwise than each "
                     f"alone: keep one a sample, or {RECIPE}"
                 )
+        kinds = self.never_together
+        if kinds and {layout.kind for layout in layouts}.issuperset(kinds):
+            raise DataError(f"it {self._taken_for_one_another}: leave one of the kinds out")
         return layouts
 
     def frames(self, layout: Layout) -> Sequence[int]:
@@ -223,6 +226,27 @@ class AsInstalled:
         names = inspect.signature(method).parameters
         return method(**{name: value for name, value in inputs.items() if name in names})
 
+    @property
+    def never_together(self) -> tuple[str, ...]:
+        """Two kinds of media that models take for one another, as one token stands for both; see Family."""
+        tokens = {kind: number for kind, number in self.token_ids.items() if kind in self.dummies}
+        return tuple(kind for kind, number in tokens.items() if [*tokens.values()].count(number) > 1)
+
+    def check_pack(self, inputs: Mapping[str, Any]) -> str | None:
+        """See Family."""
+        kinds = self.never_together
+        if kinds and self.kinds_of(inputs).issuperset(kinds):
+            return (
+                f"{self._taken_for_one_another}: keep samples with either in datasets of their own, and "
+                "per_device_batch at 1"
+            )
+        return None
+
+    @property
+    def _taken_for_one_another(self) -> str:
+        kinds = " and ".join(f"{kind}s" for kind in self.never_together)
+        return f"holds {kinds}, and {self.name} has one token for both, so that a model cannot tell them apart in a row"
+
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family: of the smallest medium that was asked about."""
         return self.dummies
@@ -232,13 +256,7 @@ class AsInstalled:
         return {kind for kind, named in self.dummies.items() if next(iter(named)) in inputs}
 
     def check_model(self, config: Mapping[str, Any]) -> None:
-        """See Family. ConfigError besides for a model whose positions have axes, which no processor says."""
-        text = config.get("text_config") or config
-        if "mrope_section" in (text.get("rope_parameters") or text.get("rope_scaling") or {}):
-            raise ConfigError(
-                f"model type {config.get('model_type')} counts positions of media along several axes, and its "
-                f"processor does not say them: {RECIPE}"
-            )
+        """See Family. Positions along axes, where a model has some, are counted by the model itself."""
         for kind, each in self.kinds.items():
             known = {**each.tokens}.values()
             for name in (f"{kind}_token_id", f"{kind}_token_index"):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lmms_stream")
 _SIDES = ((64, 64), (96, 40), (40, 300), (16, 16))  # width and height of the images that are asked about
-_NUM_FRAMES = (4, 7)
+_NUM_FRAMES = (2, 7)
 _SECONDS = (0.8, 1.5)
 _RARE = 8  # tokens that are repeated so much more seldom than another only happen to stand twice
 _READ_BY = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
@@ -149,7 +149,10 @@ class _Asked:
             tensors[name] = len({array.shape[1:] for array in arrays}) > 1
         if not any(made[0][name].dtype.kind == "f" for name in tensors):
             raise ValueError(f"no tensors of numbers beside the tokens, but {', '.join(made[0])}")
-        smallest = min(made, key=lambda each: sum(each[name].size for name in tensors))
+        # Some models read the axis of tokens of a medium of one token as another axis.
+        counts = [int(np.isin(answer.ids, [*tokens.values()]).sum()) for answer in answers]
+        several = [each for each, count in zip(made, counts, strict=True) if count > 1] or made
+        smallest = min(several, key=lambda each: sum(each[name].size for name in tensors))
         dummy = {name: smallest[name][:1] if self.described.is_of_rows else smallest[name] for name in tensors}
         is_alone = kind == "image" and not self._reads_several(written)
         return Kind(written, tokens, beside, tensors, values, is_alone), in_rows(dummy, tensors)

@@ -62,8 +62,8 @@ _BFLOAT16 = Tolerances(two_packs=1e-3, alone=5e-2)
 def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
     """bf16: the model computes in bfloat16 whatever its parameters are."""
     parameter = next(model.parameters())
-    is_float32 = not bf16 and parameter.dtype == torch.float32 and not uses_tf32(parameter.device)
-    return _FLOAT32 if is_float32 else _BFLOAT16
+    is_exact = parameter.dtype in (torch.float32, torch.float64) and not uses_tf32(parameter.device)
+    return _FLOAT32 if is_exact and not bf16 else _BFLOAT16
 
 
 def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.device, backward: bool) -> str | None:

@@ -26,7 +26,7 @@ from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
 from .sequence import SequenceParts
 from .torch_varlen import VARLEN
-from .towers import Dummies, has_modules, model_inputs, parts_of, without_bounds_of_text
+from .towers import Dummies, has_modules, model_inputs, parts_of, positions_along_axes, without_bounds_of_text
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class PackedModel(torch.nn.Module):
         for path in filter(None, set(self._tower_paths.values())):
             tower = self.media_model.get_submodule(path)
             tower.register_forward_pre_hook(without_bounds_of_text, with_kwargs=True)
+
+    @property
+    def counts_axes(self) -> bool:
+        """Whether the model counts positions of media along axes, and its processor does not."""
+        return self.family is not None and not self.family.num_axes and hasattr(self.media_model, "get_rope_index")
 
     @property
     def base_model(self) -> PreTrainedModel | None:
@@ -255,7 +260,7 @@ class PackedModel(torch.nn.Module):
             bounds = {"cu_seq_lens_q": sample.cu_seqlens.cpu()}  # which has no other way
         elif self.model.config._attn_implementation == VARLEN:
             bounds = {"cu_seq_lens_q": sample.cu_seqlens, "max_length_q": sample.max_seqlen}
-        if "position_ids" in inspect.signature(self.model.forward).parameters:
+        if "position_ids" in inspect.signature(self.model.forward).parameters and not self.counts_axes:
             bounds["position_ids"] = positions[1:] if positions.ndim == 3 else positions
         logits: torch.Tensor = self.model(
             input_ids=sample.input_ids,
@@ -309,16 +314,18 @@ class PackedModel(torch.nn.Module):
         a cache; flash_attention_2, varlen and sdpa_varlen take the bounds of the segments.
         """
         positions = batch.position_ids
-        if self._has_text_axis and positions.ndim == 2:
-            positions = positions.expand(4, *positions.shape)  # the four axes of a text have the same positions
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
-            "position_ids": positions,
             "attention_mask": None,
             "use_cache": False,
             **model_inputs(self.family, self.media_model, batch.inputs),
             **self._token_inputs(batch),
         }
+        if batch.inputs and self.counts_axes:
+            positions = positions_along_axes(self.media_model, batch, inputs)
+        elif self._has_text_axis and positions.ndim == 2:
+            positions = positions.expand(4, *positions.shape)  # the four axes of a text have the same positions
+        inputs["position_ids"] = positions
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
             del inputs["position_ids"]
         if self.gives_bounds:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...loader.collate import collate
+from ...processors.families.family import Layout
 from ...types import Batch, Processed
 from ...versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
 from .model import PackedModel
@@ -91,17 +92,21 @@ def _with_media(
     media: dict[str, NDArray[Any]] = {}
     room = len(ids) // max(1, len(kinds))
     positions = np.arange(len(ids))[None].repeat(model.family.num_axes, axis=0)
+    layouts = []
+    between = int(model.counts_axes)  # tokens between media, which the model counts by their runs of tokens then
     for number, kind in enumerate(kinds):
-        num_media = min(_NUM_MEDIA, max(1, (room - _AROUND) // num_tokens[kind]))
+        each = num_tokens[kind] + between
+        num_media = min(_NUM_MEDIA, max(1, (room - _AROUND) // each))
         start = number * room + 2
-        at = np.arange(num_media * num_tokens[kind])
+        at = np.arange(num_media * each).reshape(num_media, each)[:, : num_tokens[kind]].ravel()
+        layouts += [Layout(kind, (num_tokens[kind],), 0, "", None)] * num_media
         ids[start + at] = media_token_id(model.family, model.model.config, kind)
         for axis in range(len(positions)):  # time stands still; each other axis advances in steps of its own
             positions[axis, start + at] = start + (at // _ROW ** (2 - axis) % _ROW if axis else 0)
         media |= {name: _random(value.cpu().numpy(), num_media, rng) for name, value in model.dummies[kind].items()}
     made = {**_of_text(ids), "position_ids": positions, "media": media}
     if getattr(model.family, "token_inputs", ()):
-        made["token_inputs"] = model.family.token_values(ids, ())
+        made["token_inputs"] = model.family.token_values(ids, layouts)
     return made
 
 

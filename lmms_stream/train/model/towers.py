@@ -7,6 +7,7 @@ count nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import ConfigError
 from ...processors.families.as_installed import AsInstalled
 from ...processors.families.family import Family
+from ...types import Batch
 from .by_sample import BOUNDS
 
 
@@ -124,6 +126,19 @@ def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.T
     own = getattr(family, "model_inputs", None)
     made: Mapping[str, torch.Tensor] = inputs if own is None else own(model, inputs)
     return made
+
+
+def positions_along_axes(model: Any, batch: Batch, given: Mapping[str, Any]) -> torch.Tensor:
+    """Positions of a pack with media as the model counts them: those in each sample, then its axes, int64[1 + n, 1, T].
+
+    given: its arguments. The model counts the pack as one long sample; here each sample begins at 0.
+    """
+    names = inspect.signature(model.get_rope_index).parameters.keys() - {"attention_mask"}
+    known = {name: given[name].cpu() for name in names if given.get(name) is not None}
+    whole, _ = model.get_rope_index(**known)
+    bounds = batch.cu_seqlens.cpu()
+    firsts = whole[..., bounds[:-1].long()].repeat_interleave(bounds.diff().long(), dim=-1)
+    return torch.cat([batch.position_ids[None], (whole - firsts).to(batch.position_ids.device)])
 
 
 def parts_of(model: Any) -> list[str]:
