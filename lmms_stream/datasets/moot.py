@@ -11,7 +11,7 @@ from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
 from ..plan.packing import PackingConfig
 from ..types import World
-from .names import is_shards, reads_videos
+from .names import LIST, is_shards, reads_videos
 from .streaming_packs import MOOT_KEYS, PACKING_KEYS
 
 logger = logging.getLogger("lmms_stream")
@@ -65,8 +65,14 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
     yield from _moot_packing(config, extra.get("packing_kwargs") or {}, streams=streams and not is_shards(config))
     if not reads_videos(config):
         yield from ((name, "the processor reads no videos") for name in are_set(_VIDEO))
-    if config.datasets is not None and config.dataset_path:
-        yield "dataset_path", "datasets lists the sources"
+    if config.datasets is not None:
+        for name in ("dataset_path", "dataset_format", "extra_kwargs.data_folder"):
+            said = extra.get("data_folder") if "." in name else getattr(config, name)
+            if said and said != LIST:
+                yield name, "datasets lists the sources"
+    if extra.get("force_sample") and extra.get("frames_upbound"):
+        fixed = ("video_sampling_strategy", "fps", "frame_num", "video_max_frames", "video_max_pixels")
+        yield from ((name, "extra_kwargs.force_sample reads frames_upbound frames of each") for name in are_set(fixed))
     if is_shards(config):
         yield from ((name, "these are shards, and nothing is converted") for name in are_set(OF_CONVERSION))
     elif streams:

@@ -25,6 +25,10 @@ BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
 STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
+LLAVA_VIDEO_KEYS = {  # of extra_kwargs, for dataset_type llava_video -> the only value that is followed, if any
+    "data_folder": None, "frames_upbound": None, "force_sample": None, "add_time_instruction": None,
+    "faster_token_stride": None, "mm_spatial_pool_stride": 2, "mm_spatial_pool_mode": "bilinear",
+}  # fmt: skip
 BAGEL = "bagel"
 MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length")
 OMNI_KEYS = (*MEDIA_KEYS, "use_audio_in_video")
@@ -156,7 +160,7 @@ def check(config: DatasetConfig) -> None:
         )
     if config.video_backend is not None:
         check_names([config.video_backend], BACKENDS, "video_backend")
-    check_names(config.extra_kwargs or {}, EXTRA_KEYS, "extra_kwargs of the dataset")
+    _check_extra(config)
     processor_type = (config.processor_config or {}).get("processor_type")
     of_type = PROCESSORS.get(str(processor_type))
     if (config.extra_kwargs or {}).get("use_audio_in_video") and of_type is not None and of_type.kind != "omni":
@@ -168,6 +172,24 @@ def check(config: DatasetConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1 token, got {value}")
+
+
+def _check_extra(config: DatasetConfig) -> None:
+    """ConfigError for keys of extra_kwargs that the type does not have, and values that are not followed."""
+    extra = config.extra_kwargs or {}
+    is_llava = str(config.dataset_type).removesuffix("_iterable") == "llava_video"
+    check_names(extra, [*EXTRA_KEYS, *(LLAVA_VIDEO_KEYS if is_llava else ())], "extra_kwargs of the dataset")
+    for name, only in LLAVA_VIDEO_KEYS.items():
+        if only is not None and extra.get(name) not in (None, only):
+            raise ConfigError(
+                f"extra_kwargs.{name} {extra[name]!r} cannot be followed, only {only!r}, by which LLaVA-OneVision "
+                "pools its frames: leave it out"
+            )
+    if extra.get("frames_upbound") and not extra.get("force_sample"):
+        raise ConfigError(
+            f"extra_kwargs.frames_upbound {extra['frames_upbound']} without force_sample gives videos other numbers of "
+            "frames, and LLaVA-OneVision's model takes as many of each: set force_sample to true"
+        )
 
 
 def is_shards(config: DatasetConfig) -> bool:
@@ -183,10 +205,10 @@ def sources_of(config: DatasetConfig) -> list[Source]:
     check(config)
     format = SHARDS if is_shards(config) else config.dataset_format
     if config.datasets is not None:
-        if format not in (LIST, None):
+        if format not in (LIST, None) and not all(_has_type(each) for each in config.datasets):
             raise ConfigError(
-                f"datasets is a list of sources, and dataset_format is {format!r}: set dataset_format: yaml, or leave "
-                "datasets out"
+                f"datasets is a list of sources, and dataset_format is {format!r}: set dataset_format: yaml, name "
+                "the data_type of each, or leave datasets out"
             )
         return [_entry(number, each) for number, each in enumerate(config.datasets)]
     if not config.dataset_path:
@@ -197,7 +219,11 @@ def sources_of(config: DatasetConfig) -> list[Source]:
         return [_source(each, f"entry {number} of {path}") for number, each in enumerate(entries, start=1)]
     if format == "json" and path.endswith(".jsonl"):
         format = "jsonl"
-    return [Source(path, None, format or "")]
+    return [Source(path, (config.extra_kwargs or {}).get("data_folder"), format or "")]
+
+
+def _has_type(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and bool(entry.get("data_type"))
 
 
 def _source(entry: Mapping[str, Any], where: str) -> Source:
@@ -347,6 +373,14 @@ def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any
 
 def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:
     """A number of frames: it is the same for each video, whatever its length, and a frame has one size."""
+    extra = config.extra_kwargs or {}
+    settings: dict[str, Any] = {
+        ours: extra[theirs]
+        for ours, theirs in (("slow_every", "faster_token_stride"), ("frame_times", "add_time_instruction"))
+        if extra.get(theirs)
+    }
+    if extra.get("force_sample") and extra.get("frames_upbound"):
+        return {"frame_num": extra["frames_upbound"], **settings}
     if config.video_sampling_strategy == "fps" or config.fps is not None:
         raise ConfigError(
             f"fps {config.fps} and video_sampling_strategy {config.video_sampling_strategy!r} cannot be followed: "
@@ -356,7 +390,8 @@ def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:
     pixels = {"video_max_pixels": config.video_max_pixels, "video_min_pixels": config.video_min_pixels}
     limits = {name: value for name, value in pixels.items() if value is not None}  # which the processor refuses by name
     frames = {"video_max_frames": config.video_max_frames, "frame_num": config.frame_num}
-    return limits | {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in frames.items()}
+    chosen = {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in frames.items()}
+    return limits | chosen | settings
 
 
 def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: str) -> Any:

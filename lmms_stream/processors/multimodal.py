@@ -87,6 +87,12 @@ class MultimodalProcessor:
                 f"processor.frame_max_pixels is for Qwen3-VL's processor, and {path} holds another one, whose "
                 "video_max_pixels is of a frame: set that"
             )
+        for name in ("slow_every", "frame_times"):
+            if getattr(chosen, name) and not hasattr(made, "words_behind"):
+                raise ConfigError(
+                    f"processor.{name} is for videos of LLaVA-OneVision, and {path} holds another processor: leave it "
+                    "out"
+                )
         if family is None:
             made = or_installed(made, lambda: maker.of(files, MediaSettings(), ids), tokenizer, files)
         return MultimodalProcessor(tokenizer, made, learn=learn, learn_stop=learn_stop)
@@ -113,11 +119,14 @@ class MultimodalProcessor:
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
-        return [or_error(lambda sample: self._conversations.not_shown(_read(sample)[0]), sample) for sample in samples]
+        return [or_error(self._not_shown, sample) for sample in samples]
+
+    def _not_shown(self, sample: Sample) -> int:
+        return self._conversations.not_shown(self._read(sample)[0])
 
     def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
         """int64[T], the tokens of a sample's messages as if the assistant were to go on."""
-        chat, parts = _read(sample)
+        chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
         text = self._conversations.text(chat, prompt=True)
         self._placeholders.check(text, layouts)
@@ -130,7 +139,7 @@ class MultimodalProcessor:
         return ~np.isin(input_ids, self._never_learnt)
 
     def _text(self, sample: Sample) -> _Text:
-        chat, parts = _read(sample)
+        chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
         text = self._conversations.text(chat)
         self._placeholders.check(text, layouts)
@@ -175,7 +184,7 @@ class MultimodalProcessor:
         return seen
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
-        chat, parts = _read(sample)
+        chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
         rendered = self._conversations.rendered(chat)
         self._placeholders.check(rendered.marked[0], layouts)
@@ -184,6 +193,23 @@ class MultimodalProcessor:
         learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
         media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
         return _Tokenized(ids, learnt, filled, media)
+
+    def _read(self, sample: Sample) -> tuple[Chat, list[dict[str, Any]]]:
+        """A sample's conversation, in which templates see the kinds of media alone; its media parts in their order."""
+        media: list[dict[str, Any]] = []
+        words_behind = getattr(self.family, "words_behind", None)
+
+        def shown(parts: Parts) -> list[dict[str, Any]]:
+            made: list[dict[str, Any]] = []
+            for part in parts:
+                made.append(part if part["type"] == "text" else {"type": part["type"]})
+                if part["type"] != "text":
+                    media.append(part)
+                    if words_behind is not None and (words := words_behind(self._layout(part, sample))):
+                        made.append({"type": "text", "text": words})
+            return made
+
+        return Chat.read(sample["messages"], shown), media
 
     def _layouts(self, parts: Sequence[dict[str, Any]], sample: Sample) -> list[Layout]:
         layouts = [self._layout(part, sample) for part in parts]
@@ -248,17 +274,6 @@ class _Text(NamedTuple):
 
     text: str
     layouts: list[Layout]
-
-
-def _read(sample: Sample) -> tuple[Chat, list[dict[str, Any]]]:
-    """A sample's conversation, in which templates see the kinds of media alone; its media parts in their order."""
-    media: list[dict[str, Any]] = []
-
-    def shown(parts: Parts) -> list[dict[str, Any]]:
-        media.extend(part for part in parts if part["type"] != "text")
-        return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]
-
-    return Chat.read(sample["messages"], shown), media
 
 
 def _facts(part: dict[str, Any], sample: Sample) -> Facts:

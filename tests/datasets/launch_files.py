@@ -42,6 +42,7 @@ ALL = FEW | {
     "fsdp_config": FEW["fsdp_config"] | {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False,
                                          "xla_fsdp_grad_ckpt": False},
 }  # fmt: skip
+SLOW_FAST = {"faster_token_stride": 10, "mm_spatial_pool_stride": 2, "mm_spatial_pool_mode": "bilinear"}
 LIGER = {
     "patch_type": ["liger"], "use_rmpad": True, "rope": False, "swiglu": False, "cross_entropy": False,
     "fused_linear_cross_entropy": True, "rms_norm": False,
@@ -150,5 +151,22 @@ def launch_files(build: Path) -> dict[str, Any]:
                              "gradient_accumulation_steps": 2, "gradient_checkpointing": True, "max_steps": 10,
                              "save_steps": 100, "warmup_steps": 1000, "accelerator_config": {"split_batches": True},
                              "logging_steps": 1},
+        },
+        "llava, slow and fast frames": {
+            "trainer_type": "fsdp2_trainer",
+            "dataset_config": {
+                **DATASET, "video_sampling_strategy": "fps", "frame_num": 16, "fps": 1, "dataset_type": "llava_video",
+                "dataset_format": "parquet", "dataset_path": f"{build}/elsewhere/*.parquet", "video_backend": "decord",
+                "datasets": [{"path": f"{build}/films.json", "data_folder": str(build), "data_type": "json"}],
+                "processor_config": {"processor_name": f"{build}/llava", "processor_type": "llava_video"},
+                "extra_kwargs": {"data_folder": "/elsewhere", "frames_upbound": 4, "force_sample": True,
+                                 "add_time_instruction": True, **SLOW_FAST},
+            },
+            "model_config": {**MODEL, "load_from_pretrained_path": f"{build}/llava", "model_type": "llava_onevision",
+                             "monkey_patch_kwargs": {"patch_type": ["video"], **SLOW_FAST}},
+            "trainer_args": ALL | {"max_steps": -1, "dataloader_drop_last": True, "remove_unused_columns": False,
+                                   "optim": "adamw_torch", "torch_compile": True, "torch_compile_backend": "inductor",
+                                   "tf32": True, "report_to": ["tensorboard", "wandb"]},
+            "extra_kwargs": None,
         },
     }  # fmt: skip

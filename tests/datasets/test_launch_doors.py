@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING
 from ..conftest import run_cli
 from ..processors.tile_vlm import save_tile_processor, tile_config
 from ..processors.tiny_sound import save_sound_processor, sound_config
-from ..processors.tiny_vlm import MARKED, picture, qwen3_5_fields, save_processor, save_tokenizer, tiny_config
+from ..processors.tiny_vlm import MARKED, film, picture, qwen3_5_fields, save_processor, save_tokenizer, tiny_config
 from ..rounds import in_long_rounds
 from .chats import rows, write_pictures
 from .launch_files import launch_files
@@ -42,6 +42,7 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
     attention = "sdpa_varlen" if name == "masked diffusion" else "auto"
     assert (arguments.max_steps, launch.model.attention, launch.model.use_liger_kernel) == (2, attention, False)
     assert launch.dataset.dataset_type == ("sit" if name == "sit" else launch.dataset.dataset_type)
+    assert launch.model.slow_every == (10 if name == "llava, slow and fast frames" else None)
     if name == "qwen3_vl without a processor":
         assert launch.dataset.processor_config == {"processor_name": f"{tmp_path}/qwen3_vl", "processor_type": "nit"}
 
@@ -51,7 +52,12 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
     [
         ("dataset_config", {"dataset_type": "aero_realtime_iterable"}, "'aero_realtime_iterable' is not there yet"),
         ("dataset_config", {"processor_config": {"processor_type": "wanvideo", "processor_name": "x"}}, "wanvideo"),
-        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["video"]}}, "'video'"),
+        (
+            "model_config",
+            {"monkey_patch_kwargs": {"patch_type": ["video"], "mm_spatial_pool_mode": "max"}},
+            "mm_spatial_pool_mode 'max' cannot be followed, only 'bilinear', by which",
+        ),
+        ("model_config", {"monkey_patch_kwargs": {"faster_token_stride": 5}}, "has no 'faster_token_stride'"),
         (None, {"trainer_type": "wan_trainer"}, "trainer_type 'wan_trainer' is not here: there are fsdp2_trainer"),
     ],
 )
@@ -78,6 +84,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in (("list.yaml", "pictures"), ("texts.yaml", "texts")):
         entry = {"path": f"{build}/{source}.parquet", "data_folder": str(build), "data_type": "parquet"}
         (build / name).write_text(yaml.safe_dump({"datasets": [entry]}))
+    (build / "0.mp4").write_bytes(film(64, 64, num_frames=20, fps=5))
+    film_url, asked = {"type": "video_url", "video_url": {"url": "0.mp4"}}, {"type": "text", "text": "What?"}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "A film."}]}
+    films = [{"messages": [{"role": "user", "content": [film_url, asked]}, answer]}] * 6
+    (build / "films.json").write_text(json.dumps(films))
     documents = [{"text": " ".join(f"word {number} {at}" for at in range(4 + number % 9))} for number in range(40)]
     datasets.Dataset.from_list(documents).save_to_disk(build / "documents")
     images = [{"image": {"bytes": picture(40, 40, seed=number), "path": None}, "label": number} for number in range(9)]

@@ -102,6 +102,27 @@ def test_names_of_llava_choose_a_number_of_frames_for_each_video() -> None:
             processor_config_of(config(**said, **wrong))
 
 
+def test_llava_videos_slow_and_fast_frames_are_settings_of_the_processor() -> None:
+    said: dict[str, Any] = {
+        "processor_config": {**PROCESSOR, "processor_type": "llava_video"}, "dataset_type": "llava_video", "fps": 1,
+        "video_sampling_strategy": "fps",
+    }  # fmt: skip
+    extra = {"frames_upbound": 16, "force_sample": True, "add_time_instruction": True, "faster_token_stride": 10}
+    made = processor_config_of(config(**said, extra_kwargs=extra))
+    assert made == ProcessorConfig(type="vision", path="somewhere", frame_num=16, slow_every=10, frame_times=True)
+    for wrong, message in (
+        ({"frames_upbound": 16}, "frames_upbound 16 without force_sample gives videos other numbers of frames"),
+        (
+            {"mm_spatial_pool_stride": 4},
+            "mm_spatial_pool_stride 4 cannot be followed, only 2, by which LLaVA-OneVision",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            processor_config_of(config(**said, extra_kwargs=wrong))
+    with pytest.raises(ConfigError, match="extra_kwargs of the dataset has no 'frames_upbound'"):
+        processor_config_of(config(extra_kwargs=extra))
+
+
 def test_names_of_vision_processors_choose_the_vision_processor_with_their_settings() -> None:
     said = {**PROCESSOR, "extra_kwargs": {"image_max_pixels": 1000}}
     made = processor_config_of(config(processor_config=said, fps=2))

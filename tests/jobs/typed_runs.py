@@ -93,6 +93,10 @@ def _chats(folder: Path, dataset_type: str, family: str) -> dict[str, Any]:
         dataset["processor"] = {"type": "vision", "path": str(processor), **frames}
     if name == "llava":
         dataset |= {"frame_num": 2, "video_sampling_strategy": "frame_num"}
+        if dataset_type.endswith("_iterable"):  # slow and fast frames
+            dataset["extra_kwargs"] = {"frames_upbound": 3, "force_sample": True, "faster_token_stride": 2,
+                                       "add_time_instruction": True}  # fmt: skip
+            model["faster_token_stride"] = 2
     elif name and family not in ("qwen3_vl", "qwen3_5", "qwen2_audio"):
         dataset["video_max_pixels"] = 16 * 28 * 28
     write_chats(folder, family)

@@ -43,6 +43,8 @@ _MOST_SHRUNK = 1.1  # features of an image are made fewer where its sides have t
 class LlavaOnevision(TiledFamily):
     """See Family. resolutions: (height, width) that an only image may be fitted into. grid: tokens of a tile's side.
 
+    slow_every: where it is set, one of so many frames of a video has all its tokens, the others have a quarter, and one
+    more token ends each. tells_times: whether the text behind a video says how long it lasts and when its frames are.
     most_tiles: of an only image, whose features are made as many as those of so many tiles where they are more.
     """
 
@@ -50,6 +52,8 @@ class LlavaOnevision(TiledFamily):
     grid: int
     most_tiles: int
     video_token_id: int
+    slow_every: int | None = None
+    tells_times: bool = False
 
     name = "LLaVA-OneVision"
     model_types = ("llava_onevision",)
@@ -88,6 +92,8 @@ class LlavaOnevision(TiledFamily):
             resolutions=_resolutions(files, side),
             grid=math.isqrt(num_tokens),
             most_tiles=int(aspect.removeprefix(_ANYRES)),
+            slow_every=settings.slow_every,
+            tells_times=bool(settings.frame_times),
         )
 
     @property
@@ -105,6 +111,8 @@ class LlavaOnevision(TiledFamily):
             "grid": self.grid,
             "most_tiles": self.most_tiles,
             "num_frames": self.num_frames,
+            **({} if self.slow_every is None else {"slow_every": self.slow_every}),
+            **({"frame_times": True} if self.tells_times else {}),
         }
 
     def image(self, facts: ImageFacts) -> Layout:
@@ -143,13 +151,36 @@ class LlavaOnevision(TiledFamily):
         """See TiledFamily. Frames are repeated where a video has too few."""
         assert self.choice is not None
         section = self.choice.section(facts, interval)
-        count = self.num_frames * math.ceil(self.grid / 2) ** 2 + 1
+        count = self.tokens_of_frames(self.num_frames) + 1
         shape = Shape(facts, self.num_frames, section=section, num_frames=self.num_frames)
         return Layout("video", (count,), self.num_frames, "", shape)
 
+    def tokens_of_frames(self, num_frames: int) -> int:
+        """Tokens of the frames of a video."""
+        slow = math.ceil(self.grid / 2) ** 2
+        if self.slow_every is None:
+            return num_frames * slow
+        num_slow = math.ceil(num_frames / self.slow_every)
+        return num_slow * slow + (num_frames - num_slow) * math.ceil(self.grid / 4) ** 2 + num_frames
+
+    def words_behind(self, layout: Layout) -> str:
+        """Text behind a video, in the words that LLaVA-Video was trained with; "" where none is wanted."""
+        if not self.tells_times or layout.kind != "video":
+            return ""
+        section, fps = layout.shape.section, layout.shape.facts.fps
+        times = ",".join(f"{(frame - section.first) / fps:.2f}s" for frame in self.frames(layout))
+        return (
+            f"The video lasts for {section.seconds:.2f} seconds, and {self.num_frames} frames are uniformly sampled "
+            f"from it. These frames are located at {times}. Please answer the following questions related to this "
+            "video."
+        )
+
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
-        """See TiledFamily."""
-        return starts_of_equal_parts(section, num_frames)
+        """See TiledFamily. With slow frames or times, the last frame is among them, as in LLaVA-Video."""
+        if self.slow_every is None and not self.tells_times:
+            return starts_of_equal_parts(section, num_frames)
+        last, gaps = section.num_frames - 1, max(num_frames - 1, 1)
+        return tuple(section.first + number * last // gaps for number in range(num_frames))
 
     def cut(self, image: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
         """See TiledFamily."""
@@ -205,6 +236,15 @@ class LlavaOnevision(TiledFamily):
         features = of_frames.new_empty(len(of_frames) + 1, of_frames.shape[1])
         features[:-1], features[-1] = of_frames, base.image_newline  # which the model puts behind each video
         return features
+
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        """See Family."""
+        super().check_model(config)
+        if (found := config.get("faster_token_stride") or None) != self.slow_every:
+            raise ConfigError(
+                f"the model's videos have slow_every {found}, and its processor's {self.slow_every}: set "
+                "processor.slow_every and model.slow_every to the same number, or leave both out"
+            )
 
     def model_settings(self) -> dict[str, Any]:
         """See TiledFamily."""

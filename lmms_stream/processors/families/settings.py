@@ -22,6 +22,10 @@ class MediaSettings:
     video_max_frames: int | None = None  # of a video, at most
     fps: float | None = None  # frames a second that are read, equally far apart
     frame_num: int | None = None  # frames of a video that are read, equally far apart, instead of fps
+    # of LLaVA-OneVision: one of so many frames of a video has all its tokens, the others have a quarter; the model has
+    # to be built with it, too (model.slow_every)
+    slow_every: int | None = None
+    frame_times: bool | None = None  # of LLaVA-OneVision: whether the text says when the frames of a video are shown
     video_start: float | None = None  # second at which videos begin whose parts do not say their own
     video_end: float | None = None  # second at which they end
     audio_max_length: float | None = None  # seconds of a sound that are read, at most; no more than the family reads
@@ -34,7 +38,7 @@ class MediaSettings:
     def _check_media(self) -> None:
         for name in (
             "image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_max_frames",
-            "frame_max_pixels", "frame_num",
+            "frame_max_pixels", "frame_num", "slow_every",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

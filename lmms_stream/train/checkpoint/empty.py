@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from ...errors import CheckpointError, ConfigError
-from ..model.build import class_of_family
+from ..model.build import class_of_family, class_of_slow_frames
 from .store import Checkpoint
 
 
@@ -24,7 +24,8 @@ def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> 
             f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
             "export with --trust-remote-code if you trust them"
         )
-    family_class = class_of_family(json.loads((folder / "config.json").read_text()).get("model_type", ""))
+    said = json.loads((folder / "config.json").read_text())
+    family_class = class_of_family(said.get("model_type", "")) or class_of_slow_frames(said)
     if family_class is not None:
         return family_class, family_class.config_class.from_pretrained(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)

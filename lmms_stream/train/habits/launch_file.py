@@ -15,7 +15,7 @@ from ...versions.transformers import as_installed
 from ..model.build import ModelConfig
 from ..model.plain import DIFFUSERS_CLASS
 from ..run.settings import TrainConfig
-from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger, warn
+from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, slow_every, trainer_values, uses_liger, warn
 from .launch_models import OWN_MODELS
 from .table import row_of
 
@@ -147,6 +147,7 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
     patches = said.get("monkey_patch_kwargs") or {}
     asked = uses_liger(patches, source=f"{source}: monkey_patch_kwargs")
+    values["slow_every"] = slow_every(patches, source=f"{source}: monkey_patch_kwargs")
     values["use_liger_kernel"] = liger if asked is None else asked
     return build_config(ModelConfig, values, source=source)
 
@@ -160,6 +161,9 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
     check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
+    if arguments.get("dataloader_drop_last") and arguments.get("per_device_train_batch_size") == 1:
+        del arguments["dataloader_drop_last"]
+        warn(["dataloader_drop_last (a batch of one sample is never short)"], source="trainer_args")
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # as YAML reads a bare no
             arguments[name] = "no"

@@ -82,9 +82,11 @@ PROFILER_CONFIG = ("start_step", "end_step", "directory")
 _LOSSES = "logits are computed some at a time in any case"
 _KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")  # of liger-kernel, which are taken together
 _LOSS_KERNELS = ("fused_linear_cross_entropy", "cross_entropy")
+_VIDEO = ("faster_token_stride", "mm_spatial_pool_stride", "mm_spatial_pool_mode")  # of patch_type video
 PATCHES: Mapping[str, Key] = {
     "liger": Key("honoured", "use_liger_kernel"),
     "rmpad": Key("moot", "packs have no padding"),
+    "video": Key("honoured", "slow_every"),
     "nsa": Key("refused", "sparse attention is not here: leave it out"),
     "vit_frame_parallel": Key("refused", "frames are not dealt over ranks, packs are: leave it out"),
 }
@@ -136,15 +138,38 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     return values
 
 
+def _patches(said: Mapping[str, Any], *, source: str) -> list[str]:
+    """The patch_types of monkey_patch_kwargs, all keys of which are known."""
+    types = said.get("patch_type") or []
+    types = [types] if isinstance(types, str) else list(types)
+    of_video = _VIDEO if "video" in types else ()
+    check_names(said, ("patch_type", "use_rmpad", *_LOSS_KERNELS, *_KERNELS, *of_video), source)
+    check_names(types, PATCHES, f"{source}: patch_type")
+    return types
+
+
+def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
+    """Frames from one slow frame of a video to the next, where monkey_patch_kwargs asks for slow and fast ones.
+
+    ConfigError for a pooling that is not followed.
+    """
+    if "video" not in _patches(said, source=source):
+        return None
+    for name, only in (("mm_spatial_pool_stride", 2), ("mm_spatial_pool_mode", "bilinear")):
+        if said.get(name, only) != only:
+            raise ConfigError(
+                f"{source}: {name} {said[name]!r} cannot be followed, only {only!r}, by which LLaVA-OneVision "
+                "pools its frames: leave it out"
+            )
+    return int(said.get("faster_token_stride") or 10)  # their default
+
+
 def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
     """Whether monkey_patch_kwargs asks for kernels of liger-kernel; None where it does not say.
 
     ConfigError for what else it asks for.
     """
-    check_names(said, ("patch_type", "use_rmpad", *_LOSS_KERNELS, *_KERNELS), source)
-    types = said.get("patch_type") or []
-    types = [types] if isinstance(types, str) else list(types)
-    check_names(types, PATCHES, f"{source}: patch_type")
+    types = _patches(said, source=source)
     moot = [*told(PATCHES, dict.fromkeys(types, True), source=f"{source}: patch_type")]
     if said.get("use_rmpad"):
         moot.append(f"use_rmpad ({PATCHES['rmpad'].text})")

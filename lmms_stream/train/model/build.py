@@ -61,6 +61,9 @@ class ModelConfig:
     # the fields of a peft config, peft_type "LORA" unless it says another: the adapter alone is trained and saved
     adapter: Mapping[str, Any] | None = None
     trust_remote_code: bool = False  # run the model's own Python files, which lie in its folder or repository
+    # of LLaVA-OneVision: frames of a video from one slow frame to the next, as processor.slow_every; the model then has
+    # a weight more (None: as its config says)
+    slow_every: int | None = None
     use_liger_kernel: bool = False  # fused kernels of liger-kernel for norms, rotary positions and MLPs; with CUDA
 
     def __post_init__(self) -> None:
@@ -69,6 +72,10 @@ class ModelConfig:
             raise ConfigError("model needs exactly one of pretrained and config, or class_path")
         if self.args and self.class_path is None:
             raise ConfigError("model.args are arguments of model.class_path, which is not given: leave them out")
+        if self.slow_every is not None and (self.slow_every < 1 or self.class_path is not None):
+            raise ConfigError(
+                f"model.slow_every must be at least 1, of a LLaVA-OneVision of transformers', got {self.slow_every!r}"
+            )
         if self.class_path is not None and (self.adapter is not None or self.use_liger_kernel):
             name = "use_liger_kernel" if self.adapter is None else "adapter"
             raise ConfigError(f"model.{name} is for models of transformers, and class_path names another: leave it out")
@@ -181,6 +188,9 @@ class ModelConfig:
         own = self._family_class()
         config = self._config(own)
         check_config(config)
+        if self.slow_every is not None:
+            import_module(".slow_fast", __package__).with_slow_frames(config, self.slow_every)
+        own = own or class_of_slow_frames(config.to_dict())
         auto, model_class = (None, own) if own is not None else self._classes(config)
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
@@ -277,6 +287,13 @@ def class_of_family(model_type: str) -> Any:
     family = family_of_model(model_type)
     name = getattr(family, "model_class", AUTO_CLASS)
     return None if name.startswith("Auto") else getattr(transformers, name)
+
+
+def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
+    """The class of a LLaVA-OneVision whose config says that its videos have slow and fast frames; None for others."""
+    if config.get("model_type") != "llava_onevision" or not config.get("faster_token_stride"):
+        return None
+    return import_module(".slow_fast", __package__).LlavaOnevisionForConditionalGeneration
 
 
 def check_config(config: PretrainedConfig) -> None:
