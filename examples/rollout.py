@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from lmms_stream.demo.corpus import train_tokenizer
-from lmms_stream.rl import RolloutDataSourceWithBuffer, Sample, add_data_arguments
+from lmms_stream.rl import RolloutDataSourceWithBuffer, RolloutManager, Sample, add_data_arguments
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-TOKENS_PER_ROLLOUT, MAX_TOKENS = 6, 18  # of a response: in one rollout, and in all
+TOKENS_AT_ONCE, MAX_TOKENS = 6, 18  # of a response: before it goes back, and in all
 
 
 def write_prompts(path: Path, *, num_prompts: int = 60) -> list[str]:
@@ -51,7 +51,7 @@ def generate(model: Any, tokenizer: Any, sample: Sample) -> None:
     assert sample.index is not None
     dice = torch.Generator().manual_seed(sample.index << 16 | sample.response_length)
     sample.status = Sample.Status.ABORTED
-    for _ in range(TOKENS_PER_ROLLOUT):
+    for _ in range(TOKENS_AT_ONCE):
         probabilities = model(torch.tensor([sample.tokens])).logits[0, -1].softmax(-1)
         token = int(torch.multinomial(probabilities, 1, generator=dice))
         sample.tokens.append(token)
@@ -63,10 +63,9 @@ def generate(model: Any, tokenizer: Any, sample: Sample) -> None:
         if sample.response_length == MAX_TOKENS:
             sample.status = Sample.Status.TRUNCATED
             return
-    sample.abort_count += 1
 
 
-def reward(sample: Sample) -> float:
+def reward(options: Any, sample: Sample) -> float:
     """1 for the answer, 0.1 for another number."""
     numbers = re.findall(r"\d+", sample.response)
     return 1.0 if numbers[-1:] == [sample.label] else 0.1 * bool(numbers)
@@ -78,23 +77,21 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(options.hf_checkpoint).eval()
     source = RolloutDataSourceWithBuffer(options)
     source.load()
+
+    def generate_all(options: Any, samples: list[Sample]) -> None:
+        for sample in samples:
+            generate(model, tokenizer, sample)
+
+    manager = RolloutManager(options, source, generate_all, reward)
     for rollout in range(source.get_metadata().get("num_rollouts", 0), options.num_rollout):
-        groups = source.get_samples(options.rollout_batch_size)
-        for sample in (sample for group in groups for sample in group):
-            if sample.status in (Sample.Status.PENDING, Sample.Status.ABORTED):
-                generate(model, tokenizer, sample)
-        unfinished = [group for group in groups if any(each.status is Sample.Status.ABORTED for each in group)]
-        finished = [group for group in groups if group not in unfinished]
-        for sample in (sample for group in finished for sample in group):
-            sample.reward = reward(sample)
+        groups = manager.generate(rollout)
         with (folder / "groups.jsonl").open("a") as file:
             file.write(
-                json.dumps({"rollout": rollout, "groups": [[told(each) for each in one] for one in finished]}) + "\n"
+                json.dumps({"rollout": rollout, "groups": [[told(each) for each in one] for one in groups]}) + "\n"
             )
-        source.add_samples(unfinished)
         source.update_metadata({"num_rollouts": rollout + 1})
         source.save(rollout)
-        sys.stdout.write(f"rollout {rollout}: {len(finished)} groups done, {len(unfinished)} go back\n")
+        sys.stdout.write(f"rollout {rollout}: {len(groups)} groups done, {source.get_buffer_length()} go back\n")
         sys.stdout.flush()
 
 
@@ -113,7 +110,7 @@ def main() -> None:
         make_model(folder / "model", write_prompts(folder / "prompts.jsonl"))
     options.prompt_data = options.prompt_data or str(folder / "prompts.jsonl")
     options.input_key, options.label_key = "question", "answer"
-    options.apply_chat_template = options.rollout_shuffle = True
+    options.apply_chat_template = options.rollout_shuffle = options.partial_rollout = True
     options.rollout_batch_size = options.rollout_batch_size or 4
     options.n_samples_per_prompt = max(2, options.n_samples_per_prompt)
     options.num_rollout = options.num_rollout or 8

@@ -206,7 +206,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         path = setting(args, "buffer_filter_path")
         self.buffer_filter: BufferFilter = pop_first if path is None else load_function(path)
 
-    def get_samples(self, num_samples: int, holder: str | None = None) -> list[Group]:
+    def get_samples(self, num_samples: int, *, holder: str | None = None) -> list[Group]:
         """Groups of the buffer, and as many of the dataset as these are too few. After an error none is gone.
 
         holder: who generates them, as a name: they are in flight until they come back. None: they are not followed.

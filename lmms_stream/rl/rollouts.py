@@ -100,8 +100,11 @@ class RolloutManager:
                 sample.loss_mask = [0] * sample.response_length if sample.response_length else sample.loss_mask
         if waiting:
             self._go_on(waiting)
-        done = [group for group in groups if all(sample.status in _DONE for sample in group)]
-        self.source.add_samples([self._unfinished(group, rollout_id) for group in groups if group not in done])
+        done: list[Group] = []
+        unfinished: list[Group] = []
+        for group in groups:
+            (done if all(sample.status in _DONE for sample in group) else unfinished).append(group)
+        self.source.add_samples([self._unfinished(group, rollout_id) for group in unfinished])
         for group in done:
             for sample in group:
                 self._rewarded(sample)

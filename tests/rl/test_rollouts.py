@@ -96,6 +96,18 @@ def test_unfinished_groups_go_back_with_what_they_have_or_as_prompts(partial: bo
     assert last.reward == (2.0 if partial else 1.0)
 
 
+def test_rollouts_that_training_has_not_reached_are_made_again_after_a_kill(rows: Path, tmp_path: Path) -> None:
+    args = options(rows, tmp_path)
+    source = RolloutDataSourceWithBuffer(args)
+    manager = RolloutManager(args, source, at_once, length)
+    made = [numbers(manager.generate(rollout)) for rollout in range(3)]
+    source.save(0)  # training is two rollouts behind
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load()
+    again = RolloutManager(args, resumed, at_once, length)
+    assert [numbers(again.generate(rollout)) for rollout in (1, 2, 3)] == [*made[1:], [12, 13, 14, 15]]
+
+
 def keeps_even(args: Any, group: Group) -> bool:
     return (group[0].group_index or 0) % 2 == 0
 
