@@ -7,8 +7,7 @@ import sys
 
 import torch
 from datasets import load_dataset
-from lmms_stream import FSDP2SFTTrainer as SFTTrainer  # instead of: from trl import SFTTrainer
-from trl import SFTConfig
+from lmms_stream.trl import SFTConfig, SFTTrainer  # instead of: from trl import SFTConfig, SFTTrainer
 
 if __name__ == "__main__":
     model, chats, folder = sys.argv[1:]

@@ -80,6 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "train/habits",
     },
     "lmms_engine/launch": {"errors", "processes", "train", "lmms_engine"},
+    "trl": {"errors", "extras", "lazy", "train", "train/habits", "train/tasks"},
     "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {
         *BASE, "lazy", "storage", "processors", "processors/families", "processors/media", "mds", "converters/media",

@@ -12,6 +12,7 @@ protocol        what the files below see of a trainer
 evaluate        the loss on datasets that are not trained on; predictions: what compute_metrics makes of them
 filled          a model that a checkpoint fills, without weights
 parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
+members         of transformers' Trainer, that scripts call and that do not train
 loop            one run of a trainer, step by step
 trainer         FSDP2SFTTrainer: what is given, built, and may be changed
 limits/         a run's config -> which part of the run is its limit

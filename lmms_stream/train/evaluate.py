@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from transformers.trainer_utils import PredictionOutput
 
 from ..errors import ConfigError
-from ..loader.loader import PackedLoader
 from ..mds.core import gives_packs
 from ..types import Batch, World
 from .data import EVAL_NAME, check_evaluated
@@ -70,24 +69,32 @@ def _run(
 
     was_training = model.training
     model.eval()
-    figures = mean_losses(loader, trainer.steps, step, device=trainer.device, world=trainer.world)
+    figures = mean_losses(
+        loader, trainer.steps, step, device=trainer.device, world=trainer.world, name=loader.sources[0]
+    )
     model.train(was_training)
     reshard(model)
     return figures, predictions
 
 
 def mean_losses(
-    loader: PackedLoader, steps: TaskSteps, step: EvaluationStep, *, device: torch.device, world: World
+    batches: Iterable[Batch],
+    steps: TaskSteps,
+    step: EvaluationStep,
+    *,
+    device: torch.device,
+    world: World,
+    name: str = EVAL_NAME,
 ) -> dict[str, float]:
-    """loss, the mean over the loss tokens of an epoch of `loader`, and num_loss_tokens; all ranks call it.
+    """loss, the mean over the loss tokens of `batches`, and num_loss_tokens; all ranks call it.
 
-    Of a task with several objectives it is their weighted sum, beside loss/OBJECTIVE. The loader gives all ranks the
-    same number of packs, some without a label, so that all take part in FSDP's collectives. step: of a pack, the sums
-    of losses of each objective that is logged.
+    Of a task with several objectives it is their weighted sum, beside loss/OBJECTIVE. All ranks have the same number of
+    packs, some without a label, so that all take part in FSDP's collectives. step: of a pack, the sums of losses of
+    each objective that is logged. name: of the dataset, for an error.
     """
     sums = torch.zeros(len(steps.logged), dtype=torch.float64, device=device)
     units, num_loss_tokens = [0.0] * len(steps.objectives), 0
-    for batch in loader:
+    for batch in batches:
         sums += torch.stack(list(step(batch)))
         units = [total + more for total, more in zip(units, steps.units([batch]), strict=True)]
         num_loss_tokens += batch.num_loss_tokens
@@ -96,7 +103,7 @@ def mean_losses(
     losses, units = totals[: len(sums)], totals[len(sums) :]
     of_logged = steps.units_of_logged(units)
     if not any(of_logged):
-        raise ConfigError(f"the {loader.sources[0]} has no token that is learnt: choose another")
+        raise ConfigError(f"the {name} has no token that is learnt: choose another")
     figures = objective_losses(steps.logged, [EVAL_NAME], [[[loss], [0.0]] for loss in losses], of_logged)
     return {**figures, "num_loss_tokens": int(num_loss_tokens)}
 

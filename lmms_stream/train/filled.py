@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,19 +21,22 @@ if TYPE_CHECKING:
     from .protocol import Trainer
 
 
+Finish = Callable[[torch.nn.Module], torch.nn.Module]  # what makes of a model that is built the one that is trained
+
+
 def resume_choice(asked: bool | str | Path | None) -> str | None:
     """What train(resume_from_checkpoint) asks for, in the words of train.resume; None: as that says."""
     return None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
 
 
 def model_to_fill(
-    trainer: Trainer, given: object, asked: bool | str | Path | None, *, token_ids: Mapping[str, int | None]
+    trainer: Trainer, given: object, asked: bool | str | Path | None, *, finish: Finish
 ) -> torch.nn.Module | None:
     """The model that train(asked) goes on with, without weights; None, on all ranks, where it is built with them.
 
     That is where the run begins, and where a model is made by others: by the user, by a task, by diffusers, or with an
     adapter, whose checkpoints hold nothing else; and where the starting weights are needed, as a task's reference.
-    given: what the trainer was given as its model. All ranks call it.
+    given: what the trainer was given as its model. finish: see there. All ranks call it.
     """
     config = trainer.config
     is_compared = getattr(trainer.task, "reference", None) is not None
@@ -53,10 +56,10 @@ def model_to_fill(
         return None
     told: list[Any] = [not _computed(made)]
     dist.broadcast_object_list(told, src=0, group=cpu_group())
-    return with_token_ids(made, token_ids) if told[0] else None
+    return finish(made) if told[0] else None
 
 
-def model_to_share(trainer: Trainer, given: object, *, token_ids: Mapping[str, int | None]) -> torch.nn.Module:
+def model_to_share(trainer: Trainer, given: object, *, finish: Finish) -> torch.nn.Module:
     """The model that a run begins with; its weights stay in their files where ranks can get them from there.
 
     What others make has its weights, see model_to_fill. given: as there; None where create_model is overridden.
@@ -66,13 +69,16 @@ def model_to_share(trainer: Trainer, given: object, *, token_ids: Mapping[str, i
     made = given.build_unread()
     if unread_weights(made) is not None and _computed(made):
         made = given.build()
-    return with_token_ids(made, token_ids)
+    return finish(made)
 
 
-def with_token_ids(model: torch.nn.Module, token_ids: Mapping[str, int | None]) -> torch.nn.Module:
-    """The model itself, whose config has these ids."""
+def finish(model: torch.nn.Module, *, token_ids: Mapping[str, int | None], has_dropout: bool) -> torch.nn.Module:
+    """The model itself, whose config has these ids; without has_dropout, its modules of dropout do nothing."""
     for name, token_id in token_ids.items():
         setattr(model.config, name, token_id)
+    for module in () if has_dropout else model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     return model
 
 

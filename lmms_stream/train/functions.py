@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from ..errors import ConfigError
 from ..mds.core import gives_packs
+from ..processors.base import Compared
 from .habits.collators import adapted
 from .habits.given import Given, Resolved
 from .model.build import ModelConfig
@@ -86,9 +87,15 @@ class Functions:
         return CausalLanguageModelling(z_loss=z_loss) if name == CAUSAL else build_task(name)
 
 
+def compared_by(task: Task | None) -> Compared | None:
+    """The objective of rows of a task that compares answers; None of another."""
+    name = getattr(task, "name", None)
+    return name if name in get_args(Compared) else None
+
+
 def resolved_of(given: Given) -> Resolved:
     """What a run needs. Nothing of transformers' arguments is imported where all is given in our own words."""
-    theirs = (given.processing_class, given.formatting_func, given.peft_config)
+    theirs = (given.processing_class, given.formatting_func, given.peft_config, given.quantization_config)
     if (
         isinstance(given.args, TrainConfig)
         and (given.model is None or isinstance(given.model, ModelConfig | torch.nn.Module))

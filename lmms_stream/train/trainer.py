@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,14 +19,15 @@ from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
-from .filled import model_to_fill, model_to_share, resume_choice, with_token_ids
-from .functions import Functions, resolved_of
+from .filled import Finish, finish, model_to_fill, model_to_share, resume_choice
+from .functions import Functions, compared_by, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
 from .loop import Loop
+from .members import TransformersMembers
 from .model.build import ModelConfig
 from .model.model import PackedModel
-from .parts import HasParts, Parts
+from .parts import Parts
 from .report.run_log import RunLog
 from .run.adopted import adopt_optimizer
 from .run.callbacks import Callbacks
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 
-class FSDP2SFTTrainer(HasParts):
+class FSDP2SFTTrainer(TransformersMembers):
     """Trains a transformers model on packed samples, sharded with FSDP2.
 
     The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
@@ -79,6 +81,7 @@ class FSDP2SFTTrainer(HasParts):
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         peft_config: Any = None,
         formatting_func: Callable[..., Any] | None = None,
+        quantization_config: Any = None,
     ):
         self.functions = Functions(
             model_init=model_init, compute_loss_func=compute_loss_func, compute_metrics=compute_metrics,
@@ -89,12 +92,14 @@ class FSDP2SFTTrainer(HasParts):
         given = Given(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=data_collator,
             processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
+            quantization_config=quantization_config, objective=compared_by(task),
         )  # fmt: skip
         resolved = resolved_of(given)
         self.config: TrainConfig = with_precision(resolved.config)
         self.args: Any = args if args is not None else resolved.arguments
         self.processing_class = resolved.processing_class
-        self._given, self._token_ids = resolved.model, resolved.token_ids
+        self._given = resolved.model
+        self._finish: Finish = partial(finish, token_ids=resolved.token_ids, has_dropout=resolved.has_dropout)
         self._named = resolved.model if type(self).create_model is FSDP2SFTTrainer.create_model else None
         trained_on = map(processor_of, named_evaluations(resolved.train_dataset).values())
         self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
@@ -107,7 +112,7 @@ class FSDP2SFTTrainer(HasParts):
         )  # fmt: skip
         self.loader = self.data.loader
         self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
-        self.parts = Parts(self, lambda: model_to_share(self, self._named, token_ids=self._token_ids))
+        self.parts = Parts(self, lambda: model_to_share(self, self._named, finish=self._finish))
         self.callbacks = Callbacks(
             callbacks or (), world_size=self.world.world_size, standing=lambda: trainer_state(self),
             arguments=lambda: resolved.arguments or arguments_of(self.config),
@@ -125,7 +130,7 @@ class FSDP2SFTTrainer(HasParts):
         if init is not None:
             given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
         made: Any = given.build() if isinstance(given, ModelConfig) else given
-        return with_token_ids(made, self._token_ids)
+        return self._finish(made)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """An optimizer over parameters of self.model, which is sharded."""
@@ -250,7 +255,7 @@ class FSDP2SFTTrainer(HasParts):
         resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
         """
         if "model" not in vars(self.parts):
-            self.parts.empty = model_to_fill(self, self._named, resume_from_checkpoint, token_ids=self._token_ids)
+            self.parts.empty = model_to_fill(self, self._named, resume_from_checkpoint, finish=self._finish)
         self.parts.build()
 
     # Where it stands.

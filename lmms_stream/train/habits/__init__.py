@@ -2,11 +2,13 @@
 
 given           what a trainer was given, and what a run needs
 row             a field of their arguments and what becomes of it
-fields          the rows of transformers.TrainingArguments; sft_fields: those that TRL's SFTConfig adds, with defaults
+fields          the rows of transformers.TrainingArguments; sft_fields: those that TRL's SFTConfig adds, with defaults;
+                preference_fields: those of DPOConfig and KTOConfig
 table           all rows: what is refused, what is warned of, and docs/arguments.md
 arguments       their arguments -> TrainConfig
 tokenizer       processing_class, its end-of-text token and chat template
 rows            rows of a datasets.Dataset -> input_ids and labels, as TRL makes them
+answer_rows     rows with answers to compare -> the same, as DPO and KTO need them; media_rows: rows with images
 conversion      a datasets.Dataset -> shards and lengths, once, by one rank
 models          a model's name -> ModelConfig
 opened          a DatasetConfig -> its dataset

@@ -13,7 +13,7 @@ import torch
 from ...errors import ConfigError, LmmsStreamError
 from ...types import World
 from ..run.settings import TrainConfig
-from . import sft_fields
+from . import preference_fields, sft_fields
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -30,8 +30,9 @@ _REPORTERS = ("tensorboard", "wandb")
 
 
 def option(arguments: TrainingArguments, name: str) -> Any:
-    """A field of SFTConfig; of arguments that are none, its default, as TRL takes it."""
-    return getattr(arguments, name, sft_fields.DEFAULTS[name])
+    """A field of TRL's configs; of arguments that do not have it, its default, as TRL takes it."""
+    default = sft_fields.DEFAULTS[name] if name in sft_fields.DEFAULTS else preference_fields.DEFAULTS[name]
+    return getattr(arguments, name, default)
 
 
 def group_ranks(arguments: TrainingArguments) -> int:
@@ -54,14 +55,20 @@ def device_batch(arguments: TrainingArguments, world: World) -> int:
 
 
 def train_config(
-    arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int], attention: str | None = None
+    arguments: TrainingArguments,
+    *,
+    world: World,
+    steps_of: Callable[[float], int],
+    attention: str | None = None,
+    packs_batches: bool = False,
 ) -> TrainConfig:
     """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps. attention: of the model.
 
     If the cost of attention is quadratic in the length, packs are run one by one and not as one sequence.
+    packs_batches: a pack holds the samples of a batch.
     ConfigError for a value that cannot be kept.
     """
-    batch = device_batch(arguments, world)
+    batch = 1 if packs_batches else device_batch(arguments, world)
     is_quadratic = option(arguments, "packing") and attention in _QUADRATIC
     values: dict[str, Any] = {name: getattr(arguments, name) for name in SAME}
     values |= {

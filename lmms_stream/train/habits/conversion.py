@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...converters.convert import convert
+from ...converters.report import ConvertReport
 from ...converters.rows.options import SchemaOptions
 from ...errors import ConfigError, DataError
 from ...extras import need
@@ -24,16 +25,21 @@ from ...mds.core import PackedDataset
 from ...mds.streams import StreamConfig
 from ...plan.order import OrderConfig
 from ...plan.packing import PackingConfig
+from ...processors.base import Compared, Processor
 from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer, digest
 from ...storage.disk_errors import disk_errors
 from ...storage.locks import locked, wait_for_other
 from ...types import World
 from ..run.distributed import cpu_group
+from .answer_rows import AnswersProcessor, AnswersReader
+from .media_rows import as_chat, media_processor
 from .rows import RowReader, RowSettings
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 
 _VERSION = 2  # raised when rows become other tokens
+# of rows with media, by what compares their answers
+_KINDS: Mapping[Compared | None, str] = {None: "messages", "dpo": "preference", "kto": "kto"}
 _DONE = "_lmms/dataset.json"  # what a dataset has when it is whole
 WAIT_S = 7200.0  # of ranks, for the one that converts
 logger = logging.getLogger("lmms_stream")
@@ -48,7 +54,10 @@ class RowsProcessor(TokensProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What makes tokens of datasets, and where their shards are kept."""
+    """What makes tokens of datasets, and where their shards are kept.
+
+    objective: of rows with answers to compare. has_media: whether rows hold images, which are stored as they are.
+    """
 
     processing_class: Any
     settings: RowSettings
@@ -56,6 +65,8 @@ class Conversion:
     folder: Path
     num_proc: int | None
     world: World
+    objective: Compared | None = None
+    has_media: bool = False
     wait_s: float = WAIT_S
 
     def stored(self, dataset: Any, *, name: str) -> Path:
@@ -75,16 +86,26 @@ class Conversion:
             self._wait(folder, name)
         return folder
 
-    def opened(self, folder: Path, *, packing: PackingConfig, seed: int) -> PackedDataset:
-        """Its samples, shuffled in each epoch."""
-        tokenizer = fast_tokenizer(self.processing_class, name=str(_tokenizer_folder(folder)))
+    def opened(self, folder: Path, *, packing: PackingConfig, order: OrderConfig) -> PackedDataset:
+        """Its samples, in this order."""
         return PackedDataset(
             [StreamConfig(remote=str(folder))],
-            processor=RowsProcessor(tokenizer),
+            processor=self._processor(folder),
             packing=packing,
-            order=OrderConfig(seed=seed),
+            order=order,
             world=self.world,
         )
+
+    def _processor(self, folder: Path) -> Processor:
+        made = _tokenizer_folder(folder)
+        if self.has_media:
+            learns_all = not (self.settings.completion_only or self.settings.assistant_only)
+            processor: Processor = media_processor(str(made), objective=self.objective, learns_all=learns_all)
+            return processor
+        tokenizer = fast_tokenizer(self.processing_class, name=str(made))
+        if self.objective is not None:
+            return AnswersProcessor(objective=self.objective, tokenizer=tokenizer)
+        return RowsProcessor(tokenizer)
 
     def _digest(self) -> str:
         """Names all but the dataset that makes its tokens."""
@@ -92,6 +113,7 @@ class Conversion:
         fast = fast_tokenizer(processing_class, name="")
         parts = [_VERSION, asdict(self.settings), processing_class.chat_template, tokenizer.eos_token]
         parts += [fast.digest if fast else sorted(tokenizer.get_vocab().items()), type(processing_class).__name__]
+        parts += [value for value in (self.objective, self.has_media) if value]
         return digest(repr([*parts, _hash_of(self.formatting_func)]))[:16]
 
     def _agreed(self, folder: Path) -> Path:
@@ -116,28 +138,47 @@ class Conversion:
     def _convert(self, dataset: Any, folder: Path, name: str) -> None:
         started = time.monotonic()
         logger.warning("converting %s (%d rows) once, into %s", name, len(dataset), folder)
-        template = assistant_template(self.processing_class) if self.settings.assistant_only else None
-        reader = RowReader(
-            self.processing_class,
-            self.settings,
-            first=dataset[0],
-            formatting_func=self.formatting_func,
-            template=template,
-        )
+        reader = None if self.has_media else self._reader(dataset[0])
         self.processing_class.save_pretrained(_tokenizer_folder(folder))
         work = folder.with_name(f"{folder.name}.work")
         with _emptied(work):
-            files = _tokenized(dataset, reader, work / "tokens.arrow", name=name, num_proc=self.num_proc)
-            report = convert(
-                files, str(work / "dataset"), format="arrow", schema=SchemaOptions(kind="tokens"),
-                processor=TokensProcessor(), num_workers=1, work=work / "converting",
-            )  # fmt: skip
+            if reader is None:
+                report = self._stored_media(dataset, folder, work)
+            else:
+                report = self._stored_tokens(dataset, reader, work, name=name)
             shutil.rmtree(folder, ignore_errors=True)  # what has no dataset.json is whole nowhere
             with disk_errors(str(folder)):
                 (work / "dataset").rename(folder)
         logger.info(
             "%s: %d samples, %d tokens, of %d rows in %.1f s: kept in %s",
             name, report.num_rows, report.num_tokens or 0, len(dataset), time.monotonic() - started, folder,
+        )  # fmt: skip
+
+    def _reader(self, first: dict[str, Any]) -> RowReader:
+        if self.objective is not None:
+            return AnswersReader(self.processing_class, self.settings, first=first, objective=self.objective)
+        template = assistant_template(self.processing_class) if self.settings.assistant_only else None
+        return RowReader(
+            self.processing_class,
+            self.settings,
+            first=first,
+            formatting_func=self.formatting_func,
+            template=template,
+        )
+
+    def _stored_tokens(self, dataset: Any, reader: RowReader, work: Path, *, name: str) -> ConvertReport:
+        files = _tokenized(dataset, reader, work / "tokens.arrow", name=name, num_proc=self.num_proc)
+        others = [f"{column}:ndarray:int32" for column in reader.columns if column not in ("input_ids", "labels")]
+        return convert(
+            files, str(work / "dataset"), format="arrow", schema=SchemaOptions(kind="tokens", keep=tuple(others)),
+            processor=TokensProcessor(), num_workers=1, work=work / "converting",
+        )  # fmt: skip
+
+    def _stored_media(self, dataset: Any, folder: Path, work: Path) -> ConvertReport:
+        return convert(
+            dataset.with_format(None), str(work / "dataset"), kind=_KINDS[self.objective],
+            map=None if self.objective else as_chat, processor=self._processor(folder), num_workers=1,
+            work=work / "converting",
         )  # fmt: skip
 
     def _wait(self, folder: Path, name: str) -> None:
@@ -183,7 +224,7 @@ def _tokenized(dataset: Any, reader: RowReader, path: Path, *, name: str, num_pr
         batched=True,
         with_indices=True,
         remove_columns=dataset.column_names,
-        features=datasets.Features({"input_ids": ids, "labels": ids}),
+        features=datasets.Features(dict.fromkeys(reader.columns, ids)),
         cache_file_name=str(path),
         load_from_cache_file=False,
         new_fingerprint="0" * 16,

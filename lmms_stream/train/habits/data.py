@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
+from ...plan.order import OrderConfig
 from ...plan.packing import MAX_PACKING_LENGTH, Overlong, PackingConfig
 from ...types import World
 from ..run.settings import Datasets
-from .arguments import option
+from .arguments import device_batch, option
 from .conversion import Conversion
 from .given import Given
+from .media_rows import check_media, holds_media
 from .models import name_of
 from .opened import opened, with_processor_of
 from .rows import RowSettings
@@ -77,11 +79,11 @@ class GivenData:
         if isinstance(given, Mapping) and not _is_dataset_dict(given):
             return self._several(given, name, packs=packs)
         self._check_skipped(given, name)
-        conversion = self._conversion(packs=packs)
+        conversion = self._conversion(given, packs=packs)
         return conversion.opened(
             folder := conversion.stored(given, name=name),
             packing=self._packing(folder, conversion, packs=packs),
-            seed=self._seed(),
+            order=self._order(),
         )
 
     def _several(self, given: Mapping[str, Any], name: str, *, packs: bool) -> Datasets:
@@ -98,16 +100,21 @@ class GivenData:
                 "leave skip_prepare_dataset out"
             )
 
-    def _conversion(self, *, packs: bool) -> Conversion:
-        arguments = self._arguments
+    def _conversion(self, given: Any, *, packs: bool) -> Conversion:
+        arguments, has_media = self._arguments, holds_media(given)
         if self.processing_class is None:
             self.processing_class = prepared(self._found_processing_class(), arguments)
         keeps = option(arguments, "truncation_mode")
         if keeps not in ("keep_start", "keep_end"):
             raise ConfigError(f"args.truncation_mode must be keep_start or keep_end, got {keeps!r}")
+        completion_only = option(arguments, "completion_only_loss")
+        if has_media:
+            check_media(self.processing_class, self._given.formatting_func)
+            if completion_only is None:
+                completion_only = {"prompt", "completion"} <= {*given.column_names}
         settings = RowSettings(
             text_field=option(arguments, "dataset_text_field"),
-            completion_only=option(arguments, "completion_only_loss"),
+            completion_only=completion_only,
             assistant_only=option(arguments, "assistant_only_loss"),
             max_length=None if packs or self._skips_preparing else option(arguments, "max_length"),
             keeps_end=keeps == "keep_end",
@@ -119,6 +126,8 @@ class GivenData:
             folder=Path(self._cache_folder or Path(str(arguments.output_dir)) / "datasets").expanduser(),
             num_proc=option(arguments, "dataset_num_proc"),
             world=self._world,
+            objective=self._given.objective,
+            has_media=has_media,
         )
 
     def _found_processing_class(self) -> Any:
@@ -145,15 +154,32 @@ class GivenData:
                 )
             if length is None:
                 raise ConfigError("args.packing needs args.max_length, the tokens of a pack: set it")
-            return PackingConfig(packing_length=length, overlong=_OVERLONG[strategy])
+            return PackingConfig(packing_length=length, strategy=self._strategy(), overlong=_OVERLONG[strategy])
+        num_samples, num_answers = self._samples_of_pack(), 2 if conversion.objective == "dpo" else 1
         if length is None or self._skips_preparing:
-            whole = conversion.opened(folder, packing=PackingConfig(packing_length=MAX_PACKING_LENGTH), seed=0)
-            length = int(whole.length_index().lengths.max())
-        return PackingConfig(packing_length=length, overlong="truncate", max_samples_per_pack=1)
+            whole = conversion.opened(
+                folder, packing=PackingConfig(packing_length=MAX_PACKING_LENGTH), order=OrderConfig()
+            )
+            length, num_answers = int(whole.length_index().lengths.max()), 1
+        return PackingConfig(
+            packing_length=min(MAX_PACKING_LENGTH, length * num_answers * num_samples),
+            strategy=self._strategy(),
+            overlong="truncate" if conversion.objective is None else "drop",
+            max_samples_per_pack=num_samples,
+        )
 
-    def _seed(self) -> int:
+    def _samples_of_pack(self) -> int:
+        """Samples of a pack without packing: for KTO a batch, in which prompts get the answers of others."""
+        return device_batch(self._arguments, self._world) if self._given.objective == "kto" else 1
+
+    def _strategy(self) -> str:
+        """next_fit keeps the order of the rows."""
+        return "best_fit" if self._order().shuffle else "next_fit"
+
+    def _order(self) -> OrderConfig:
         arguments = self._arguments
-        return int(arguments.seed if arguments.data_seed is None else arguments.data_seed)
+        seed = int(arguments.seed if arguments.data_seed is None else arguments.data_seed)
+        return OrderConfig(seed=seed, shuffle=getattr(arguments, "train_sampling_strategy", None) != "sequential")
 
 
 def _is_dataset_dict(given: Mapping[str, Any]) -> bool:

@@ -14,8 +14,8 @@ from .row import honoured, moot, refused
 
 _PACKS = "a pack has no padding but its own end, so samples of different lengths cost nothing"
 _SHARDED = "the model is sharded with FSDP2, not copied by DDP"
-_HUB = "nothing is uploaded: use huggingface_hub's upload_folder on the folder that save_model or export writes"
-_NO_HUB = "nothing is uploaded (see push_to_hub)"
+_HUB = "no checkpoint is uploaded while a run goes on: trainer.push_to_hub() uploads the model, as scripts call it at the end"
+_NO_HUB = "no checkpoint is uploaded (see push_to_hub)"
 _LOGITS = "metrics of logits are the trainer's compute_metrics"
 _TPU = "there are no TPUs here"
 _COLLECTED = "the evaluation keeps sums and counts, not logits"
@@ -140,14 +140,14 @@ ROWS = (
     moot("dataloader_persistent_workers", "workers stay for the whole run"),
     moot("skip_memory_metrics", "memory is in each record"),
     moot("use_legacy_prediction_loop", "there is one evaluation"),
-    refused("push_to_hub", _HUB),
+    moot("push_to_hub", _HUB),
     honoured("resume_from_checkpoint", "as in transformers, for scripts: train(resume_from_checkpoint=args.resume_from_checkpoint). train() alone begins anew, and is refused where output_dir has checkpoints"),
-    moot("hub_model_id", _NO_HUB),
+    honoured("hub_model_id", "of trainer.push_to_hub()"),
     moot("hub_strategy", _NO_HUB, lambda value: str(getattr(value, "value", value)) == "every_save"),
-    moot("hub_token", _NO_HUB),
-    moot("hub_private_repo", _NO_HUB),
+    honoured("hub_token", "of trainer.push_to_hub()"),
+    honoured("hub_private_repo", "of trainer.push_to_hub()"),
     moot("hub_always_push", _NO_HUB),
-    moot("hub_revision", _NO_HUB),
+    honoured("hub_revision", "of trainer.push_to_hub()"),
     honoured("gradient_checkpointing", "gradient_checkpointing, block by block"),
     honoured("gradient_checkpointing_kwargs", "use_reentrant, of which False is what is done; others are refused"),
     refused("include_inputs_for_metrics", _LOGITS + ": it is given predictions and labels alone"),
@@ -179,7 +179,7 @@ ROWS = (
     refused("average_tokens_across_devices", "the loss of a step is its sum over the global batch by the loss tokens of the global batch: leave it True"),
     honoured("activation_checkpointing", "gradient_checkpointing, block by block"),
     honoured("activation_checkpointing_kwargs", "use_reentrant, of which False is what is done; others are refused"),
-    refused("train_sampling_strategy", "the order of samples is the dataset's: leave it random, or give a dataset whose order is not shuffled", lambda value: value in ("random", "group_by_length")),
+    honoured("train_sampling_strategy", "sequential keeps the order of the rows, in packs of next_fit; group_by_length is random: "+_PACKS),
     moot("dataloader_in_order", "steps come in the order of the plan"),
     moot("dataloader_multiprocessing_context", "workers are started as is safe beside the threads of a run"),
     moot("ddp_static_graph", _SHARDED),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...loader.batch_maker import Collator
+from ...processors.base import Compared
 from ..model.build import ModelConfig
 from ..run.settings import Datasets, TrainConfig
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the constructor of a trainer got."""
+    """What the constructor of a trainer got. objective: of its task, where that compares answers."""
 
     model: Any = None
     args: Any = None
@@ -28,6 +29,8 @@ class Given:
     processing_class: Any = None
     formatting_func: Callable[..., Any] | None = None
     peft_config: Any = None
+    quantization_config: Any = None
+    objective: Compared | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class Resolved:
 
     arguments: theirs, as given, or as transformers would have them of a TrainConfig; None where all is in our words.
     processing_class: what makes the tokens, as the arguments change it; None with datasets of ours. token_ids: of the
-    end of a text and of padding, as the model's config is to have them.
+    end of a text and of padding, as the model's config is to have them. has_dropout: whether modules of dropout drop.
     """
 
     config: TrainConfig
@@ -47,3 +50,4 @@ class Resolved:
     data_collator: Collator | None
     processing_class: Any = None
     token_ids: Mapping[str, int] = field(default_factory=dict)
+    has_dropout: bool = True

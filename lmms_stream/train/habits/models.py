@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 _OPTIONS = {"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attention"}
+# Arguments of from_pretrained that say where weights go, or what a model does when it generates.
+_WITHOUT_EFFECT = frozenset({"device_map", "use_cache", "low_cpu_mem_usage"})
 logger = logging.getLogger("lmms_stream")
 
 
@@ -71,25 +73,73 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
             if isinstance(given, ModelConfig):
                 return replace(given, use_liger_kernel=True)
             raise ConfigError("args.use_liger_kernel changes a model as it is built: give its name, or a ModelConfig")
-        return given
+        return _dequantized(given)
     trusts = options.pop("trust_remote_code", None)
     if arguments is not None:
         trusts = option(arguments, "trust_remote_code") if trusts is None else trusts
     values: dict[str, Any] = {} if arguments is None else {"seed": arguments.seed}
-    for name, value in options.items():
-        if name not in _OPTIONS:
+    name, revision = str(given), options.pop("revision", None)
+    moot = [key for key in sorted(_WITHOUT_EFFECT & options.keys()) if options.pop(key) not in (None, False, True)]
+    if moot:
+        logger.warning("args.model_init_kwargs %s: each rank has its part of the model, so it is not used", moot)
+    check_quantization(options.pop("quantization_config", None))
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key not in _OPTIONS:
             raise ConfigError(
-                f"args.model_init_kwargs has {name}, which is not known: set {', '.join(_OPTIONS)} alone, or "
-                "give the model itself"
+                f"args.model_init_kwargs has {key}, which is not known: set {', '.join(_OPTIONS)} or revision alone, "
+                "or give the model itself"
             )
-        values[_OPTIONS[name]] = str(value).removeprefix("torch.")
+        values[_OPTIONS[key]] = str(value).removeprefix("torch.")
+    if values.get("dtype") == "auto":
+        values["dtype"] = _stored_dtype(name)
     if trusts:
         values["trust_remote_code"] = True
     if arguments is not None and arguments.use_liger_kernel:
         values["use_liger_kernel"] = True
     if values.get("dtype", "float32") not in ("float32", "bfloat16"):
         raise ConfigError(f"args.model_init_kwargs dtype {values['dtype']} is not float32 or bfloat16: choose one")
-    return ModelConfig(pretrained=str(given), **values)
+    return ModelConfig(pretrained=_at_revision(name, revision), **values)
+
+
+def check_quantization(config: Any) -> None:
+    """ConfigError for a model that is to be quantized."""
+    if config is not None:
+        raise ConfigError(
+            f"quantization_config is a {type(config).__name__}: weights are float32 or bfloat16 here, and each rank "
+            "has its part of them. Leave it out (--load_in_4bit, --load_in_8bit), and train on more ranks"
+        )
+
+
+def _dequantized(given: ModelConfig | torch.nn.Module | None) -> ModelConfig | torch.nn.Module | None:
+    """The model itself; one that was loaded with `dequantize` no longer says that it is quantised."""
+    config = getattr(given, "config", None)
+    said = getattr(config, "quantization_config", None)
+    if not getattr(said, "dequantize", False) or not isinstance(given, torch.nn.Module):
+        return given
+    if all(each.is_floating_point() for each in given.parameters()):
+        delattr(config, "quantization_config")
+        for name in ("hf_quantizer", "quantization_method", "is_quantized"):
+            vars(given).pop(name, None)
+    return given
+
+
+def _at_revision(name: str, revision: str | None) -> str:
+    """A model's name, or the folder in which the hub's library keeps the files of another revision of it."""
+    if revision in (None, "main") or Path(name).exists():
+        return name
+    from huggingface_hub import snapshot_download
+
+    return str(snapshot_download(name, revision=revision))
+
+
+def _stored_dtype(name: str) -> str:
+    """The number format of a model's files, as its config says."""
+    from transformers import AutoConfig
+
+    found = getattr(AutoConfig.from_pretrained(name), "dtype", None)
+    return "float32" if found is None else str(found).removeprefix("torch.")
 
 
 def attention_of(model: ModelConfig | torch.nn.Module | None) -> str | None:

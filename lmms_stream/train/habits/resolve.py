@@ -15,11 +15,11 @@ from ...mds.core import core_of, gives_packs, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Datasets, TrainConfig
-from .arguments import arguments_of, device_batch, group_ranks, train_config, unwritten_reports
+from .arguments import arguments_of, device_batch, group_ranks, option, train_config, unwritten_reports
 from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
-from .models import attention_of, model_of, name_of
+from .models import attention_of, check_quantization, model_of, name_of
 from .opened import opened, with_processor_of
 from .table import check
 
@@ -34,6 +34,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
 
     Raises ConfigError for arguments that cannot be kept, and what a conversion raises.
     """
+    check_quantization(given.quantization_config)
     if isinstance(given.args, TrainConfig):
         return _of_config(given, world_of)
     arguments = _arguments(given)
@@ -48,11 +49,14 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
     model = model_of(given.model, arguments, given.peft_config)
     data = GivenData(given, arguments, world)
     train, evaluated = data.datasets()
+    packs_batches = given.objective == "kto"
+    per_rank = arguments.gradient_accumulation_steps * (1 if packs_batches else device_batch(arguments, world))
     config = train_config(
         arguments,
         world=world,
-        steps_of=lambda epochs: _steps_of(train, epochs, arguments, world),
+        steps_of=lambda epochs: _steps_of(train, epochs, per_rank, world),
         attention=attention_of(model),
+        packs_batches=packs_batches,
     )
     transformers.utils.logging.set_verbosity(arguments.get_process_log_level())
     if arguments.full_determinism:
@@ -68,6 +72,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
         processing_class=data.processing_class,
         token_ids=data.token_ids(),
+        has_dropout=given.objective is None or not option(arguments, "disable_dropout"),
     )
 
 
@@ -126,15 +131,14 @@ def _ours(dataset: Any, name: str) -> Any:
     return dataset
 
 
-def _steps_of(train: Datasets | None, epochs: float, arguments: TrainingArguments, world: World) -> int:
-    """Steps of so many epochs, rounded up as transformers does."""
+def _steps_of(train: Datasets | None, epochs: float, per_rank: int, world: World) -> int:
+    """Steps of so many epochs, rounded up as transformers does. per_rank: packs of a rank in a step."""
     if train is None or isinstance(train, Mapping):
         raise ConfigError(
             "args have shares of a run or of an epoch, whose steps are counted for one train_dataset: set max_steps"
         )
     if opens_loader(train):
         raise ConfigError("packs of sources that are read without conversion are not known beforehand: set max_steps")
-    per_rank: int = device_batch(arguments, world) * arguments.gradient_accumulation_steps
     num_packs = core_of(train).plan.num_packs(0)  # type: ignore[arg-type]  # it has a core
     steps_an_epoch = math.ceil(num_packs / (per_rank * world.num_groups))
     return max(1, math.ceil(epochs * steps_an_epoch))

@@ -44,8 +44,10 @@ class RowReader:
     """Makes tokens of rows, several at once; can be sent to other processes.
 
     first: the first row, which says what all of them are. template: instead of the tokenizer's own. ConfigError for
-    rows that are none of FORMS, and for settings that do not fit them.
+    rows that are none of FORMS, and for settings that do not fit them. columns: what is made of a row.
     """
+
+    columns: tuple[str, ...] = ("input_ids", "labels")
 
     def __init__(
         self,
@@ -74,10 +76,10 @@ class RowReader:
         DataError for a row that does not fit, by its number.
         """
         names = list(columns)
-        made: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+        made: list[dict[str, list[int]]] = []
         for number, *values in zip(numbers, *(columns[name] for name in names), strict=True):
             try:
-                input_ids, labels = self.tokens(dict(zip(names, values, strict=True)))
+                made += self.samples(dict(zip(names, values, strict=True)))
             except LmmsStreamError as error:
                 raise type(error)(f"row {number}: {error}") from error
             except MemoryError:
@@ -87,13 +89,11 @@ class RowReader:
                 raise DataError(
                     f"row {number} is not read as {self.kind} ({said}): correct or remove it, or name its columns"
                 ) from error
-            if any(label != IGNORED_LABEL for label in labels):
-                made["input_ids"].append(input_ids)
-                made["labels"].append(labels)
-        return made
+        learnt = [each for each in made if any(label != IGNORED_LABEL for label in each["labels"])]
+        return {name: [each[name] for each in learnt] for name in self.columns}
 
-    def tokens(self, row: Row) -> tuple[list[int], list[int]]:
-        """input_ids of a row, and the labels: the ids themselves, or IGNORED_LABEL where nothing is learnt."""
+    def samples(self, row: Row) -> list[dict[str, list[int]]]:
+        """Return the sample of a row: its input_ids, and these again as labels, IGNORED_LABEL where not trained on."""
         if self._formatting_func is not None:
             row = {"text": self._formatting_func(dict(row))}
         elif self.is_from_value:
@@ -108,7 +108,7 @@ class RowReader:
         if limit is not None:
             kept = slice(-limit, None) if self._settings.keeps_end else slice(None, limit)
             input_ids, labels = input_ids[kept], labels[kept]
-        return input_ids, list(labels)
+        return [{"input_ids": input_ids, "labels": list(labels)}]
 
     def _masks(self) -> Iterator[str]:
         if self.completion_only:
@@ -120,17 +120,14 @@ class RowReader:
             return "tokens"
         if self._formatting_func is not None:
             return "text"
-        if "image" in first or "images" in first:
-            raise ConfigError(
-                "the rows have images: convert the dataset with lmms-stream convert, and give a PackedStreamingDataset "
-                "with a MultimodalProcessor"
-            )
         if "prompt" in first and "completion" in first:
-            return "prompt messages" if _is_chat(first["prompt"]) else "prompt"
-        if _is_chat(first.get("messages")):
+            return "prompt messages" if is_chat(first["prompt"]) else "prompt"
+        if is_chat(first.get("messages")):
             return "messages"
         if isinstance(first.get(self._text_field), str):
             return "text"
+        if "chosen" in first:
+            raise ConfigError("the rows are pairs of answers: give them to DPOTrainer or KTOTrainer of lmms_stream.trl")
         raise ConfigError(
             f"the rows have the columns {', '.join(first)}, of which none makes a sample: they are to have {FORMS}, or "
             "give a formatting_func"
@@ -173,6 +170,11 @@ class RowReader:
     def _completed(self, prompt: Sequence[int], whole: Row) -> Row:
         """A sample whose completion begins where the tokens of its prompt alone end, or become others."""
         ids = whole["input_ids"]
+        num_prompt = self._num_prompt(prompt, ids)
+        return {**whole, "completion_mask": [0] * num_prompt + [1] * (len(ids) - num_prompt)}
+
+    def _num_prompt(self, prompt: Sequence[int], ids: Sequence[int]) -> int:
+        """Tokens that a prompt alone and with its completion have in common; warn once where these are not all."""
         num_prompt = next((at for at, (one, other) in enumerate(zip(prompt, ids)) if one != other), None)  # noqa: B905
         if num_prompt is None:
             num_prompt = min(len(prompt), len(ids))
@@ -182,7 +184,7 @@ class RowReader:
                 "the tokens of a prompt alone are no beginning of those of prompt and completion: what is learnt "
                 "begins where they differ, before %r", self._processing_class.decode(list(prompt[num_prompt:]))
             )  # fmt: skip
-        return {**whole, "completion_mask": [0] * num_prompt + [1] * (len(ids) - num_prompt)}
+        return num_prompt
 
     def _ended(self, text: str) -> str:
         return text if text.endswith(self._end) else text + self._end
@@ -219,7 +221,8 @@ class RowReader:
         return found
 
 
-def _is_chat(value: Any) -> bool:
+def is_chat(value: Any) -> bool:
+    """Whether a value is a list of messages."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
 
 

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from . import fields, sft_fields
+from . import fields, preference_fields, sft_fields
 from .row import Row
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lmms_stream")
 _ROWS = {row.name: row for row in (*fields.ROWS, *sft_fields.ROWS)}
+_OF_PREFERENCES = _ROWS | {row.name: row for row in preference_fields.ROWS}
 _FATES = {
     "honoured": "honoured",
     "moot": "cannot matter: a warning names it where it is set",
@@ -26,8 +27,10 @@ _FATES = {
 }
 
 
-def row_of(name: str) -> Row | None:
-    return _ROWS.get(name)
+def row_of(name: str, kind: type | None = None) -> Row | None:
+    """The row of a field. kind: of the arguments, of which TRL's DPOConfig and KTOConfig have rows of their own."""
+    names = {each.__name__ for each in kind.__mro__} if kind is not None else set()
+    return (_OF_PREFERENCES if names & {"DPOConfig", "KTOConfig"} else _ROWS).get(name)
 
 
 def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
@@ -38,7 +41,7 @@ def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
     passed_over = []
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
-        row = row_of(field.name) or _unknown(field.name, type(arguments))
+        row = row_of(field.name, type(arguments)) or _unknown(field.name, type(arguments))
         if row.fate == "honoured" or not row.is_given(value, field):
             continue
         if row.fate == "refused":
@@ -53,10 +56,16 @@ def markdown() -> str:
     lines = [
         "# Arguments of transformers and TRL",
         "",
-        "What `FSDP2SFTTrainer` makes of each field of `transformers.TrainingArguments` and of TRL's `SFTConfig`.",
+        "What `FSDP2SFTTrainer` makes of each field of `transformers.TrainingArguments` and of TRL's `SFTConfig`;",
+        "`DPOTrainer` and `KTOTrainer` of `lmms_stream.trl` of TRL's `DPOConfig` and `KTOConfig`.",
         "(`python -m lmms_stream.train.habits.table > docs/arguments.md` writes this page.)",
     ]
-    for title, rows in (("TrainingArguments", fields.ROWS), ("What SFTConfig adds", sft_fields.ROWS)):
+    sections = (
+        ("TrainingArguments", fields.ROWS),
+        ("What SFTConfig adds", sft_fields.ROWS),
+        ("What DPOConfig and KTOConfig add", preference_fields.ROWS),
+    )
+    for title, rows in sections:
         lines += ["", f"## {title}", "", "| field | | what becomes of it, or why not |", "|---|---|---|"]
         lines += [f"| `{row.name}` | {_FATES[row.fate]} | {row.text.replace('|', chr(92) + '|')} |" for row in rows]
     return "\n".join(lines) + "\n"

@@ -98,6 +98,11 @@ class PackedModel(torch.nn.Module):
         return self.family is not None and not self.family.num_axes and hasattr(self.media_model, "get_rope_index")
 
     @property
+    def config(self) -> Any:
+        """The config of transformers' model."""
+        return self.model.config
+
+    @property
     def base_model(self) -> PreTrainedModel | None:
         """The part that computes the hidden states, of media too; None where that is the whole model."""
         inner: Any = self.model.base_model

@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"dataset_kwargs": {"skip_prepare_dataset": True}},
         "train_dataset has no input_ids: tokenize it before",
     ),
-    "a model's setting": ({"model_init_kwargs": {"revision": "main"}}, "has revision, which is not known: set dtype"),
+    "a model's setting": ({"model_init_kwargs": {"tp_plan": "auto"}}, "has tp_plan, which is not known: set dtype"),
     "a model's type": ({"model_init_kwargs": {"dtype": "float16"}}, "dtype float16 is not float32 or bfloat16: choose"),
     "a token": ({"eos_token": "<|nope|>"}, r"args.eos_token '<\|nope\|>' is no token of the tokenizer: name one"),
     "a template": ({"chat_template_path": "/nowhere"}, "neither a file .* nor a tokenizer's folder or name"),

@@ -111,7 +111,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unknown columns": (
         lambda: Dataset.from_list([{"body": "x"}]), {}, r"columns body, of which none makes a sample.*formatting_func",
     ),
-    "images": (lambda: Dataset.from_list([{"images": ["x"], "messages": []}]), {}, "have images: convert the dataset"),
+    "images": (lambda: Dataset.from_list([{"images": ["x"], "messages": []}]), {}, "have images, and process"),
+    "pairs": (lambda: Dataset.from_list([{"chosen": "x", "rejected": "y"}]), {}, "pairs of answers: give the"),
     "a text that is none": (
         lambda: Dataset.from_list([{"text": "x"}, {"text": None}]), {}, "row 1: column 'text' holds None",
     ),

@@ -59,9 +59,9 @@ def test_a_script_of_trl_runs_on_one_process_and_on_two(model_folder: Path, tmp_
 
 def test_the_example_is_a_script_of_trl_with_another_import() -> None:
     text = (Path(__file__).parents[3] / "examples" / "trl_sft.py").read_text()
-    line = r"from lmms_stream import FSDP2SFTTrainer as SFTTrainer  # instead of: (.*)\n"
+    line = r"from lmms_stream.trl import SFTConfig, SFTTrainer  # instead of: (.*)\n"
     (theirs,) = re.findall(line, text)
-    assert theirs == "from trl import SFTTrainer"
+    assert theirs == "from trl import SFTConfig, SFTTrainer"
     assert text.count("lmms_stream") == 1
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.habits import fields, sft_fields, table
+from lmms_stream.train.habits import fields, preference_fields, sft_fields, table
 from lmms_stream.train.habits.arguments import train_config
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.types import World
 from transformers import TrainingArguments
-from trl import SFTConfig
+from trl import DPOConfig, KTOConfig, SFTConfig
 
 from tests.versions import IS_5
 
@@ -84,17 +84,18 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
 # test_fields.
 ELSEWHERE = {
     "load_best_model_at_end", "data_seed", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs",
-    "full_determinism", "use_liger_kernel",
+    "full_determinism", "use_liger_kernel", "train_sampling_strategy",
+    "hub_model_id", "hub_token", "hub_private_repo", "hub_revision",  # of push_to_hub: in tests/trl/test_members
     "use_cpu", *(row.name for row in sft_fields.ROWS),
     # read by transformers itself, when the arguments are made, or by scripts: in test_fields
     "tf32", "log_level", "log_level_replica", "resume_from_checkpoint",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [TrainingArguments, SFTConfig])
+@pytest.mark.parametrize("kind", [TrainingArguments, SFTConfig, DPOConfig, KTOConfig])
 def test_every_field_has_one_row(kind: type) -> None:
     names = [field.name for field in dataclasses.fields(kind)]
-    assert [name for name in names if table.row_of(name) is None] == []
+    assert [name for name in names if table.row_of(name, kind) is None] == []
 
 
 def test_every_row_is_of_a_field() -> None:
@@ -107,11 +108,18 @@ def test_every_row_is_of_a_field() -> None:
     else:
         assert {row.name for row in fields.ROWS} == of_transformers | NEW_IN_5
     assert {row.name for row in sft_fields.ROWS} == FIELDS - of_transformers
+    added = {field.name for kind in (DPOConfig, KTOConfig) for field in dataclasses.fields(kind)} - of_transformers
+    assert {row.name for row in preference_fields.ROWS} == added
 
 
 def test_arguments_that_are_no_sftconfig_have_its_defaults(tmp_path: Path) -> None:
     made = config(tmp_path)
     assert {name: getattr(made, name) for name in sft_fields.DEFAULTS} == dict(sft_fields.DEFAULTS)
+    for kind in (DPOConfig, KTOConfig):
+        compared = kind(str(tmp_path), use_cpu=True, bf16=False)
+        known = {name: value for name, value in preference_fields.DEFAULTS.items() if hasattr(compared, name)}
+        assert {name: getattr(compared, name) for name in known} == known
+        assert len(known) >= 4
 
 
 def test_the_table_in_docs_is_that_of_the_code() -> None:
@@ -119,7 +127,7 @@ def test_the_table_in_docs_is_that_of_the_code() -> None:
     assert page.read_text() == table.markdown(), "python -m lmms_stream.train.habits.table > docs/arguments.md"
 
 
-@pytest.mark.parametrize("kind", [TrainingArguments, SFTConfig])
+@pytest.mark.parametrize("kind", [TrainingArguments, SFTConfig, DPOConfig, KTOConfig])
 def test_defaults_are_neither_refused_nor_warned_of(
     kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

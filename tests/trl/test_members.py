@@ -1,0 +1,136 @@
+"""Members of TRL's trainers that scripts call are there, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import lmms_stream.trl
+import pytest
+import torch
+import trl
+from lmms_stream.errors import ConfigError
+from lmms_stream.train import members
+from lmms_stream.trl import DPOTrainer, SFTTrainer
+from transformers import Trainer
+
+from ..train.habits import rows
+
+
+@pytest.fixture
+def trainer(model_folder: Path, tmp_path: Path) -> SFTTrainer:
+    args = rows.config(tmp_path, max_length=64, max_steps=1, logging_steps=1, save_strategy="no")
+    return SFTTrainer(str(model_folder), args, train_dataset=rows.chats(8), eval_dataset=rows.chats(4))
+
+
+def test_every_public_member_of_trls_trainers_exists_or_is_refused_by_name() -> None:
+    for theirs, ours in ((trl.SFTTrainer, SFTTrainer), (trl.DPOTrainer, DPOTrainer), (Trainer, SFTTrainer)):
+        missing = [name for name in dir(theirs) if not name.startswith("_") and not hasattr(ours, name)]
+        assert missing == [], theirs
+
+
+@pytest.mark.parametrize("name", members._REFUSED)
+def test_parts_of_a_loop_that_is_not_here_are_refused(name: str, trainer: SFTTrainer) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is a part of transformers' own loop, which is not here: "):
+        getattr(trainer, name)()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_script_may_ask_for_what_it_asks_of_trls_trainer(
+    trainer: SFTTrainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = trainer.train()
+    accelerator = trainer.accelerator
+    accelerator.print("done")
+    accelerator.wait_for_everyone()
+    assert accelerator.is_main_process
+    assert accelerator.is_local_main_process
+    assert (accelerator.num_processes, accelerator.device.type) == (1, "cpu")
+    assert accelerator.unwrap_model(trainer.model).config.model_type == trainer.model.config.model_type == "llama"
+    assert accelerator.gather(torch.tensor([2])).tolist() == [2]
+    trainer.log_metrics("train", result.metrics)
+    trainer.save_metrics("train", result.metrics)
+    trainer.save_state()
+    shown = capsys.readouterr().out
+    assert "done" in shown
+    assert "***** train metrics *****" in shown
+    assert json.loads((tmp_path / "all_results.json").read_text())["train_loss"] == result.training_loss
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 1
+    assert trainer.metrics_format({"train_runtime": 61.0})["train_runtime"] == "0:01:01.00"
+    assert trainer.num_examples(trainer.get_train_dataloader()) == 8
+    assert trainer.get_num_trainable_parameters() == sum(each.numel() for each in trainer.model.parameters())
+    assert trainer.get_learning_rates() == [group["lr"] for group in trainer.optimizer.param_groups]
+    groups = trainer.get_optimizer_group()
+    assert trainer.get_optimizer_group(groups[0][0])["params"] is groups[0]
+    assert trainer.get_total_train_batch_size(trainer.args) == 8
+    assert (trainer.get_tp_size(), trainer.get_sp_size(), trainer.get_cp_size()) == (1, 1, 1)
+    assert trainer.model_wrapped is trainer.model
+
+
+def test_loaders_give_batches_and_a_prediction_step_their_loss(trainer: SFTTrainer) -> None:
+    evaluated = trainer.evaluate()
+    losses, num_tokens, num_packs = 0.0, 0, 0
+    for batch in trainer.get_eval_dataloader():
+        loss, logits, labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+        assert logits is not None
+        assert labels is not None
+        own = torch.nn.functional.cross_entropy(logits[0, :-1].float(), labels[0, 1:])
+        assert loss == pytest.approx(own.item(), rel=1e-4)
+        assert trainer.prediction_step(trainer.model, batch, prediction_loss_only=True)[1:] == (None, None)
+        losses, num_tokens, num_packs = (
+            losses + loss.item() * batch.num_loss_tokens,
+            num_tokens + batch.num_loss_tokens,
+            num_packs + 1,
+        )
+    assert num_packs == 4
+    assert losses / num_tokens == pytest.approx(evaluated["eval_loss"], rel=1e-5)
+    assert len(trainer.get_train_dataloader()) == 8
+    evaluation: Any = trainer.eval_dataset
+    assert len(trainer.get_test_dataloader(evaluation)) == 4
+    with pytest.raises(ConfigError, match="there is no eval_dataset 'other': name one of"):
+        trainer.get_eval_dataloader("other")
+
+
+def test_a_model_card_says_what_was_trained_on(trainer: SFTTrainer, tmp_path: Path) -> None:
+    trainer.create_model_card(model_name="mine", dataset_name="some/chats", tags="sft")
+    card = (tmp_path / "README.md").read_text()
+    assert "# mine\n" in card
+    for line in ("datasets: some/chats", "- lmms_stream", "- sft", "library_name: transformers"):
+        assert line in card
+
+
+def test_without_a_network_an_upload_raises_the_hubs_own_error(
+    trainer: SFTTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(Exception, match="offline") as caught:
+        trainer.push_to_hub(dataset_name="some/chats")
+    assert type(caught.value).__module__.startswith("huggingface_hub")
+
+
+def test_names_of_trl_are_its_own_but_for_trainers_that_are_not_here() -> None:
+    assert lmms_stream.trl.get_peft_config is trl.get_peft_config
+    with pytest.raises(
+        ConfigError, match="GRPOTrainer is not here, where DPOTrainer, KTOTrainer, SFTTrainer are: import"
+    ):
+        lmms_stream.trl.GRPOTrainer  # noqa: B018
+
+
+def test_a_quantised_model_is_refused_and_none_is_not(model_folder: Path, tmp_path: Path) -> None:
+    from transformers import BitsAndBytesConfig
+
+    given: Any = {"args": rows.config(tmp_path), "train_dataset": rows.chats(4)}
+    SFTTrainer(str(model_folder), quantization_config=None, **given)
+    message = r"quantization_config is a BitsAndBytesConfig: .* Leave it out \(--load_in_4bit"
+    with pytest.raises(ConfigError, match=message):
+        SFTTrainer(str(model_folder), quantization_config=BitsAndBytesConfig(load_in_4bit=True), **given)
+
+
+def test_arguments_of_from_pretrained_are_kept(model_folder: Path, tmp_path: Path, caplog: Any) -> None:
+    options = {"revision": "main", "dtype": "auto", "attn_implementation": None, "device_map": "auto"}
+    args = rows.config(tmp_path, model_init_kwargs=options)
+    trainer = SFTTrainer(str(model_folder), args, train_dataset=rows.chats(4))
+    assert next(trainer.model.parameters()).dtype is torch.float32
+    assert "args.model_init_kwargs ['device_map']: each rank has its part of the model" in caplog.text
