@@ -19,6 +19,7 @@ from trl import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from ..processors import tiny_vlm
+from ..versions import IS_5
 from . import rows
 
 OPTIONS = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "max_length": None}
@@ -39,8 +40,9 @@ def vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("make", "assistant_only"),
     [
-        (rows.seen, False), (rows.seen, True), (rows.seen_before_text, False), (rows.seen_before_text, True),
-        (rows.seen_in_messages, False), (rows.seen_prompts, False),
+        (rows.seen, False), (rows.seen_before_text, False), (rows.seen_in_messages, False), (rows.seen_prompts, False),
+        # transformers 4 marks other tokens than the assistant's where images are
+        *([(rows.seen, True), (rows.seen_before_text, True)] if IS_5 else []),
     ],
 )  # fmt: skip
 def test_rows_with_images_become_the_tokens_that_trl_makes(

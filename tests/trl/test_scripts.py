@@ -38,6 +38,7 @@ from transformers import (
 from trl import DPOConfig
 
 from ..train.habits import rows as chats
+from ..versions import IS_5
 from . import rows
 from .test_image_rows import vlm as vlm
 
@@ -129,14 +130,16 @@ def test_a_script_loads_a_model_whose_codes_become_numbers(
     saved = tmp_path / "gpt-oss"
     AutoModelForCausalLM.from_config(GptOssConfig(**chats.SIZES, **sizes, sliding_window=64)).save_pretrained(saved)
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(saved)
-    more = "--packing --max_length 64 --warmup_steps 0.03 --lr_scheduler_type cosine_with_min_lr "
+    more = f"--packing --max_length 64 --warmup_steps {0.03 if IS_5 else 1} --lr_scheduler_type cosine_with_min_lr "
     more += '--lr_scheduler_kwargs {"min_lr_rate":0.1}'
     arguments(monkeypatch, folder_of(chats.chats, tmp_path / "rows"), saved, tmp_path / "run", more)
     parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
     script_args, training_args, model_args, _ = parser.parse_args_and_config(return_remaining_strings=True)
     options = {
         "revision": model_args.model_revision, "attn_implementation": "eager", "dtype": model_args.dtype,
-        "use_cache": not training_args.gradient_checkpointing, "quantization_config": Mxfp4Config(dequantize=True),
+        "use_cache": not training_args.gradient_checkpointing,
+        # transformers 4 reads codes alone so, and these are numbers
+        **({"quantization_config": Mxfp4Config(dequantize=True)} if IS_5 else {}),
     }  # fmt: skip
     trainer = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, **options),
