@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -166,10 +166,14 @@ class Sample:
 
     def copy(self) -> Sample:
         """Another sample with the same values, which can be changed without this one; media are shared."""
-        made = Sample()
+        made = Sample.__new__(Sample)
+        values = made.__dict__
+        values.update(_DEFAULTS)
         for name, value in vars(self).items():
-            shared = name in _SHARED or isinstance(value, _UNCHANGING)
-            setattr(made, name, value if shared else copy.deepcopy(value))
+            if name in _SHARED or isinstance(value, _UNCHANGING):
+                values[name] = value
+            else:
+                values[name] = copy.deepcopy(value) if value or type(value) not in (list, dict) else type(value)()
         return made
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,5 +231,6 @@ _STATUS_OF = {
 }
 _INFOS: dict[str, Any] = {"spec_info": Speculation, "prefix_cache_info": PrefixCache}
 _MADE_WHEN_ASKED: dict[str, Any] = {"rollout_tokens": list, **_INFOS}
+_DEFAULTS = {each.name: each.default for each in fields(Sample) if each.default is not MISSING}
 _SHARED = {"multimodal_inputs", "multimodal_train_inputs", "teacher_multimodal_inputs"}
 _UNCHANGING = (str, int, float, bytes, type(None), Enum)
