@@ -20,6 +20,7 @@ from ..converters.asked import schemas_of
 from ..converters.convert import Progress, convert
 from ..converters.options import ConvertOptions
 from ..converters.report import ConvertReport
+from ..converters.rows.mapper import ROWS_VERSION
 from ..converters.rows.options import SchemaOptions
 from ..converters.rows.user_functions import code_of
 from ..converters.sources.sources import open_sources
@@ -105,6 +106,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
         "rows": [options.schema.changed(source.settings).asked for source in sources if source.settings],
         "processor": processor_fingerprint(processor),
         "settings": [options.on_error, options.longest],
+        "version of rows": ROWS_VERSION,
     }
     if code := code_of(schemas_of(sources, options)):  # of functions that entries of a list name
         described["code"] = code

@@ -115,7 +115,7 @@ class SourceReader:
             for lane in self._lanes:
                 if lane.epoch == epoch:
                     lane.begin_epoch(epoch + 1)
-            self._quiet = []
+            self._quiet, self._untold = [], {}  # of this epoch
             self._known.pop(epoch, None)
 
     def _epoch(self, epoch: int) -> Iterator[SourcePack]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows import mapper
 from lmms_stream.datasets import DatasetConfig, MultiModalDataset
+from lmms_stream.datasets import building as building_module
 from lmms_stream.datasets.building import Building, build_once, building_of, cache_of
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.storage.locks import locked
@@ -86,6 +88,14 @@ def test_sources_that_were_changed_are_other_sources(config: dict[str, Any]) -> 
     write_jsonl(Path(config["dataset_path"]), 61)
     after, _ = building(config)
     assert before.target != after.target
+
+
+def test_a_version_that_stores_rows_otherwise_converts_them_anew(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, dataset = building(config)
+    monkeypatch.setattr(building_module, "ROWS_VERSION", mapper.ROWS_VERSION + 1)
+    assert building_of(dataset.config, dataset.processor).target != before.target
 
 
 def test_shards_lie_in_the_store_that_is_named(

@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 from collections import Counter
-from itertools import pairwise
+from itertools import count, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ import pytest
 import torch
 from datasets import Dataset
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.datasets.lanes_of_sources import reading_packs
+from lmms_stream.datasets.names import Source, sources_of
 from lmms_stream.datasets.rows_of_sources import LOOK_ROWS
+from lmms_stream.datasets.source_state import SourcesState
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.lane_state import LaneState
@@ -293,6 +296,33 @@ def test_files_that_come_while_it_is_read_are_read_in_the_same_epoch(
     write_rows(tmp_path / "rows/z.jsonl", range(330, 350))
     seen += Readers(config, 1, 1, state=readers.state.to_dict()).rest()
     assert counts_of(seen, tokenizer) == Counter(range(350))
+
+
+def test_a_state_does_not_name_a_file_that_was_there_at_the_end_of_an_earlier_epoch_only(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    dataset = MultiModalIterableDataset(config | {"packing": False, "on_error": "skip"})
+    passing = tmp_path / "rows/e.jsonl"
+    looks = count(1)
+
+    def sources() -> list[Source]:
+        """Found at the look that ends epoch 0, gone when epoch 1 begins. It holds no row, so no pack tells of it."""
+        look = next(looks)
+        if look == 2:
+            passing.write_text("\n")
+        if look == 4:
+            passing.unlink()
+        return sources_of(dataset.config)
+
+    state = SourcesState(dataset.fingerprint, dataset.num_lanes)
+    lanes = range(dataset.num_lanes)
+    for pack in reading_packs(sources, dataset.reading, lanes=lanes, state=state, endless=True):
+        for after in pack.afters:
+            state.deliver(after)
+        if all(state.lane(lane).epoch == 1 for lane in lanes):
+            break
+    assert next(looks) > 4
+    assert [key for key, *_ in state.to_dict()["files"]["1"] if key == str(passing)] == []
 
 
 def test_slices_of_a_file_are_told_apart(tokenizer: Path, tmp_path: Path) -> None:

@@ -148,6 +148,9 @@ def test_groups_by_pattern_have_values_of_their_own_and_the_others_the_optimizer
         ({"optim": "adafactor"}, "adafactor: torch's does not run on sharded matrices; for less memory take"),
         ({"optim_args": {"lr": 1.0}}, "train.optim_args has lr: set train.learning_rate$"),
         ({"optim_args": {"betas": [0.1, 0.2]}}, "train.optim_args has betas: set train.adam_beta1 and adam_beta2$"),
+        ({"optim": "sgd", "adam_beta1": 0.5}, "adam_beta1 is a setting of AdamW, and train.optim is sgd: leave it out"),
+        ({"optim": "rmsprop", "adam_epsilon": 1e-3}, "what rmsprop takes is set in optim_args$"),
+        ({"optim": "rmsprop", "optim_args": {"lr": 1.0}}, "train.optim_args has lr: set train.learning_rate$"),
         ({"optim": "sgd", "optim_args": {"moment": 1}}, r"train.optim sgd with optim_args \{'moment': 1\}: .*'moment'"),
         ({"optim": "muon", "optim_args": {"adjust_lr_fn": "x"}}, "adjust_lr_fn of muon is original, .*, got 'x'"),
         ({"groups": {"*": {"learning_rate": 1}}}, r"groups '\*' has learning_rate, which adamw does not .* of lr,"),
@@ -160,6 +163,10 @@ def test_groups_by_pattern_have_values_of_their_own_and_the_others_the_optimizer
 def test_optimizers_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_optimizer(small_model(), config(**settings))
+
+
+def test_what_torch_names_eps_is_set_in_optim_args_where_the_optimizer_is_not_adamw() -> None:
+    assert build_optimizer(small_model(), config(optim="rmsprop", optim_args={"eps": 1e-3})).defaults["eps"] == 1e-3
 
 
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")

@@ -177,6 +177,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ),
         ({"warmup_ratio": 1.5}, "warmup_ratio must be a share of the run, 0 to 1, got 1.5"),
         ({"decay_ratio": -1}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
+        ({"decay_ratio": 0.3}, "decay_ratio is of wsd, and lr_scheduler_type is cosine: leave it out, or choose wsd"),
         ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
         ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate 2e-05: lower it"),
         ({"z_loss": -0.1}, "z_loss must be 0 or more, got -0.1"),

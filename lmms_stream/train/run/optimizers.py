@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,7 @@ from .settings import TrainConfig
 
 Groups = list[dict[str, Any]]
 Maker = Callable[[Groups, TrainConfig, torch.nn.Module], torch.optim.Optimizer]
+_OF_TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}  # without the settings of AdamW
 _OF_CONFIG = {  # an optimizer's own names of what TrainConfig has
     "lr": "learning_rate",
     "weight_decay": "weight_decay",
@@ -38,8 +40,7 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
     if make is None:
         raise ConfigError(f"train.optim {config.optim!r} is none of {', '.join(_MAKERS)}")
     groups = groups_of(model, config)
-    if clashing := sorted(_OF_CONFIG.keys() & config.optim_args.keys()):
-        raise ConfigError(f"train.optim_args has {clashing[0]}: set train.{_OF_CONFIG[clashing[0]]}")
+    _check_args(config)
     try:
         made = make(groups, config, model)
     except LmmsStreamError:
@@ -55,6 +56,20 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
                 f"of {', '.join(made.defaults)}"
             )
     return made
+
+
+def _check_args(config: TrainConfig) -> None:
+    """ConfigError for arguments that are settings, and for settings that the optimizer does not have."""
+    is_adam = config.optim not in _OF_TORCH
+    settings = {name: setting for name, setting in _OF_CONFIG.items() if is_adam or not setting.startswith("adam_")}
+    if clashing := sorted(settings.keys() & config.optim_args.keys()):
+        raise ConfigError(f"train.optim_args has {clashing[0]}: set train.{settings[clashing[0]]}")
+    for each in fields(config):
+        if each.name.startswith("adam_") and not is_adam and getattr(config, each.name) != each.default:
+            raise ConfigError(
+                f"train.{each.name} is a setting of AdamW, and train.optim is {config.optim}: leave it out; what "
+                f"{config.optim} takes is set in optim_args"
+            )
 
 
 def groups_of(model: torch.nn.Module, config: TrainConfig) -> Groups:
@@ -167,7 +182,5 @@ _MAKERS: dict[str, Maker] = {
     "adamw_bnb_8bit": _adamw_8bit,
     "adamw_torch_8bit": _adamw_8bit,
     "muon": _muon,
-    "sgd": _torch("SGD"),
-    "adagrad": _torch("Adagrad"),
-    "rmsprop": _torch("RMSprop"),
+    **{name: _torch(class_name) for name, class_name in _OF_TORCH.items()},
 }

@@ -284,6 +284,11 @@ class TrainConfig:
         for name in ("warmup_ratio", "decay_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"train.{name} must be a share of the run, 0 to 1, got {getattr(self, name)}")
+        if self.decay_ratio != 0.1 and self.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
+            raise ConfigError(
+                f"train.decay_ratio is of wsd, and lr_scheduler_type is {self.lr_scheduler_type}: leave it out, or "
+                "choose wsd"
+            )
         if self.min_learning_rate > self.learning_rate:
             raise ConfigError(
                 f"train.min_learning_rate {self.min_learning_rate:g} is above learning_rate {self.learning_rate:g}: "
