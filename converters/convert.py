@@ -210,6 +210,7 @@ def convert_sources(
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
         check_code(asked["code"], opened, options)
+        begun.check_claims()
         num_cut = [
             _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
         ]

@@ -28,11 +28,14 @@ class StoredObject:
     """An object of a store: its key there, its size, and what changes with its content.
 
     tag: an entity tag, or a time of modification in nanoseconds; "" (and num_bytes 0) where the store does not say.
+    written_s: when it was written, by the store's clock, in seconds since 1970; 0 where the store does not say, and in
+    lists.
     """
 
     key: str
     num_bytes: int
     tag: str
+    written_s: float = field(default=0.0, compare=False)
 
 
 class Role(IntEnum):

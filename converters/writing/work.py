@@ -29,7 +29,7 @@ from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
 from ..stored.growing import finish_growth
-from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
+from .replacing import UNFINISHED_NAME, read_claim, read_described, remove_unreadable
 
 _HALF_WRITTEN = re.compile(
     r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished|growing)\.json|provenance\.(npy|json)|rejects\.jsonl)"
@@ -104,6 +104,7 @@ class Work:
         """Called before a shard is made: the target's claim lists it, so that --overwrite can remove it."""
         if number >= self._announced.get(output, 0):
             self._announced[output] = max(_FIRST_ANNOUNCED, 2 * number)
+            self.check_claims()
             self._claim(output)
 
     def release(self, output: int) -> None:
@@ -112,6 +113,18 @@ class Work:
             self.targets[output].delete(UNFINISHED_NAME)
         except StorageError:  # a store without deletion
             self.targets[output].write(UNFINISHED_NAME, b"{}")
+
+    def check_claims(self) -> None:
+        """StorageError where another conversion, of another machine, has begun at a target since: with --overwrite."""
+        for target in self.targets:
+            claim = read_claim(target)
+            if claim is None or claim.get("id") != self.owner["id"]:
+                by = f"on {claim['host']}" if claim and "host" in claim else "and ended"
+                raise StorageError(
+                    f"{target.url}: another conversion was begun there {by} since this one was, and their shards have "
+                    "the same names, so what is there may not be one dataset: convert again once nobody else does, "
+                    "with --overwrite, or choose another target"
+                )
 
     def _claim(self, output: int) -> None:
         claim = self.owner | {"num_shards": self._announced.get(output, 0), "replaced": list(self.replaced[output])}

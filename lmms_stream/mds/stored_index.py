@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,12 +34,13 @@ _Facts = tuple[StoredObject, StoredObject | None]  # of index.json, and of datas
 class StoredIndex:
     """What a dataset lists. dataset: its dataset.json, if it has one; without the shards where the index is long.
 
-    digest: names the content of index.json.
+    digest: names the content of index.json. written_s: as in StoredObject.
     """
 
     shards: ShardList
     dataset: dict[str, Any] | None
     digest: str
+    written_s: float = 0.0
 
     @property
     def parts(self) -> list[dict[str, Any]]:
@@ -54,8 +55,17 @@ def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | Non
     cannot be had, ShardError for an index that is not safe to follow.
     """
     facts = _facts(storage)
-    if facts is None or facts[0].num_bytes <= LONG_INDEX_BYTES or not all(each.tag for each in facts if each):
+    if facts is None:
         return _listed(storage, validate_hash)
+    is_long = facts[0].num_bytes > LONG_INDEX_BYTES and all(each.tag for each in facts if each)
+    found = _of_table(storage, facts, cache_folder, validate_hash, timeout_s) if is_long else None
+    return replace(found or _listed(storage, validate_hash), written_s=facts[0].written_s)
+
+
+def _of_table(
+    storage: Storage, facts: _Facts, cache_folder: Path, validate_hash: str | None, timeout_s: float
+) -> StoredIndex | None:
+    """A long index, by its table; None where there can be none."""
     folder = _table_folder(storage.url, facts, cache_folder, validate_hash)
     for _ in range(_TRIES):
         if not (folder / ABOUT_NAME).exists() and not _make_once(storage, facts, folder, validate_hash, timeout_s):
@@ -64,7 +74,7 @@ def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | Non
         if table is not None:
             return StoredIndex(shards=table, dataset=table.about.dataset, digest=table.about.digest)
         _remove_damaged(folder, storage, timeout_s)
-    return _listed(storage, validate_hash)
+    return None
 
 
 def _open_table(folder: Path, storage: Storage) -> ShardTable | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -92,7 +93,9 @@ class StoredDataset:
         filled = FilledFolder(self.storage, self.cache.folder, timeout_s=config.timeout_s)
         if stream.source is None and stream.local is not None and self._is_elsewhere:
             self._filled = filled
+        opened_s = time.time()
         index = self._index = self._read_index(stream, timeout_s=config.timeout_s)
+        self.cache.as_of_s = max(opened_s, index.written_s)
         self._read_parts(stream.num_parts)
         self.node_folder = node_folder(self.cache.folder, index.digest)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there

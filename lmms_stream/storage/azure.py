@@ -111,7 +111,7 @@ class AzureStorage:
     def stat(self, key: str) -> StoredObject:
         def stat(container: Any, name: str, proceed: Proceed) -> StoredObject:
             facts = container.get_blob_client(name).get_blob_properties()
-            return StoredObject(key, facts.size, facts.etag.strip('"'))
+            return StoredObject(key, facts.size, facts.etag.strip('"'), facts.last_modified.timestamp())
 
         return self._run(key, stat)
 

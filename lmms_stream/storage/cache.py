@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import tempfile
@@ -67,7 +68,9 @@ class LocalCache:
 
     room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
     counts what was there and what was downloaded; not what is read where it lies. keep_zip: compressed files stay
-    beside what is made of them. peers: caches of other nodes, asked before the store.
+    beside what is made of them. peers: caches of other nodes, asked before the store. as_of_s: when the dataset was
+    opened; an object that no checksum is known of, and that was written later, is an error: it may be of another
+    version.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class LocalCache:
         self.room = room
         self.tally = FetchTally()
         self.peers: Peers | None = None
+        self.as_of_s = math.inf
         self._checked_here: dict[Path, Record] = {}  # copies in folders that cannot be written
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
         self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
@@ -106,6 +110,7 @@ class LocalCache:
         try:
             original = self._original(key, wanted)
             if original is not None:
+                self._check_version(key, wanted, original)
                 is_valid = self._is_valid(original, wanted, wait=wait)
                 if is_valid is None or is_valid:
                     return original if is_valid else None
@@ -148,6 +153,7 @@ class LocalCache:
         """
         original, checked = self._original(key, wanted), self._record_of_original(wanted)
         if original is not None and wanted.by_size and wanted.valid(original):
+            self._check_version(key, wanted, original)
             return original  # without a look at the compressed file, which a filled folder does not have
         if original is not None and checked is not None and Record.read(checked).vouches_for(original, wanted.identity):
             return original
@@ -204,8 +210,26 @@ class LocalCache:
         if not wanted.by_size:
             return wanted.identity
         if key not in self._tags:
-            self._tags[key] = self.storage.stat(key).tag
+            found = self.storage.stat(key)
+            self._check_time(key, found.written_s)
+            self._tags[key] = found.tag
         return f"{wanted.identity} {self._tags[key]}".rstrip()  # without a tag: of stores that give none
+
+    def _check_version(self, key: str, wanted: Wanted, original: Path) -> None:
+        """StorageError for a local dataset's own object that no checksum is known of, if it was replaced."""
+        if wanted.by_size and wanted.decode is None:  # else the file is one that we decoded
+            self._check_time(key, original.stat().st_mtime)
+
+    def _check_time(self, key: str, written_s: float) -> None:
+        if written_s > self.as_of_s:
+            raise self._replaced(key)
+
+    def _replaced(self, key: str) -> StorageError:
+        return StorageError(
+            f"{self.storage.url}/{key} was written after the dataset was opened, and index.json has no checksum of it: "
+            "samples of two versions could be mixed: start again once nobody writes to the dataset, and write it with "
+            "checksums (hashes=['xxh3_64'] of MDSWriter)"
+        )
 
     def _is_valid(self, original: Path, wanted: Wanted, *, wait: bool) -> bool | None:
         """Whether a local dataset's own object is what is wanted; None when another process is about to find out.
@@ -333,6 +357,8 @@ class LocalCache:
 
     def _download(self, key: str, wanted: Wanted, temporary: Path) -> bool:
         self.storage.download(key, temporary)
+        if wanted.by_size and self.storage.stat(key).tag != self._tags[key]:
+            raise self._replaced(key)
         self.tally.add(num_bytes=temporary.stat().st_size)
         return self._decoded(temporary, wanted)
 

@@ -126,7 +126,7 @@ class GoogleStorage:
         def stat(client: Any, name: str, proceed: Proceed) -> StoredObject:
             blob = client.bucket(self.bucket).blob(name)
             blob.reload(**self._options)
-            return StoredObject(key, blob.size, str(blob.generation))
+            return StoredObject(key, blob.size, str(blob.generation), blob.updated.timestamp())
 
         return self._run(key, stat)
 

@@ -104,7 +104,7 @@ class FolderStorage:
 
     def _stat(self, key: str) -> StoredObject:
         status = (self.folder / key).stat()
-        return StoredObject(key, status.st_size, str(status.st_mtime_ns))
+        return StoredObject(key, status.st_size, str(status.st_mtime_ns), status.st_mtime)
 
     @staticmethod
     def _copy(source: Path, target: Path) -> None:

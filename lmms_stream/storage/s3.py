@@ -153,7 +153,9 @@ class S3Storage:
     def stat(self, key: str) -> StoredObject:
         def stat(client: S3Client, at: Any, proceed: Callable[[], None]) -> StoredObject:
             answer = client.head_object(**at)
-            return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
+            return StoredObject(
+                key, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp()
+            )
 
         return self._run(key, stat)
 

@@ -202,6 +202,21 @@ def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(many
     ]  # fmt: skip
 
 
+def test_a_conversion_whose_target_another_machine_took_meanwhile_is_not_called_whole(
+    chats: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+
+    def take(num_bytes: int) -> None:
+        """As --overwrite does on a machine whose locks are not seen here."""
+        theirs = {"id": "theirs", "host": "elsewhere", "work": "/work", "files": [], "extension": "", "num_shards": 16}
+        (target / "_lmms" / "unfinished.json").write_text(json.dumps(theirs))
+
+    with pytest.raises(StorageError, match=r"another conversion was begun there on elsewhere since this one was, .*"):
+        convert([chats], str(target), progress=Progress(advance=take), num_workers=1)
+    assert not (target / "index.json").exists()
+
+
 # What may be asked
 
 

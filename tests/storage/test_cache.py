@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.errors import StorageError
+from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.pack_counts import PackCountsFolder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.shard_files import fetch_shard
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.storage.cache import LocalCache, default_cache_folder
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
+from lmms_stream.storage.storage import open_storage
 from lmms_stream.storage.wanted import Wanted
 from streaming import MDSWriter
 
@@ -40,8 +43,6 @@ def test_many_processes_fetch_an_object_once(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_copy_is_fetched_again(dataset_folder: Path, s3: str, tmp_path: Path) -> None:
-    from lmms_stream.storage.storage import open_storage
-
     remote = f"{s3}/corrupt-copy"
     for name in ("index.json", *(info.name for info in PackedStreamingDataset(dataset_folder).core.shard_infos)):
         open_storage(remote).upload(dataset_folder / name, name)
@@ -56,9 +57,35 @@ def test_a_corrupt_copy_is_fetched_again(dataset_folder: Path, s3: str, tmp_path
     assert (tmp_path / names[0]).read_bytes() == good
 
 
-def test_an_object_that_is_damaged_at_its_source_is_an_error(dataset_folder: Path, s3: str, tmp_path: Path) -> None:
-    from lmms_stream.storage.storage import open_storage
+def test_shards_without_checksums_of_two_versions_are_not_mixed(tmp_path: Path, s3: str) -> None:
+    for name, first in (("old", 0), ("new", 1000)):
+        with MDSWriter(columns={"x": "int"}, out=str(tmp_path / name), size_limit=256) as writer:
+            for number in range(40):
+                writer.write({"x": first + number})
+    store = open_storage(f"{s3}/two-versions")
+    for path in (tmp_path / "old").iterdir():
+        store.upload(path, path.name)
 
+    dataset = PackedDataset(tmp_path / "old")
+    first_shard, *others = [info.name for info in dataset.shard_infos]
+    assert dataset.read([0])[0]["x"] == 0
+    later_s = dataset.stored[0].cache.as_of_s + 1
+    for name in others:
+        (tmp_path / "new" / name).replace(tmp_path / "old" / name)
+        os.utime(tmp_path / "old" / name, (later_s, later_s))
+    with pytest.raises(StorageError, match=rf"{others[-1]} was written after the dataset was opened, .* start again"):
+        dataset.read([39])
+
+    copied = PackedDataset(StreamConfig(remote=store.url, local=tmp_path / "copies")).stored[0]
+    fetch_shard(copied.cache, copied.shards[0])
+    copied.cache.evict(first_shard)  # as under a cache_limit
+    store.upload(tmp_path / "new" / first_shard, first_shard)
+    with pytest.raises(StorageError, match=f"{first_shard} was written after the dataset was opened"):
+        fetch_shard(copied.cache, copied.shards[0])
+    assert not (tmp_path / "copies" / first_shard).exists()
+
+
+def test_an_object_that_is_damaged_at_its_source_is_an_error(dataset_folder: Path, s3: str, tmp_path: Path) -> None:
     store = open_storage(f"{s3}/damaged-source")
     info = PackedStreamingDataset(dataset_folder).core.shard_infos[0]
     store.write(info.name, (dataset_folder / info.name).read_bytes()[:-1])
