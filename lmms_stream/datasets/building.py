@@ -95,7 +95,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
         schema=SchemaOptions(kind=dataset_type_of(config).row_kind),
         processor=processor,
         on_error=config.on_error,
-        longest=config.max_length if config.overlong == "drop" else None,
+        longest=config.max_length,
         allow_repeats=True,  # LMMS Engine reads a file as often as its list names it
     )
     sources = open_sources([str(listed)], scratch=local / "scratch")

@@ -27,10 +27,11 @@ class EngineFields:
     dataset_type: names the kind of dataset; what follows is for a dataset that has one. dataset_format: of what
     dataset_path names, or "yaml" for a list of sources in that file or in `datasets`; "mds", or none, for shards that
     are there. processor_config: processor_name, processor_type, extra_kwargs. packing: whether samples share packs;
-    documents (fineweb_edu) do unless it says no. filter_overlong: samples that are longer than a pack, or than
-    max_length, are left out and counted (True), or kept, each a pack of its own (False). cache_dir: where sources are
-    kept as shards, unless object_storage and bucket_name name a store. reshuffle: packs are made anew in each epoch.
-    on_error: a row that does not fit ends the run, or is left out and counted.
+    documents (fineweb_edu) do unless it says no. filter_overlong: samples that are longer than a pack are left out and
+    counted (True), or kept, each a pack of its own (False). max_length: longer samples are left out and counted,
+    whatever is done with those that are longer than a pack. cache_dir: where sources are kept as shards, unless
+    object_storage and bucket_name name a store. reshuffle: packs are made anew in each epoch. on_error: a row that does
+    not fit ends the run, or is left out and counted.
     """
 
     dataset_type: str | None = None

@@ -126,6 +126,8 @@ def test_samples_that_are_too_long_are_left_out_and_counted(
     short = MultiModalDataset(config | {"max_length": limit}).build()
     assert short.core.num_samples == int((lengths <= limit).sum())
     assert f"{int((lengths > limit).sum())} were longer than max_length" in caplog.text
+    kept = MultiModalDataset(config | {"max_length": limit, "filter_overlong": False, "packing": True}).build()
+    assert kept.core.num_samples == short.core.num_samples
     dropped = MultiModalDataset(config | {"packing_length": limit})
     assert sum(len(ids(dropped[number])) for number in range(len(dropped))) == int((lengths <= limit).sum())
 
