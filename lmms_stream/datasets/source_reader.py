@@ -24,7 +24,7 @@ from .streaming_packs import Piece, PieceRef, StreamingPacker
 class SourcePack(NamedTuple):
     """A pack as a reader gives it. sample_ids: see sample_id_of.
 
-    afters: its lane after it; at the end of an epoch also lanes that had rows to read and no pack of them.
+    afters: its lane after it; with the last pack of an epoch also all lanes of the reader at the end of the epoch.
     """
 
     samples: list[Processed]
@@ -92,7 +92,6 @@ class SourceReader:
         self._state = state
         self._known = {epoch: dict(files) for epoch, files in state.known.items()}
         self._untold: dict[str, KnownFile] = {}
-        self._quiet: list[_Lane] = []  # lanes that are told with the next pack, whose lane it may not be
 
     def packs(self, *, endless: bool) -> Iterator[SourcePack]:
         """The packs of the epoch that the last of the lanes is in; or of all epochs that follow, too."""
@@ -101,9 +100,16 @@ class SourceReader:
             epoch = min(lane.epoch for lane in self._lanes)
             is_begun = any(lane.finished or lane.positions or lane.epoch > epoch for lane in self._lanes)
             num_packs = 0
+            last: SourcePack | None = None  # it may be the last of the epoch, as no piece waits for another pack
             for pack in self._epoch(epoch):
                 num_packs += 1
-                yield pack
+                if last is not None:
+                    yield last
+                last = None if self._has_open(epoch) else pack
+                if last is None:
+                    yield pack
+            if last is not None:
+                yield last._replace(afters=(*last.afters, *self._ends(epoch)))
             if not endless:
                 return
             if not num_packs and not is_begun:
@@ -115,7 +121,7 @@ class SourceReader:
             for lane in self._lanes:
                 if lane.epoch == epoch:
                     lane.begin_epoch(epoch + 1)
-            self._quiet, self._untold = [], {}  # of this epoch
+            self._untold = {}  # of this epoch
             self._known.pop(epoch, None)
 
     def _epoch(self, epoch: int) -> Iterator[SourcePack]:
@@ -135,11 +141,21 @@ class SourceReader:
             listed = self._list()
             if not self._learn(epoch, listed, look=look):
                 break
-        lanes = [lane for lane in self._lanes if lane.epoch == epoch]
-        self._quiet = [lane for lane in lanes if not lane.packer.open_refs]
-        for lane in lanes:
+        for lane in self._in(epoch):
             for pieces in lane.packer.flush():
                 yield from self._given(lane, pieces)
+
+    def _in(self, epoch: int) -> list[_Lane]:
+        return [lane for lane in self._lanes if lane.epoch == epoch]
+
+    def _has_open(self, epoch: int) -> bool:
+        """Whether pieces wait in open packs, so that another pack is given in this epoch."""
+        return any(any(lane.packer.open_refs) for lane in self._in(epoch))
+
+    def _ends(self, epoch: int) -> list[LaneAfter]:
+        """The lanes at the end of an epoch, with the rows that were left out since their last packs."""
+        known, self._untold = self._untold, {}
+        return [lane.after(known) for lane in self._in(epoch)]
 
     def _learn(self, epoch: int, listed: dict[str, SourceFile], *, look: int) -> bool:
         """Add files that are new to the epoch; whether there are any."""
@@ -220,9 +236,7 @@ class SourceReader:
         samples, sample_ids = self._rows.samples_of(pieces, lane.tally, epoch=lane.epoch)
         if samples:
             known, self._untold = self._untold, {}
-            quiet, self._quiet = self._quiet, []
-            afters = lane.after(known), *(each.after({}) for each in quiet)
-            yield SourcePack(samples, sample_ids, afters)
+            yield SourcePack(samples, sample_ids, (lane.after(known),))
 
     def _unchanged(self, key: str, listed: dict[str, SourceFile], epoch: int) -> SourceFile:
         file = listed.get(key)

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from itertools import count, pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,7 +23,6 @@ from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.datasets.lanes_of_sources import reading_packs
 from lmms_stream.datasets.names import Source, sources_of
 from lmms_stream.datasets.rows_of_sources import LOOK_ROWS
-from lmms_stream.datasets.source_state import SourcesState
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.lane_state import LaneState
@@ -314,15 +314,23 @@ def test_a_state_does_not_name_a_file_that_was_there_at_the_end_of_an_earlier_ep
             passing.unlink()
         return sources_of(dataset.config)
 
-    state = SourcesState(dataset.fingerprint, dataset.num_lanes)
-    lanes = range(dataset.num_lanes)
-    for pack in reading_packs(sources, dataset.reading, lanes=lanes, state=state, endless=True):
+    state = dataset.begun(1)
+    reading = replace(dataset.reading, num_lanes=state.num_lanes)
+    lanes = range(state.num_lanes)
+    for pack in reading_packs(sources, reading, lanes=lanes, state=state, endless=True):
         for after in pack.afters:
             state.deliver(after)
         if all(state.lane(lane).epoch == 1 for lane in lanes):
             break
     assert next(looks) > 4
     assert [key for key, *_ in state.to_dict()["files"]["1"] if key == str(passing)] == []
+
+
+def test_rows_that_are_left_out_after_the_last_pack_of_an_epoch_are_counted(config: dict[str, Any]) -> None:
+    dataset = MultiModalIterableDataset(config | {"packing": False, "max_length": 27})
+    for epoch in (1, 2):
+        num_packs = sum(1 for _ in dataset)
+        assert (dataset.counts.rows, dataset.counts.overlong) == (300 * epoch, (300 - num_packs) * epoch)
 
 
 def test_slices_of_a_file_are_told_apart(tokenizer: Path, tmp_path: Path) -> None:
