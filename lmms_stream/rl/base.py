@@ -209,9 +209,11 @@ class BaseDataset(ABC):
         if "digest" in state:
             self.load_state_dict(state)
             return
-        self.index_manager.check(state.get("epoch_id", 0), state.get("position", 0))
+        if missing := sorted({"epoch_id", "position"} - state.keys()):
+            raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what get_state gave")
+        self.index_manager.check(state["epoch_id"], state["position"])
         self.follow("relax")
-        self.index_manager.load_state(state)
+        self.index_manager.reset(state["position"], state["epoch_id"])
 
     # Batches
 

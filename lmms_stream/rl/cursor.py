@@ -102,9 +102,9 @@ class IndexManager:
         return {"epoch_id": self.current_epoch, "position": self.position}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what get_state gave, in a shuffled epoch. CursorError for what is none."""
+        """Go on from what get_state gave, shuffled or not as now. CursorError for what is none."""
         try:
             position, epoch_id = int(state["position"]), int(state["epoch_id"])
         except (KeyError, TypeError, ValueError) as error:
             raise CursorError(f"this is no state of an IndexManager ({error!r}): give what get_state gave") from error
-        self.reset(position, epoch_id)
+        self.begin(epoch_id, is_shuffled=self.is_shuffled, position=position)

@@ -83,6 +83,6 @@ def _follow_streaming(dataset: BaseDataset, state: Mapping[str, Any], *, is_shuf
             "the state stands within an epoch of Relax's StreamingDataset, which most versions shuffle, asked or not: "
             "set --rollout-shuffle to go on in that order, or begin anew"
         )
-    dataset.load_state({"epoch_id": state.get("epoch_id", 0), "position": position})
+    dataset.load_state(state)
     if not is_shuffled:
         dataset.index_manager.begin(dataset.epoch_id, is_shuffled=False, position=dataset.position)

@@ -171,6 +171,8 @@ def test_small_datasets_keep_a_contiguous_cursor(tmp_path: Path) -> None:
     for _ in range(2):
         samples, _ = dataset.get_batch(8)
         found.append(("".join(str(sample.prompt) for sample in samples), dataset.index_manager.get_state()))
+    dataset.index_manager.load_state(found[0][1])
+    assert "".join(str(sample.prompt) for sample in dataset.get_batch(8)[0]) == "cabcabca"
     assert found == [("abcabcab", {"epoch_id": 2, "position": 2}), ("cabcabca", {"epoch_id": 5, "position": 1})]
 
 

@@ -134,6 +134,9 @@ def test_places_that_cannot_be_found_again_are_refused_by_name(rows: Path, tmp_p
     assert labels(plain, 3) == [0, 1, 2]
     with pytest.raises(CursorError, match="sample_offset -1 and epoch_id 0: it is damaged"):
         shuffled.load(3)
+    write_state(tmp_path, 5, use_streaming=True)
+    with pytest.raises(CursorError, match="this is no state of a dataset, it has no 'epoch_id'"):
+        shuffled.load(5)
     with_images = tmp_path / "with_images"
     save_processor(with_images, texts=[row["text"] for row in prompts(9)])
     measured = source_of(rows, tmp_path, hf_checkpoint=str(with_images), rollout_max_prompt_len=99)
