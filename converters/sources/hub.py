@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from .units import UNIT_ROWS, Row, Unit
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
 MOST_ROWS = 1 << 62
 STREAM_ROWS = 32  # read at once while streaming, since nothing says how large rows are
+SPLIT_ROWS = re.compile(r"([^\[\]]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*))?\]")
 SETTINGS = ("config", "split", "streaming", "revision", "data_dir", "data_files")
 # Of the library's builders, those that only parse files: others unpickle, run queries or run code.
 BUILDERS = ("arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset")
@@ -64,6 +66,18 @@ class HubSpec:
         return HubSpec(name=name, streaming=streaming == "1", data_files=files, **texts)
 
 
+def rows_of_split(split: str) -> tuple[str, slice]:
+    """Return the name of a split, and which of its rows are meant; the text as it is where it has no slice of numbers.
+
+    >>> rows_of_split("train[10:20:2]")
+    ('train', slice(10, 20, 2))
+    """
+    matched = SPLIT_ROWS.fullmatch(split)
+    if matched is None:
+        return split, slice(None)
+    return matched[1], slice(*(int(bound) if bound else None for bound in matched.groups()[1:]))
+
+
 class HubDataset:
     """A dataset as `datasets` describes it; nothing is downloaded but its description. Loading scripts are refused.
 
@@ -86,6 +100,9 @@ class HubDataset:
             )
         _refuse_builder(type(self._builder).__module__.split(".")[-1], name)
         self._split = spec.split or self._only_split()
+        self._base, self._rows = rows_of_split(self._split)
+        if spec.streaming and min(self._rows.start or 0, self._rows.stop or 0) < 0:
+            raise DataError(f"{name}: how many rows it has is not known while it streams: count them from its start")
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -97,7 +114,7 @@ class HubDataset:
     def num_bytes(self) -> int:
         """As its description says, 0 where it does not."""
         splits = self._builder.info.splits or {}
-        return int(splits[self._split].num_bytes or 0) if self._split in splits else 0
+        return int(splits[self._base].num_bytes or 0) if self._base in splits else 0
 
     def files(self) -> Iterator[tuple[str, int]]:
         """The local files of the split, if all of it is read, and a number of rows that no file has more of."""
@@ -123,14 +140,17 @@ class HubDataset:
     def table(self, location: Location) -> HubTable:
         with _hub_errors(self.name):
             if self._spec.streaming:
-                dataset: Any = self._builder.as_streaming_dataset(split=self._split)
+                dataset: Any = self._builder.as_streaming_dataset(split=self._base)
             else:
                 with _without_bars():
                     self._builder.download_and_prepare()
-                dataset = self._builder.as_dataset(split=self._split)
+                dataset = self._builder.as_dataset(split=self._base)
+                if self._rows != slice(None):
+                    dataset = dataset.select(range(*self._rows.indices(len(dataset))))
         if dataset.column_names:
             check_columns(dataset.column_names, self.name)
-        return HubTable(dataset.with_format("arrow"), streaming=self._spec.streaming, location=location)
+        rows = self._rows if self._spec.streaming else None
+        return HubTable(dataset.with_format("arrow"), streamed_rows=rows, location=location)
 
 
 def _refuse_builder(builder: str, name: str) -> None:
@@ -141,11 +161,15 @@ def _refuse_builder(builder: str, name: str) -> None:
 
 
 class HubTable:
-    """Rows of a dataset, in its order. Media are not decoded: they are {"bytes": …, "path": …}."""
+    """Rows of a dataset, in its order. Media are not decoded: they are {"bytes": …, "path": …}.
 
-    def __init__(self, dataset: Any, *, streaming: bool, location: Location):
+    streamed_rows: of a dataset that streams, which of its rows.
+    """
+
+    def __init__(self, dataset: Any, *, streamed_rows: slice | None, location: Location):
         self._dataset = dataset
-        self._streaming = streaming
+        self._streaming = streamed_rows is not None
+        self._rows = streamed_rows or slice(None)
         self._location = location
 
     def num_rows(self) -> int:
@@ -165,15 +189,25 @@ class HubTable:
     def _tables(self, start: int, stop: int | None) -> Iterator[Any]:
         with _hub_errors(self._location.name):
             if self._streaming:
-                rows = self._dataset.skip(start) if start else self._dataset
-                rows = rows if stop is None else rows.take(max(0, stop - start))
-                yield from (table for table in rows.iter(STREAM_ROWS) if table.num_rows)
+                yield from (table for table in self._streamed(start, stop) if table.num_rows)
                 return
             num_rows = len(self._dataset)
             stop = num_rows if stop is None else min(stop, num_rows)
             step = max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(1, self._dataset.data.nbytes)))
             for at in range(start, stop, step):
                 yield self._dataset[at : min(at + step, stop)]
+
+    def _streamed(self, start: int, stop: int | None) -> Iterator[Any]:
+        """Rows [start, stop) of those that are meant."""
+        first, last, step = self._rows.start or 0, self._rows.stop, self._rows.step or 1
+        begin = first + start * step
+        ends = [end for end in (last, None if stop is None else first + stop * step) if end is not None]
+        rows = self._dataset.skip(begin) if begin else self._dataset
+        rows = rows.take(max(0, min(ends) - begin)) if ends else rows
+        passed = 0
+        for table in rows.iter(STREAM_ROWS):
+            yield table if step == 1 else table.take(np.arange(-passed % step, table.num_rows, step))
+            passed += table.num_rows
 
     def _unit(self, batches: list[Any]) -> Unit:
         sink = pyarrow.BufferOutputStream()

@@ -21,7 +21,7 @@ from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .formats import FILE_FORMATS, FORMATS, QUOTES
 from .hive import TableWithColumns, columns_of
-from .hub import HubDataset, HubSpec
+from .hub import HubDataset, HubSpec, rows_of_split
 from .listing import (
     check_numbered,
     check_once,
@@ -96,8 +96,7 @@ class Opener:
     def _open_hub(self, spec: Spec) -> None:
         hub = HubSpec.parse(spec.path)
         if saved_kind(Path(hub.name)):
-            split = f"/{hub.split}" if hub.split and saved_kind(Path(hub.name)) == "splits" else ""
-            self._open(replace(spec, path=f"{hub.name}{split}", format=None))
+            self._open_part(replace(spec, format=None), Path(hub.name), hub.split)
             return
         dataset = HubDataset(hub, name=spec.path)
         folder = Path(hub.name)
@@ -151,8 +150,7 @@ class Opener:
             return
         kind = saved_kind(path)
         if kind == "splits":
-            split = path / spec.split if spec.split else only_split(path)
-            self._open(replace(spec, path=str(split), split=None))
+            self._open_part(spec, path, spec.split)
         elif kind == "dataset":
             self._open_saved(spec, path)
         elif not ((path / INDEX_NAME).is_file() and self._open_stored(spec, str(path.absolute()))):
@@ -184,15 +182,34 @@ class Opener:
         for each in dataset_info_specs(Path(spec.path), spec.key):
             self.open(each)
 
-    def _open_saved(self, spec: Spec, path: Path) -> None:
+    def _open_part(self, spec: Spec, path: Path, split: str | None) -> None:
+        """Open a split, or the rows of it that are named, of what `datasets` saved in a folder."""
+        base, rows = rows_of_split(split or "")
+        if saved_kind(path) == "splits":
+            path = path / base if base else only_split(path)
+        spec = replace(spec, path=str(path), split=None)
+        if rows.step in (None, 1) and not spec.is_sliced:
+            self._open(replace(spec, rows=slice(rows.start, rows.stop)))
+        elif saved_kind(path) == "dataset":
+            self._open_saved(spec, path, rows)
+        else:
+            self._open(spec)  # which says what is wrong with it
+
+    def _open_saved(self, spec: Spec, path: Path, rows: slice = slice(None)) -> None:
         _refuse_choice(spec)
         files = without_target(LocalStorage(path).list_objects(""), self._target, str(path))
         num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
-        location = self._location(path, spec, name=spec.path, num_bytes=num_bytes, folder=path)
+        bounds = ("" if bound is None else str(bound) for bound in (rows.start, rows.stop, rows.step))
+        name = spec.path if rows == slice(None) else f"{spec.path}[{':'.join(bounds)}]"
+        location = self._location(path, spec, name=name, num_bytes=num_bytes, folder=path)
         if spec.key:
             raise DataError(f"{location.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
         self._add(
-            spec, partial(SavedTable, location), location, identity=identity_of(spec.path, files), num_bytes=num_bytes
+            spec,
+            partial(SavedTable, location, rows),
+            location,
+            identity=identity_of(name, files),
+            num_bytes=num_bytes,
         )
 
     def _open_stored(self, spec: Spec, url: str) -> bool:

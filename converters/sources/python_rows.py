@@ -172,7 +172,7 @@ def _of_dataset(dataset: Any, *, name: str, scratch: Path, unit_bytes: int) -> S
     )
     return TableSource(
         name,
-        partial(HubTable, as_arrow, streaming=fingerprint is None, location=location),
+        partial(HubTable, as_arrow, streamed_rows=slice(None) if fingerprint is None else None, location=location),
         identity={"fingerprint": fingerprint} if fingerprint else {_ONCE: uuid.uuid4().hex},
         num_bytes=num_bytes,
         rows=slice(None),

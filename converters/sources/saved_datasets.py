@@ -61,15 +61,17 @@ def _named_files(state: dict[str, Any], key: str, folder: Path) -> list[Path]:
 
 
 class SavedTable:
-    """Rows of a saved dataset. Media are not decoded: they are {"bytes": …, "path": …}."""
+    """Rows of a saved dataset, or some of them. Media are not decoded: they are {"bytes": …, "path": …}."""
 
-    def __init__(self, location: Location):
+    def __init__(self, location: Location, rows: slice = slice(None)):
         self._location = location
         state = _read_json(location.path / STATE)
         self._files = _named_files(state, "_data_files", location.path)
         self._shards = [ArrowTable(replace(location, path=path, name=str(path))) for path in self._files]
         selections = [path for key in INDICES_KEYS for path in _named_files(state, key, location.path)]
         self._selected = _read_indices(selections) if selections else None
+        if rows != slice(None):
+            self._selected = np.arange(self.num_rows())[rows] if self._selected is None else self._selected[rows]
 
     def num_rows(self) -> int:
         if self._selected is not None:

@@ -351,6 +351,24 @@ def test_slices_of_a_file_are_told_apart(tokenizer: Path, tmp_path: Path) -> Non
         Readers(sliced("0:150", "150:200"), 1, 1, state=state).rest()
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "saved"])
+def test_ranks_that_name_slices_of_a_split_have_each_row_once(kind: str, tokenizer: Path, tmp_path: Path) -> None:
+    """As LMMS Engine's guide divides a dataset that is too large for the memory of each rank."""
+    folder = tmp_path / "set"
+    if kind == "jsonl":
+        write_rows(folder / "train.jsonl", range(60))
+    else:
+        Dataset.from_list([row(number) for number in range(60)]).save_to_disk(folder)
+    seen: dict[str, list[Batch]] = {"streamed": [], "converted": []}
+    for rank in range(3):
+        config = text_config(tmp_path, tokenizer, tmp_path / "cache", dataset_format="hf_dataset")
+        config["dataset_path"] = f"{folder}?split=train[{rank}::3]"
+        seen["streamed"] += Readers(config | {"dataset_type": "vision_iterable"}, 1, 1).rest()
+        dataset = MultiModalDataset(config)
+        seen["converted"] += [dataset[number] for number in range(len(dataset))]
+    assert [counts_of(batches, tokenizer) for batches in seen.values()] == [Counter(range(60))] * 2
+
+
 def test_a_list_of_sources_may_grow_too(tokenizer: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", range(50))
     write_rows(tmp_path / "b.jsonl", range(50, 80))

@@ -321,6 +321,34 @@ def test_datasets_of_the_library_are_read_from_local_files(hub: Path, streaming:
         assert read(f"hf:{hub / 'set'}?split=train@[-5:]") == MESSY[-5:]
 
 
+@pytest.mark.parametrize("bounds", ["3:50", "3:50:4", ":9", "40:", "::7", "5::2", "90:400:3"])
+def test_a_slice_of_a_split_has_its_rows_also_while_it_streams_and_of_a_saved_dataset(hub: Path, bounds: str) -> None:
+    import datasets
+
+    write(hub / "set" / "train.jsonl", json_lines(MESSY))
+    rows = slice(*(int(bound) if bound else None for bound in bounds.split(":")))
+    saved = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"n": n} for n in range(len(MESSY))])})
+    saved.save_to_disk(hub / "saved")
+    for split in f"train[{bounds}]", f"train%5B{bounds}%5D":
+        for streaming in "", "&streaming=1":
+            assert read(f"hf:{hub / 'set'}?split={split}{streaming}", unit_bytes=500) == MESSY[rows]
+            assert read(f"hf:{hub / 'set'}?split={split}{streaming}@[1:6]") == MESSY[rows][1:6]
+        assert [row["n"] for row in read(f"hf:{hub / 'saved'}?split={split}")] == [*range(len(MESSY))][rows]
+    assert [row["n"] for row in read(f"{hub / 'saved'}?split=train[{bounds}]")] == [*range(len(MESSY))][rows]
+    assert [row["n"] for row in read(f"hf:{hub / 'saved' / 'train'}?split=train[{bounds}]")] == [*range(len(MESSY))][
+        rows
+    ]
+
+
+def test_slices_from_the_end_need_the_number_of_rows(hub: Path) -> None:
+    write(hub / "set" / "train.jsonl", json_lines(MESSY))
+    assert read(f"hf:{hub / 'set'}?split=train[-5:]") == MESSY[-5:]
+    with pytest.raises(
+        DataError, match=r"how many rows it has is not known while it streams: count them from its start"
+    ):
+        read(f"hf:{hub / 'set'}?split=train[-5:]&streaming=1")
+
+
 def test_the_identity_of_a_dataset_changes_with_its_files(hub: Path) -> None:
     identities = []
     for rows in MESSY, MESSY[:50]:
