@@ -1,6 +1,8 @@
 """A job: models of many types train some steps, and are saved, exported and loaded. Its argument is a JSON file.
 
-The file names the dataset, and by a name of each case the kind and type of a model in tests/train/every_model.py.
+The file names the dataset, and by a name of each case the kind and type of a model in tests/train/every_model.py; of
+kind "media", the type is a name in tests/processors/any_vlm.py, whose processor and chats with images lie beside the
+file, in `<name>/processor` and `<name>/chats`.
 Rank 0 writes `results.json` beside it: by case, what the loaded model's logits and tensors are off by, or the error.
 """
 
@@ -15,14 +17,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+import yaml
 from lmms_stream.errors import LmmsStreamError
+from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import AutoProcessor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ..processors.any_vlm import ANY, any_config
+from ..processors.tiny_vlm import picture, stored
 from ..train.every_model import tiny_config
 from ..train.runs import trainer_of, write_run
+from ..train.vision import plain_inputs
 
 
 def config_of(kind: str, model_type: str) -> dict[str, Any]:
@@ -34,13 +42,26 @@ def config_of(kind: str, model_type: str) -> dict[str, Any]:
     return fields
 
 
+def media_run(folder: Path, name: str) -> tuple[Path, dict[str, Any], MultimodalProcessor]:
+    """The file of a run whose processor is named by its folder alone, the model's config, and the processor."""
+    path = write_run(folder / f"run-{dist.get_rank()}.yaml", folder / "chats", max_steps=2, global_batch=2)
+    settings = yaml.safe_load(path.read_text())
+    settings["dataset"]["processor"] = {"path": str(folder / "processor")}
+    path.write_text(yaml.safe_dump(settings))
+    processor = MultimodalProcessor.from_pretrained(str(folder / "processor"))
+    return path, any_config(name, processor.family), processor
+
+
 def run(folder: Path, dataset: str, kind: str, model_type: str) -> dict[str, Any]:
     """What is off after two steps, from the trained model to the loaded one."""
     folder.mkdir(exist_ok=True)
-    path = write_run(folder / f"run-{dist.get_rank()}.yaml", dataset, max_steps=2, global_batch=2)
-    trainer = trainer_of(
-        path, f"train.output_dir={folder / 'out'}", f"model.config={json.dumps(config_of(kind, model_type))}"
-    )
+    processor = None
+    if kind == "media":
+        path, config, processor = media_run(folder, model_type)
+    else:
+        path = write_run(folder / f"run-{dist.get_rank()}.yaml", dataset, max_steps=2, global_batch=2)
+        config = config_of(kind, model_type)
+    trainer = trainer_of(path, f"train.output_dir={folder / 'out'}", f"model.config={json.dumps(config)}")
     trainer.train()
     model: Any = trainer.model.model
     whole: dict[str, Any] = get_model_state_dict(
@@ -54,9 +75,13 @@ def run(folder: Path, dataset: str, kind: str, model_type: str) -> dict[str, Any
     state = loaded.state_dict()
     plain = type(loaded)(loaded.config).eval()
     plain.load_state_dict(whole)
-    tokens = torch.arange(5, 45)[None]
+    inputs: dict[str, Any] = {"input_ids": torch.arange(5, 45)[None], "use_cache": False}
+    if processor is not None:
+        assert type(AutoProcessor.from_pretrained(out)).__name__ == ANY[model_type].processor
+        sample = processor.process(stored(("user", [("image", picture(60, 40)), "what?"]), ("assistant", "so")))
+        inputs = plain_inputs(sample, model=loaded, family=processor.family)
     with torch.no_grad():
-        found, expected = (each(input_ids=tokens, use_cache=False).logits for each in (loaded, plain))
+        found, expected = (each(**inputs).logits for each in (loaded, plain))
     return {
         "tensors": sorted(name for name in whole if not torch.equal(state[name], whole[name])),
         "logits": float((found - expected).abs().max()),
