@@ -44,6 +44,7 @@ _LABELS = {
     "num_seen": "samples seen",
     "num_unseen": "samples to come",
     "num_overlong": "overlong samples",
+    "num_beyond_positions": "samples beyond the model's positions",
     "num_quarantined": "quarantined samples",
     "num_dropped": "dropped samples",
     "num_without": "samples with nothing trained on",
@@ -166,6 +167,8 @@ def print_plan(
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
         return
     of_media = () if kinds else ("num_overlong_media", "tower_imbalance", "tower_imbalance_in_order")
+    if all(report.num_beyond_positions is None for report in epochs):
+        of_media = (*of_media, "num_beyond_positions")
     print_records("epochs", [(report.source, report) for report in epochs], left_out=of_media)
     if kinds:
         print_records("text and media", [(report.source, report) for report in kinds])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -167,7 +168,9 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     num_epochs = options.epochs or 1
     steps = report_steps(mixture, global_batch=global_batch, world=world)
     epochs = [
-        report_epoch(plan, source=name, epoch=epoch) for name, plan in plans.items() for epoch in range(num_epochs)
+        report_epoch(plan, source=name, epoch=epoch, positions=_positions(options))
+        for name, plan in plans.items()
+        for epoch in range(num_epochs)
     ]
     compared = {}
     if options.compare:
@@ -217,6 +220,21 @@ def _run_file(options: argparse.Namespace) -> Path | None:
     if files and len(options.remotes) > 1:
         raise ConfigError(f"{files[0]} is the file of a run, which names its datasets: leave the others out")
     return Path(files[0]) if files else None
+
+
+def _positions(options: argparse.Namespace) -> int | None:
+    """Return how many positions the model of a run's file has; None where that or its folder does not say it."""
+    if (path := _run_file(options)) is None:
+        return None
+    from ..config import load_mapping
+
+    model = load_mapping(path).get("model") or {}
+    said = model.get("config")
+    if said is None and (file := Path(str(model.get("pretrained"))) / "config.json").is_file():
+        said = json.loads(file.read_text(encoding="utf-8"))
+    fields = {**(said or {}), **((said or {}).get("text_config") or {})}
+    found = fields.get("n_positions") or fields.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
 
 
 def _next_step(options: argparse.Namespace) -> str:

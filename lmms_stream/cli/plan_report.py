@@ -30,7 +30,7 @@ class EpochReport:
     efficiency: tokens over what the packs could hold. lower_bound: packs that no packing can do with less of
     (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated,
     split or kept, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no
-    media).
+    media). num_beyond_positions: longer than the positions of the model (None: no model is named).
     """
 
     source: str
@@ -38,6 +38,7 @@ class EpochReport:
     num_samples: int
     num_overlong: int
     num_overlong_media: int | None
+    num_beyond_positions: int | None
     num_tokens: int
     num_packs: int
     lower_bound: int
@@ -98,7 +99,7 @@ def report_kinds(plan: PackPlan, *, source: str) -> KindsReport | None:
     return KindsReport(source=source, **amounts, **counts, **shares)  # type: ignore[arg-type]
 
 
-def report_epoch(plan: PackPlan, *, source: str, epoch: int) -> EpochReport:
+def report_epoch(plan: PackPlan, *, source: str, epoch: int, positions: int | None = None) -> EpochReport:
     num_packs, num_tokens = plan.num_packs(epoch), plan.num_tokens(epoch)
     overlong = plan.num_overlong(epoch)
     overlong_media = plan.num_overlong_media(epoch)
@@ -109,6 +110,7 @@ def report_epoch(plan: PackPlan, *, source: str, epoch: int) -> EpochReport:
         num_samples=plan.num_samples,
         num_overlong=overlong,
         num_overlong_media=None if plan.index.patches is None else overlong_media,
+        num_beyond_positions=None if positions is None else plan.num_longer_than(positions),
         num_tokens=num_tokens,
         num_packs=num_packs,
         lower_bound=_lower_bound(plan, num_tokens),

@@ -3,6 +3,7 @@
 names           their names of types, formats and processors -> ours; the sources and the processor of a config
 moot            what of a config is refused or cannot matter for the class that it is given to
 building        sources -> shards, once, whoever asks first
+memory          what a run takes besides its model
 multimodal      MultiModalDataset: packs by number
 length_grouped  unpacked samples of like lengths -> batches of each rank
 source_files    sources -> files that are read as they lie, and the lane of each of their units

@@ -25,6 +25,7 @@ from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch, World
 from .epoch_turns import EpochTurns
 from .lanes_of_sources import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
+from .memory import MemoryEstimate
 from .moot import check_packing_kwargs, strategy_of, tell
 from .names import (
     check,
@@ -282,6 +283,22 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     def open_loader(self, **options: Any) -> SourceLoader:
         """Batches for a trainer, step by step; see SourceLoader for the options."""
         return SourceLoader(self, **options)
+
+    def estimate_memory(self, num_workers: int = 1) -> MemoryEstimate:
+        """Return what a run with so many workers for each rank takes of memory; nothing is read for it but sizes.
+
+        Without media. plan: packs that are open in the lanes of a worker. largest_pack: of packing_length tokens.
+        """
+        per_token = 8 * 3  # input_ids, labels, position_ids: int64
+        if self.is_shards:
+            lanes, most = int(self.core.lane_order.num_canonical_nodes or 1), self.core.needed_packing.packing_length
+            num_open = self.core.needed_packing.window
+        else:
+            packing, readers = self.packing, World.detect().num_groups * num_workers
+            lanes, most, num_open = self.begun(readers).num_lanes, packing.packing_length, 2 * packing.max_open
+        per_worker = -(-lanes // (World.detect().num_groups * num_workers))
+        pack = most * per_token
+        return MemoryEstimate(disk=0, index=0, plan=per_worker * num_open * pack, pack=pack, largest_pack=pack)
 
     # Shards
 

@@ -174,6 +174,15 @@ class PackPlan:
         chunks = (self.lengths[at : at + _CHUNK].astype(np.int64) for at in range(0, self.num_samples, _CHUNK))
         return sum(int(np.maximum(chunk - self.packing.packing_length, 0).sum()) for chunk in chunks)
 
+    def num_longer_than(self, num_tokens: int) -> int:
+        """Return how many samples of an epoch have a segment of more tokens in a pack, as they are packed."""
+        limit, overlong = self.packing.packing_length, self.packing.overlong
+        if num_tokens >= self.longest_pack:
+            return 0
+        chunks = (self.lengths[at : at + _CHUNK] for at in range(0, self.num_samples, _CHUNK))
+        longer = (each > num_tokens if overlong != "drop" else (each > num_tokens) & (each <= limit) for each in chunks)
+        return sum(int(np.count_nonzero(each)) for each in longer)
+
     @cached_property
     def longest_pack(self) -> int:
         """Tokens that a pack may hold: packing_length, or those of the longest sample that is kept whole."""

@@ -19,7 +19,7 @@ from ..mds.core import opens_loader, processor_of
 from ..processors.base import Processor
 from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut
-from .report.overlong import tell_overlong
+from .report.overlong import tell_beyond_positions, tell_overlong
 from .run.distributed import gather_objects
 from .run.peers import share_shards
 from .run.settings import Datasets, Packed, TrainConfig
@@ -184,6 +184,11 @@ class RunData:
             loader.deal_settings, self._world, partial(gather_objects, world_size=loader.world.world_size)
         )
         return loader
+
+    def tell_positions(self, positions: int | None) -> None:
+        """Warn once of samples that are longer than the positions of the model; None for a model without a limit."""
+        if self._world.rank == 0 and not self.loader.state_is_per_rank:
+            tell_beyond_positions(self.loader.mixture.plans, positions)
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
         """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""

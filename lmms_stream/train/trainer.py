@@ -26,6 +26,7 @@ from .habits.given import Given
 from .loop import Loop
 from .members import TransformersMembers
 from .model.build import ModelConfig
+from .model.isolation import positions_of
 from .model.model import PackedModel
 from .parts import Parts
 from .report.run_log import RunLog
@@ -196,6 +197,7 @@ class FSDP2SFTTrainer(TransformersMembers):
                     resume(self, resume_from_checkpoint)
                     self.parts.begin_filled()
                 self.model.train()
+                self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
                 with self.run_log.running(self.schedule, step=self.step, position=self.position):
                     self.saver.probe()
                     self.meter.start()

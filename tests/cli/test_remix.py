@@ -59,6 +59,12 @@ def test_a_run_is_planned_from_its_file(config: Path, tmp_path: Path, capsys: py
     assert of_run == planned(capsys, *folders, *options, "--world-size", "2")
     of_larger_steps = planned(capsys, str(config), "--global-batch", "8")
     assert of_larger_steps["steps"] == planned(capsys, *folders, *options[:-4], "--global-batch", "8")["steps"]
+    assert [each["num_beyond_positions"] for each in of_run["epochs"]] == [None] * 4
+    settings = yaml.safe_load(config.read_text())
+    settings["model"] = {"config": MODEL | {"max_position_embeddings": 40}}
+    (tmp_path / "positions.yaml").write_text(yaml.safe_dump(settings))
+    counted = planned(capsys, str(tmp_path / "positions.yaml"))["epochs"]
+    assert all(0 < each["num_beyond_positions"] < each["num_samples"] for each in counted)
     assert main(["plan", str(config)]) == 0
     assert f"next: lmms-stream train {config}" in capsys.readouterr().out
     for wrong, message in (

@@ -635,6 +635,16 @@ def test_the_lanes_of_a_state_are_kept_and_those_of_before_load(tokenizer: Path,
         loader.load_state_dict(before.state.to_dict())
 
 
+def test_memory_of_a_stream_is_that_of_its_open_packs(config: dict[str, Any]) -> None:
+    for strategy, num_open in (("first_fit", 2), ("best_fit", 8)):
+        dataset = MultiModalIterableDataset(config | {"packing_strategy": strategy})
+        found = dataset.estimate_memory(num_workers=3)
+        assert found.largest_pack == 24 * 256 == found.pack
+        assert found.plan == 4 * num_open * found.pack  # a worker reads 4 of 12 lanes
+        assert found.worker == found.plan + 3 * found.largest_pack
+        assert (found.disk, found.index) == (0, 0)
+
+
 def test_packs_have_no_numbers(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"dataset\[3\]: packs of a MultiModalIterableDataset have no numbers"):
         MultiModalIterableDataset(config)[3]

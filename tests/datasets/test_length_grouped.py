@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.datasets import DistributedLengthGroupedSampler
 from lmms_stream.errors import ConfigError
+from lmms_stream.plan.assign import assign, pack_costs
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import PackingConfig
 
-from ..strategies import examples
+from ..strategies import chat_lengths, examples
 
 
 def ranks(num_ranks: int, **options: Any) -> list[list[int]]:
@@ -48,6 +52,32 @@ def test_lengths_of_a_batch_are_alike_and_the_longest_comes_first() -> None:
 def _padding(lengths: Any) -> float:
     batches = lengths.reshape(-1, 8)
     return float(1 - batches.sum() / (8 * batches.max(axis=1)).sum())
+
+
+def busiest_over_mean(work: Any) -> float:
+    """work: of each rank in each step."""
+    return float((work.max(axis=1) / work.mean(axis=1)).mean())
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_batches_without_packing_are_as_even_as_length_grouped_ones(num_ranks: int, batch: int) -> None:
+    """By the squares of lengths that a rank has in a step, in which ranks wait for the busiest one."""
+    lengths = chat_lengths(4096, limit=4096, seed=1)
+    grouped = ranks(num_ranks, batch_size=batch, lengths=lengths.tolist(), drop_last=True)
+    by_length = np.stack([(lengths[each].reshape(-1, batch) ** 2).sum(axis=1) for each in grouped], axis=1)
+
+    plan = PackPlan(
+        lengths, [4096], order=OrderConfig(),
+        packing=PackingConfig(packing_length=4096, strategy="first_fit", max_samples_per_pack=1),
+    )  # fmt: skip
+    global_batch = num_ranks * batch
+    work = []
+    for first in range(0, 4096 - global_batch + 1, global_batch):
+        packs = plan.packs(0, first, first + global_batch)
+        costs = pack_costs(packs, linear_cost=0)
+        work.append(costs[assign(packs, global_batch=global_batch, nodes=[num_ranks], linear_cost=0)].sum(axis=1))
+    assert busiest_over_mean(np.stack(work)) <= 1.01 * busiest_over_mean(by_length)
 
 
 def test_epochs_have_other_orders_and_a_seed_the_same() -> None:

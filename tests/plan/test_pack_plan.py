@@ -532,3 +532,12 @@ def test_amounts_of_packs_that_are_not_there_are_refused() -> None:
     plan = small_plan()
     with pytest.raises(PackingError, match=rf"the first {plan.num_packs(0) + 1} packs asked of epoch 0"):
         plan.amounts(0, plan.num_packs(0) + 1)
+
+
+@pytest.mark.parametrize(("overlong", "number"), [("drop", 1), ("truncate", 2), ("split", 2), ("keep", 2)])
+def test_samples_that_are_packed_longer_than_some_length_are_counted(overlong: Overlong, number: int) -> None:
+    packing = PackingConfig(packing_length=8, overlong=overlong)
+    plan = PackPlan(np.array([3, 7, 20, 5]), [4], order=OrderConfig(), packing=packing)
+    assert plan.num_longer_than(5) == number
+    assert plan.num_longer_than(8) == (overlong == "keep")
+    assert plan.num_longer_than(20) == 0

@@ -21,15 +21,17 @@ from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
+from lmms_stream.train.model.isolation import positions_of
 from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.engine_figures import engine_figures
 from lmms_stream.train.report.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
-from lmms_stream.train.report.overlong import tell_overlong
+from lmms_stream.train.report.overlong import tell_beyond_positions, tell_overlong
 from lmms_stream.train.report.progress import RunProgress
 from lmms_stream.train.report.reporters import check_reporters
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
 from lmms_stream.types import Batch
 from rich.console import Console
+from transformers import LlamaConfig
 
 from tests.conftest import run_command
 from tests.versions import IS_5
@@ -180,6 +182,19 @@ def test_overlong_samples_with_media_are_told_apart(overlong: Overlong, caplog: 
         "media: 3 of these have media and are dropped, for samples with media are never cut: raise packing_length, or "
         "set smaller limits for the media in the processor",
         f"text: 4 of 10 samples are longer than packing_length 64, and overlong is {overlong}",
+    ]
+
+
+def test_samples_beyond_the_positions_of_a_model_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    plan = PackPlan(
+        np.array([30, 50, 64, 12]), [4], order=OrderConfig(), packing=PackingConfig(packing_length=64)
+    )  # fmt: skip
+    limit = positions_of(LlamaConfig(max_position_embeddings=40))
+    tell_beyond_positions({"text": plan}, limit)
+    tell_beyond_positions({"text": plan}, positions_of(LlamaConfig(max_position_embeddings=64)))
+    tell_beyond_positions({"text": plan}, positions_of(None))
+    assert [record.getMessage() for record in caplog.records] == [
+        "text: 2 of 4 samples are longer than the model's 40 positions: lower packing_length, or drop them"
     ]
 
 

@@ -231,6 +231,13 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def positions_of(config: Any) -> int | None:
+    """Return how many positions a sample of a model of text may have; None where its config says none."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = getattr(text, "n_positions", None) or getattr(text, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
 def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
     """ConfigError for a pack whose lengths make this model treat its samples otherwise than alone.
 
