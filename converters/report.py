@@ -9,6 +9,8 @@ from typing import TypedDict
 import numpy as np
 
 from ..processors.not_shown import added
+from .media.references import MORE_FRAMES as MORE_FRAMES
+from .rows.speakers import SPEAKER as SPEAKER
 from .stored.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
 from .stored.unread import Unread as Unread
 from .stored.unread import UnreadNames as UnreadNames

@@ -17,13 +17,14 @@ from urllib.parse import unquote, urlsplit
 from ...errors import DataError, LmmsStreamError, ObjectMissingError
 from ...processors.media.facts import SOUND_OF_VIDEO, Facts, VideoFacts, checked_facts, facts_of, sound_to_store
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
-from ...processors.media.image_header import fit_image
+from ...processors.media.image_header import fit_image, has_more_frames
 from ...processors.media.intervals import INTERVAL_KEYS, interval_of
 from ...storage.storage import shared_storage
 
 MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
 CheckMedia = Literal["header", "decode"]
 FACTS_OF_SOME = SOUND_OF_VIDEO  # names of facts that only some media of a kind have
+MORE_FRAMES = "<frames after the first>"  # noted as unread where an image has some
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -39,6 +40,7 @@ class SampleMedia:
         self._root = root
         self._max_image_pixels = max_image_pixels
         self._check = check
+        self.unread: set[str] = set()  # what of the media nothing reads
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -60,6 +62,8 @@ class SampleMedia:
                 "frames as a video file, or as images of their own"
             )
         data = self.read(reference)
+        if kind == "image" and has_more_frames(data):
+            self.unread.add(MORE_FRAMES)
         known: Kind = "image" if kind == "image" else "audio" if kind == "audio" else "video"
         try:
             mime = mime_type(data, known)

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import DataError
 from .chat import Roles, chat_kind, exchange
 from .content import Turn
-from .fields import Fields, unpacked
+from .fields import Fields, is_filled, unpacked
 
 
 def exchanges(history: Any) -> list[Turn]:
@@ -32,7 +32,7 @@ def with_input(instruction: str, given: str) -> str:
 def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
     """The instruction, with the input below it where there is one, and the output; before them the history's pairs."""
     turns = exchanges(fields.get("history"))
-    asked = with_input(fields.text("instruction"), fields.text("input") if fields.get("input") else "")
+    asked = with_input(fields.text("instruction"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*turns, *exchange(asked, fields.text("output"))]
 
 

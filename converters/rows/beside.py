@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from shlex import quote
 from typing import Any
 
@@ -66,12 +67,16 @@ def check_beside(
 ) -> None:
     """DataError if columns that are left out belong to those that are read.
 
-    Choices and a text to a question, a worked solution to an answer, an answer to messages or a text, a speaker to a
-    text, settings of the template to messages. found: role -> column. columns: as the user named them, by role.
+    Choices and a text to a question, a worked solution or a worse answer to an answer, an answer to messages or a text,
+    a speaker to a text, settings of the template to messages, bounds of samples to tokens. found: role -> column.
+    columns: as the user named them, by role.
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
-    checks = (_choices, _context, _worked, _question, _answer, _answer_of_text, _speaker, _template_settings)
+    checks = (
+        _rejected, _choices, _context, _worked, _question, _answer, _answer_of_text, _speaker, _template_settings,
+        _packs,
+    )  # fmt: skip
     wrong = next((said for check in checks if (said := check(read)) is not None), None)
     if wrong is not None:
         raise DataError(f"{wrong}, or pass --kind {kind.name} to leave the column out")
@@ -110,6 +115,29 @@ class _Read:
             return True
         longest = _words(_longest(value))
         return bool(longest) and any(longest in each for each in read)
+
+
+def _rejected(read: _Read) -> str | None:
+    """Of answers, next to which worse ones are left out."""
+    asked, answered = (read.found.get(role) for role in _ASKED.get(read.kind, ("", "")))
+    said = read.found.get("messages")
+    if read.kind in ("preference", "kto") or not (answered or said):
+        return None
+    names = [name for name in read.left if "rejected" in name.lower() and name != "rejected"]  # see check_pairs
+    for name, value, _ in read.values(names):
+        value = unpacked(value)
+        if not isinstance(value, str) and not (isinstance(value, list) and _longest(value)):
+            continue
+        if said is None and asked is not None:
+            remedy = (
+                f"pass --columns {' '.join(map(quote, (f'prompt={asked}', f'chosen={answered}', f'rejected={name}')))}"
+            )
+        elif said is not None and isinstance(value, list):
+            remedy = f"pass --columns {quote(f'chosen={said}')} {quote(f'rejected={name}')}"
+        else:
+            remedy = f"write the two answers into columns chosen and rejected, {_BY_MAP},"
+        return f"column {name} holds worse answers than those that are read: {remedy} to compare both"
+    return None
 
 
 def _choices(read: _Read) -> str | None:
@@ -250,6 +278,46 @@ def _template_settings(read: _Read) -> str | None:
         f"column {name} holds settings of the chat template for each row (tools, a system prompt, …), and nothing "
         f"reads it: write them into the messages and the column tools, {_BY_MAP}"
     )
+
+
+def _packs(read: _Read) -> str | None:
+    """Of tokens of several samples in a row, which would be read as one sample."""
+    if read.kind != "tokens":
+        return None
+    for name, says_so in _BOUNDS.items():
+        if any(_numbers(value) and says_so(_numbers(value)) for _, value, _ in read.values([name])):
+            return (
+                f"column {name} says that a row of tokens holds several samples, which would be read as one: make a "
+                f"row of each sample, {_BY_MAP}"
+            )
+    return None
+
+
+def _numbers(value: Any) -> list[Any]:
+    """Return the numbers of a list, an array or JSON text of a list; [] for anything else."""
+    listed = value.tolist() if hasattr(value, "tolist") else unpacked(value)
+    return listed if isinstance(listed, list) and all(isinstance(each, (int, float)) for each in listed) else []
+
+
+def _has_several(numbers: Sequence[Any]) -> bool:
+    return len(numbers) > 1
+
+
+def _differ(numbers: Sequence[Any]) -> bool:
+    return len({*numbers}) > 1
+
+
+def _restarts(numbers: Sequence[Any]) -> bool:
+    return any(after <= before for before, after in pairwise(numbers))
+
+
+# Columns of packs, as TRL, torchtune, NeMo, FlashAttention and others name them -> whether there are several samples.
+_BOUNDS: Mapping[str, Callable[[list[Any]], bool]] = {
+    **dict.fromkeys(("seq_lengths", "seq_lens", "sequence_lengths", "seq_start_id"), _has_several),
+    "cu_seqlens": lambda numbers: len(numbers) > 2,
+    **dict.fromkeys(("segment_ids", "seq_idx", "sequence_ids", "document_ids", "doc_ids"), _differ),
+    **dict.fromkeys(("position_ids", "input_pos"), _restarts),
+}
 
 
 def _ends_with_user(value: Any) -> bool:

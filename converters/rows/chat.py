@@ -20,9 +20,9 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
 from .content import MEDIA_ROLES, Turn, slots_of, store_content, text_of
-from .fields import Columns, Fields, is_filled, named_alike, unpacked
+from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
-from .speakers import USUAL_ROLES, readings_of, readings_said
+from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
 
 Roles = Mapping[str, str]  # what a dataset calls a speaker -> system, user, assistant or tool
 
@@ -34,13 +34,18 @@ LOSS_FIELDS = (
     "output_with_loss",
 )  # fmt: skip
 DETAILS = ("train_detail", "training_detail")
-READ_KEYS = {"role", "content", "learn", "name", "tool_calls", "tool_call_id", "function_call", *REASONING_KEYS}
+CALLS = ("tool_calls", "function_call")
+READ_KEYS = {"role", "content", "learn", "name", "tool_call_id", *CALLS, *REASONING_KEYS}
 SYSTEM_ROLES = ("system", "developer")
 MEDIA_COLUMNS: Columns = {"images": ("images", "image"), "audios": ("audios", "audio"), "videos": ("videos", "video")}
 # Images of kinds with one text or label are also members of WebDataset, whose columns are named by their extensions.
 MEMBER_IMAGES: Columns = {"images": (*MEDIA_COLUMNS["images"], "jpg", "jpeg", "png", "webp")}
 # Columns that every chat may have.
-CHAT_EXTRAS: Columns = {"system": ("system", "system_prompt"), **named_alike("tools"), **MEDIA_COLUMNS}
+CHAT_EXTRAS: Columns = {
+    "system": ("system", "system_prompt"),
+    "tools": ("tools", "functions"),
+    **MEDIA_COLUMNS,
+}
 
 
 def chat_kind(
@@ -126,10 +131,11 @@ def exchange(asked: str, answered: str) -> list[Turn]:
 def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
     """Note the keys of messages that hold something, and that nothing here reads, and few chat templates do.
 
-    Also slots for media that stayed text.
+    Also slots for media that stayed text, and speakers that are none of the known roles.
     """
     turns = list(turns)
     fields.unread.update(slots_of(turns))
+    fields.unread.update(f"{SPEAKER}{turn['role']}" for turn in turns if turn["role"] not in ROLES)
     fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS and is_filled(turn[key]))
 
 
@@ -145,7 +151,8 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
         raise DataError(f"a message must be an object with {what}, found {str(message)[:80]!r}: correct the row")
     named = ((names.get(key, key), value) for key, value in message.items())
     turn = {key: value for key, value in named if value is not None or key == "content"}
-    turn |= {"role": roles.get(turn["role"], turn["role"]), "content": turn.get("content")}
+    turn |= {"role": role_of(turn["role"], roles), "content": turn.get("content")}
+    turn = with_calls(turn)
     for key in DETAILS:
         if key in turn:
             raise DataError(
@@ -156,6 +163,26 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
     if turn["role"] == "assistant" and not all(said):
         turn["learn"] = False
     return turn
+
+
+def with_calls(message: Turn) -> Turn:
+    """Return a message whose calls of functions are objects, which tables of texts hold as JSON text.
+
+    DataError for tool_calls that are no list of objects, and for text that is no JSON.
+    """
+    for key in CALLS:
+        called = message.get(key)
+        if isinstance(called, str):
+            called = parse_json(called, key) if called else None
+            message = {**message, key: called} if called is not None else _without(message, key)
+        are_calls = isinstance(called, list) and all(isinstance(call, Mapping) for call in called)
+        if key == "tool_calls" and called is not None and not are_calls:
+            raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
+    return message
+
+
+def _without(message: Turn, key: str) -> Turn:
+    return {name: value for name, value in message.items() if name != key}
 
 
 def _is_learnt(key: str, value: Any) -> bool:
@@ -184,7 +211,7 @@ def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[T
 
     DataError for a prompt in the column that is not among those in the turns; white space around them does not count.
     """
-    own = fields.text("system") if fields.get("system") else None
+    own = fields.text("system") if is_filled(fields.get("system")) else None
     said = [text_of(turn["content"]).strip() for turn in turns if turn["role"] in SYSTEM_ROLES]
     if said and own is not None and own.strip() not in said:
         column = fields.column("system")

@@ -29,7 +29,8 @@ _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking")
 
-_SLOT = re.compile(f"<(?:{'|'.join(MEDIA_ROLES)})>")
+# Besides those that a column fills: Qwen-VL's paths of images, and ms-swift's places of objects in an image.
+_SLOT = re.compile(f"<(?:{'|'.join(MEDIA_ROLES)}|img(?=>[^<>]+</img>)|bbox|ref-object)>")
 _STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _NO_FACTS = {"type", "mime", "span", "video_start", "video_end"}  # keys of a stored part

@@ -21,14 +21,15 @@ from .kinds import KINDS
 from .late_columns import check_kind, filled_names, late_columns
 from .llama_factory import aligned, check_columns, described
 from .media_columns import any_holds_media, check_media_columns
+from .messages import check_texts
 from .nearest import no_kind
-from .options import SchemaOptions
+from .options import SchemaOptions, check_heard
 from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 from .tags import untagged
 
-ROWS_VERSION = 10  # raised when rows are stored differently
+ROWS_VERSION = 11  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,7 @@ class Mapper:
         noted = set() if unread is None else unread
         fields = Fields(values, self.kind.columns, self.options.columns, self.found, noted)
         sample = dict(self.kind.read(fields, self.options, media))
+        noted |= media.unread
         for name, encoding in self.kept.items():
             value = values.get(name)
             if value is None and encoding == "bytes" and self._may_lack(name):
@@ -193,6 +195,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         check_pairs(names, options.columns)
     if kind.schema == MESSAGES and options.kind is None:
         check_verdicts(rows, kind.name)
+    check_heard(options, kind)
     found: dict[str, str] = {}
     read: list[str] = []
     synonyms: dict[str, list[str]] = {}
@@ -206,6 +209,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         name: encoding or column_encoding(name, [row.get(name) for row in rows])
         for name, encoding in kept_names.items()
     }
+    check_texts(rows, found)
     heads = [head_of(column, names) for column in read]
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})

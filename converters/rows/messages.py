@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 import orjson
@@ -14,12 +16,15 @@ from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
 from .content import Turn, may_hold_slots
 from .dialog import begins_with_text
 from .exchanges import holds_exchanges
-from .fields import Columns, Fields, parse_json
+from .fields import Columns, Fields, parse_json, unpacked
 from .row_kind import ReadOptions
 from .speakers import CALLERS, ROLES, USUAL_ROLES
 
 _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
 _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
+_AS_PROMPT = {"question": "prompt", "instruction": "prompt", "answer": "response", "output": "response"}
+_ASKED_OR_ANSWERED = ("prompt", "response", "chosen", "rejected", *_AS_PROMPT)  # roles of columns
+IN_PYTHON = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")  # a list of messages as Python shows it
 _PLAIN_ROLES = ("system", "user", "assistant")
 
 
@@ -55,9 +60,45 @@ def message_turn(message: Any, roles: Roles) -> Turn:
 
 def _with_calls(turn: Turn, speaker: str, name: str) -> Turn:
     """The turn; with tool_calls in place of its content, if that is what such a speaker says."""
-    if speaker not in CALLERS or turn["role"] != "assistant" or "tool_calls" in turn:
+    if speaker.lower() not in CALLERS or turn["role"] != "assistant" or "tool_calls" in turn:
         return turn
     return {**turn, "content": None, "tool_calls": tool_calls(turn["content"], name)}
+
+
+def are_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages, OpenAI's or ShareGPT's."""
+    keys = ({"role", "content"}, {"from", "value"})
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and any(pair <= each.keys() for pair in keys) for each in value)
+    )
+
+
+def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> None:
+    """DataError if a column that is read as texts holds lists of messages as text. found: role -> column.
+
+    A prompt and its response are read as messages from JSON text, but never from Python's notation.
+    """
+    for role in _ASKED_OR_ANSWERED:
+        name = found.get(role, "")
+        texts = [row[name] for row in rows if isinstance(row.get(name), str) and row[name]]
+        if _mostly(IN_PYTHON.match, texts):
+            raise DataError(
+                f"column {name} holds lists of messages as Python shows them ({texts[0][:60]!r}), which pandas writes "
+                "to CSV: write them as JSON or Parquet, or read them by ast.literal_eval, with --map FILE.py:FUNCTION"
+            )
+        if role in _AS_PROMPT and _mostly(lambda text: are_messages(unpacked(text)), texts):
+            named = {_AS_PROMPT[each]: column for each, column in found.items() if each in _AS_PROMPT}
+            said = " ".join(quote(f"{each}={column}") for each, column in named.items())
+            raise DataError(
+                f"column {name} holds lists of messages as JSON text, which is read as text there: pass --columns "
+                f"{said} to read the messages"
+            )
+
+
+def _mostly(is_so: Callable[[str], Any], texts: Sequence[str]) -> bool:
+    return bool(texts) and 2 * sum(map(bool, map(is_so, texts))) >= len(texts)
 
 
 def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:

@@ -86,10 +86,12 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iter
 def _remedies(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> Iterator[_Remedy | None]:
-    """Remedies, the best first: by the values of a column, by usual pairs of names, by names, by a lone text.
+    """Remedies, the best first: by two answers, by the values of a column, by usual pairs of names, by names, by a lone
+    text.
 
-    All but the first were tried on the rows; the last, by names, leaves a column to the user.
+    All but the second were tried on the rows; the last, by names, leaves a column to the user.
     """
+    yield _compared(rows, names, media, kinds)
     yield _conversation(rows, names, media, kinds)
     told = [name for name in names if not _ABOUT.search(name) or _listed_in(rows, name)]
     by_names = _by_names(told, media, {name: kind for name, kind in kinds.items() if name != "kto" or _judges(rows)})
@@ -101,6 +103,26 @@ def _remedies(
         needs, columns = _needs(by_names.kind, media), by_names.columns
         by_names = replace(by_names, columns={role: "COLUMN" if role in needs else columns[role] for role in columns})
     yield by_names
+
+
+def _compared(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
+) -> _Remedy | None:
+    """How to read two columns of answers of which the names say that one is chosen and the other rejected."""
+    kind, lower = kinds["preference"], {name.lower(): name for name in names}
+    pairs = [(lower[name], lower[other]) for name in lower if (other := name.replace("chosen", "rejected")) in lower]
+    answers = [
+        (chosen, rejected)
+        for chosen, rejected in pairs
+        if chosen != rejected and all(isinstance(unpacked(row.get(chosen)), (str, list)) for row in rows)
+    ]
+    asked = [name for name in names if name in QUESTIONS and name not in kind.columns["prompt"]]
+    if len(answers) != 1:
+        return None
+    chosen, rejected = answers[0]
+    columns = {"chosen": chosen, "rejected": rejected, **({"prompt": asked[0]} if len(asked) == 1 else {})}
+    columns = {**_media_roles(kind, names, media), **columns}
+    return _Remedy(kind=kind, columns=columns) if can_read(kind, rows, columns) else None
 
 
 def _listed_in(rows: Sequence[Mapping[str, Any]], name: str) -> bool:

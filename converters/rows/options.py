@@ -12,6 +12,7 @@ from ..media.references import CheckMedia
 from ..sources.dataset_info import DatasetInfo
 from ..sources.settings import TAGS
 from .kinds import COLUMN_ROLES, KINDS
+from .row_kind import RowKind
 
 _LATER = ("map", "filter", "tags", "dataset_info")
 
@@ -85,3 +86,24 @@ class SchemaOptions:
         """
         values = {name: value for name, value in asdict(self).items() if value or name not in _LATER}
         return {"schema": values.pop("kind"), **values}
+
+
+# Options that only some kinds hear, with their defaults; on the command line they are called so with hyphens.
+_OF_CHATS: Mapping[str, Any] = {"system": None, "learn": "assistant", "roles": {}, "tags": {}}
+_OF_IMAGES: Mapping[str, Any] = {"max_image_pixels": None}
+_WITHOUT_IMAGES = ("text", "tokens", "columns")  # schemas of samples in which no image is read
+
+
+def check_heard(options: SchemaOptions, kind: RowKind) -> None:
+    """ConfigError for options that rows of this kind would not hear."""
+    name = kind.schema.name
+    unheard = {
+        **({} if name in ("messages", "preference") else _OF_CHATS),
+        **(_OF_IMAGES if name in _WITHOUT_IMAGES else {}),
+    }
+    given = [option for option, default in unheard.items() if getattr(options, option) != default]
+    if given:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} changes nothing in rows that are {kind.name}: leave it out, or name the "
+            "kind that they are with --kind"
+        )

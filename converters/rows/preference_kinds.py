@@ -13,7 +13,7 @@ from . import schemas
 from .alpaca import exchanges, with_input
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .content import MEDIA_ROLES, Turn, store_content, text_of
-from .fields import Columns, Fields, named_alike, unpacked
+from .fields import Columns, Fields, is_filled, named_alike, unpacked
 from .messages import message_turn
 from .preferences import PAIR, VERDICT_COLUMNS, is_verdict
 from .row_kind import ReadOptions, RowKind
@@ -169,7 +169,7 @@ def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
     before = exchanges(fields.get("history"))
     if _holds_messages(unpacked(value)):
         return before + _said(fields, "prompt", roles)
-    asked = with_input(fields.text("prompt"), fields.text("input") if fields.get("input") else "")
+    asked = with_input(fields.text("prompt"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*before, {"role": "user", "content": asked}]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from ...errors import DataError
 from .alpaca import exchanges
-from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange, turn_of
+from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange
 from .content import MEDIA_ROLES, Turn, file_kind
 from .fields import QUESTIONS, Fields, named_alike, unpacked
-from .messages import tool_calls
+from .messages import are_messages, message_turn, tool_calls
 
 
 def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
@@ -31,8 +31,8 @@ def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn
         return [
             {"role": speaker, "content": None, "tool_calls": tool_calls(unpacked(value), fields.column(role) or role)}
         ]
-    if isinstance(value, list):
-        return [turn_of(message, roles) for message in fields.items(role, "messages")]
+    if isinstance(value, list) or are_messages(unpacked(value)):
+        return [message_turn(message, roles) for message in fields.items(role, "messages")]
     return [{"role": speaker, "content": fields.text(role)}]
 
 

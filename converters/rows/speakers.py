@@ -13,6 +13,7 @@ USUAL_ROLES: dict[str, str] = {
 }  # fmt: skip
 CALLERS = ("function_call", "tool_call")  # speakers whose content is a call of a function: ShareGPT's, ms-swift's
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+SPEAKER = "role "  # before the name of a speaker that is noted as none of these
 _SPEAKER_KEYS = ("role", "from", "speaker", "name", "who", "author", "sender")
 _CONTENT_KEYS = ("content", "text", "value", "what", "says", "message", "utterance")
 _MOST_SPEAKERS = 4
@@ -28,6 +29,20 @@ def usual_role(speaker: str) -> str:
     ('assistant', 'narrator')
     """
     return USUAL_ROLES.get(speaker.lower(), speaker.lower())
+
+
+def role_of(speaker: str, roles: Mapping[str, str]) -> str:
+    """Return the role of a speaker, whatever the case of a name that is known; another speaker as it is called.
+
+    roles: what a dataset calls a speaker -> role.
+
+    >>> role_of("GPT", USUAL_ROLES), role_of("User", USUAL_ROLES), role_of("Critic", USUAL_ROLES)
+    ('assistant', 'user', 'Critic')
+    """
+    if speaker in roles:
+        return roles[speaker]
+    lower = speaker.lower()
+    return roles.get(lower, lower if lower in ROLES else speaker)
 
 
 def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

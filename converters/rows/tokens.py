@@ -37,8 +37,17 @@ def _read_tokens(fields: Fields, options: ReadOptions, media: SampleMedia) -> di
         wrong = int(ids.min() if ids.min() < 0 else ids.max())
         raise DataError(f"column 'input_ids' holds {wrong}, a token id is 0 to {_LAST_ID}: tokenize the row again")
     padding = fields.get("attention_mask")
-    if padding is not None and not _same_length(fields, "attention_mask", padding, ids).all():
-        raise DataError("column 'attention_mask' holds 0, so the row is padded: remove the padding, packs need none")
+    if padding is not None:
+        mask = _same_length(fields, "attention_mask", padding, ids)
+        if not mask.all():
+            raise DataError(
+                "column 'attention_mask' holds 0, so the row is padded: remove the padding, packs need none"
+            )
+        if (mask != mask[0]).any():
+            raise DataError(
+                f"column 'attention_mask' numbers the samples of a pack ({mask.min()} to {mask.max()}), which would be "
+                "read as one sample: make a row of each, or pass --columns attention_mask= to leave the column out"
+            )
     return {"input_ids": ids.astype(np.int32), "loss_spans": _loss_spans(fields, ids)}
 
 

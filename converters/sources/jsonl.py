@@ -9,6 +9,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
+from ...errors import DataError
 from .by_index import RowTexts
 from .compression import PlainStream
 from .files import REST_BYTES, File
@@ -140,7 +141,12 @@ class LinesTable:
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         with PlainStream(self._location.file, name=self._location.name) as stream:
-            compressed = stream.compression is not None
+            compressed, head = stream.compression is not None, stream.read(PROBE_BYTES) or b""
+        if b"\r" in head.rstrip() and b"\n" not in head:
+            raise DataError(
+                f"{self._location.name}: its lines end in carriage returns alone, and would be read as one line: write "
+                "line feeds in their place, with tr '\\r' '\\n'"
+            )
         return self._blocks(start, stop) if compressed else self._ranges(start, stop)
 
     def _ranges(self, start: int, stop: int | None) -> Iterator[Unit]:

@@ -31,6 +31,7 @@ from ...processors.text import TokensProcessor
 from ...storage.disk_errors import disk_errors
 from ...types import Sample
 from ..rows.mapper import Mapper
+from ..rows.speakers import SPEAKER
 from ..rows.tokenize import to_tokens
 from ..rows.user_functions import RowFunctions
 from ..sources.mds import StoredSamples
@@ -291,7 +292,8 @@ class _Encoding:
         made = or_error(self._mapper.samples, values, self._unit.folder, keys)
         if isinstance(made, DataError):
             return [made]
-        unread = [f"{KEY_OF_MESSAGES}{key}" for key in sorted(keys - self._named_keys)]
+        noted = sorted(key for key in keys if key.removeprefix(SPEAKER) not in self._named_keys)
+        unread = [f"{KEY_OF_MESSAGES}{key}" for key in noted]
         for name in [*unread, *self._mapper.unread(values)]:
             rows = self._unread.setdefault(name, [])
             if number not in rows[-1:]:  # the map may make several of a row

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ..converters.report import KEY_OF_MESSAGES
+from ..converters.report import KEY_OF_MESSAGES, MORE_FRAMES, SPEAKER
 from ..converters.stored.inspect.visible import visible
 from ..processors.not_shown import counts_text
 from ..storage.sizes import shown_bytes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
+_SLOTS = ("<image>", "<audio>", "<video>")  # which media of a column fill
 _OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of a SplitReport
 
 
@@ -72,18 +73,37 @@ def unread_lines(names: UnreadNames) -> list[str]:
 
 def _unread_line(name: str, unread: Unread) -> str:
     where = f"in {_counted(unread.num_rows, 'row')}, first in {unread.first}"
-    if name.startswith(f"{KEY_OF_MESSAGES}<"):
-        slot, role = name.removeprefix(KEY_OF_MESSAGES), f"{name.removeprefix(KEY_OF_MESSAGES)[1:-1]}s"
-        return (
-            f"{slot} of messages {where}: it stays text, for no column of {role} is read (--columns {role}=COLUMN "
-            "reads one)"
-        )
-    if name.startswith(KEY_OF_MESSAGES):
-        return f"key {name.removeprefix(KEY_OF_MESSAGES)} of messages {where}: nothing here reads it"
+    key = name.removeprefix(KEY_OF_MESSAGES)
+    if key != name and (told := _noted_in_messages(key, where)) is not None:
+        return told
+    if key != name:
+        return f"key {key} of messages {where}: nothing here reads it"
     return (
         f"column {name} {where}: the first rows of its source have none, or another column is read in its place "
         f"(--keep {quote(name)}:json keeps text, numbers, lists and objects)"
     )
+
+
+def _noted_in_messages(key: str, where: str) -> str | None:
+    """Return the line for what a message holds and what is no key; None for a key."""
+    if key in _SLOTS:
+        role = f"{key[1:-1]}s"
+        return (
+            f"{key} of messages {where}: it stays text, for no column of {role} is read (--columns {role}=COLUMN "
+            "reads one)"
+        )
+    if key == MORE_FRAMES:
+        return f"images of several frames or pages {where}: only the first is read (store others as images or a video)"
+    if key.startswith("<"):
+        instead = " (write <image> in its place, and the path into a column images, with --map)" * (key == "<img>")
+        return f"{key} of messages {where}: it stays text{instead}"
+    if key.startswith(SPEAKER):
+        speaker = key.removeprefix(SPEAKER)
+        return (
+            f"messages of {speaker!r} {where}: only the assistant's are trained on (--roles "
+            f"{quote(f'{speaker}=assistant')} if they are)"
+        )
+    return None
 
 
 def _counted(count: int, noun: str) -> str:

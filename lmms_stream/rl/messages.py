@@ -8,6 +8,9 @@ from typing import Any
 
 import orjson
 
+from ..converters.rows.chat import with_calls
+from ..converters.rows.fields import unpacked
+from ..converters.rows.messages import IN_PYTHON, are_messages
 from ..errors import ConfigError, DataError
 
 KINDS = ("image", "video", "audio")
@@ -25,13 +28,18 @@ def check_multimodal_keys(keys: Mapping[str, str] | None) -> None:
 def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messages:
     """The conversation of a prompt: a text is what the user says. DataError for what is none."""
     if isinstance(prompt, str):
+        if are_messages(unpacked(prompt)) or IN_PYTHON.match(prompt):
+            raise DataError(
+                f"the prompt is a list of messages as text ({prompt[:60]!r}), which the user would say as it stands: "
+                "write a list, or read it by custom_prompt_func (--custom-prompt-path), such as json.loads"
+            )
         messages: Messages = [{"role": "user", "content": prompt}]
     else:
         for message in prompt:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise DataError(f"a message of the prompt has no role ({str(message)[:80]!r}): write role and content")
         messages = [
-            {name: value for name, value in message.items() if value is not None or name == "content"}
+            with_calls({name: value for name, value in message.items() if value is not None or name == "content"})
             for message in prompt
         ]
     if system_prompt is not None:

@@ -289,3 +289,15 @@ def test_parts_that_nothing_reads_are_an_error(templated: Any, tmp_path: Path) -
         for settings in ({}, {"apply_chat_template": True}):
             with pytest.raises(DataError, match=why):
                 only(path, templated, **settings)
+
+
+@pytest.mark.parametrize("text", [json.dumps(MESSAGES), str(MESSAGES)])
+def test_messages_as_text_are_not_what_the_user_says(text: str, templated: Any, tmp_path: Path) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", [{"q": text}])
+    with pytest.raises(DataError, match=r"list of messages as text.*custom_prompt_func"):
+        only(rows, templated, prompt_key="q", apply_chat_template=True)
+    read = only(
+        rows, templated, prompt_key="q", apply_chat_template=True, custom_prompt_func=lambda prompt, row: MESSAGES
+    )
+    assert read.prompt == "<|user|>2 + 2?<|end|><|assistant|>5<|end|><|user|>?<|end|><|assistant|>"
+    assert only(rows, templated, prompt_key="q").prompt == text

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 MAX_DECODED_PIXELS = 1 << 33  # of all frames of an animation that is checked; Pillow has a limit for each
 JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
 _LOSSY_QUALITY = 95
+_OF_ONE_BIT = ("tiff_ccitt", "group3", "group4")  # compressions of TIFF that hold black and white alone
 _ORIENTATION = 0x0112  # EXIF's tag
 ON_ITS_SIDE = (5, 6, 7, 8)  # its values for an image that is turned by 90 degrees to be shown
 _MAY_ORIENT = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # where Pillow's `info` says it
 _PNG_MAY_ORIENT = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
+_PNG_HEAD_BYTES = 1 << 16  # of a PNG, in which an animation is announced
 _PNG_CHUNK = struct.Struct(">I4s")
 
 
@@ -61,22 +63,37 @@ def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts
             if has_unknown_range(image):
                 check_image(data)
             return data, _facts(image, data)
-        num_frames = getattr(image, "n_frames", 1)
-        if num_frames > 1 and image.format != "MPO":  # cameras write MPO: a JPEG with previews behind it
-            raise DataError(
-                f"it has {width} x {height} pixels, more than {max_pixels}, in {num_frames} frames: only single images "
-                "are made smaller: do it beforehand"
-            )
         scale = math.sqrt(max_pixels / (width * height))
         new_width = max(1, int(width * scale))
         new_height = max(1, min(int(height * scale), max_pixels // new_width))
         try:
+            num_frames = getattr(image, "n_frames", 1)
+            if num_frames > 1 and image.format != "MPO":  # cameras write MPO: a JPEG with previews behind it
+                raise DataError(
+                    f"it has {width} x {height} pixels, more than {max_pixels}, in {num_frames} frames: only single "
+                    "images are made smaller: do it beforehand"
+                )
             small = _resized(image, min(new_width, max_pixels), new_height)
         except DataError:
             raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
             raise DataError(f"it cannot be made smaller ({error!r}): repair or remove it") from error
         return small, _facts(_open(small), small)
+
+
+def has_more_frames(data: bytes) -> bool:
+    """Return whether an image has frames or pages after the first, which alone is read; False if that is not known."""
+    name = media_format(data)
+    if name == "png":
+        return b"acTL" in data[:_PNG_HEAD_BYTES]
+    if name not in ("gif", "tiff", "webp", "avif"):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return bool(getattr(_open(data), "is_animated", False))
+        except Exception:  # noqa: BLE001 - of damaged frames behind the first
+            return False
 
 
 def check_image(data: bytes) -> None:
@@ -199,11 +216,19 @@ def _resized(image: Image, width: int, height: int) -> bytes:
     kept: dict[str, Any] = {name: value for name, value in found.items() if value}
     image = eight_bits(image)  # interpolated values would leave the range by which they are shown
     if image.mode in ("1", "P", "PA"):  # Pillow does not interpolate these modes
-        image = image.convert("L" if image.mode == "1" else "RGBA" if "transparency" in image.info else "RGB")
+        has_alpha = "transparency" in image.info and form != "GIF"  # a GIF would lose the colors of what is transparent
+        image = image.convert("L" if image.mode == "1" else "RGBA" if has_alpha else "RGB")
     if form in ("JPEG", "WEBP", "AVIF"):
         kept["quality"] = _LOSSY_QUALITY
+    if form == "WEBP":
+        kept["exact"] = True  # keeps the colors of what is transparent
+    if form == "TIFF" and image.info.get("compression") in _OF_ONE_BIT:
+        kept["compression"] = "tiff_adobe_deflate"
+    # Band by band: together Pillow makes black of all that is transparent, whose colors are shown where alpha is not.
+    bands = [band.resize((width, height), Image.Resampling.LANCZOS) for band in image.split()]
+    small = Image.merge(image.mode, bands)
     buffer = BytesIO()
-    image.resize((width, height), Image.Resampling.LANCZOS).save(buffer, format=form, **kept)
+    small.save(buffer, format=form, **kept)
     return buffer.getvalue()
 
 

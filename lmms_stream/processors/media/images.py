@@ -78,8 +78,11 @@ def _opened(data: bytes, max_pixels: int) -> Image:
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=[name])
         width, height = image.size
-    except Image.DecompressionBombError:
-        image = Image.OPEN[name][0](BytesIO(data), "")  # as Image.open does it, but for its guard: to tell the size
+    except Image.DecompressionBombError as error:
+        try:
+            image = Image.OPEN[name][0](BytesIO(data), "")  # as Image.open does it, but for its guard: to tell the size
+        except Exception:  # noqa: BLE001 - some formats guard themselves
+            raise DataError(f"{error}: make the image smaller, or remove it") from error
         width, height = image.size
         max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
     except Exception as error:  # whatever Pillow raises for damaged bytes

@@ -110,7 +110,17 @@ LAYOUTS = (
     Layout("ms-swift with images", lambda n: {
         "query": f"<image>q-{n}", "response": f"r-{n}", "images": [image(n)]}, "prompt-response"),
     Layout("ms-swift rejected_response", lambda n: {
-        "query": f"q-{n}", "response": f"r-{n}", "rejected_response": f"x-{n}"}, "prompt-response"),
+        "query": f"q-{n}", "response": f"r-{n}", "rejected_response": f"x-{n}"}, "preference"),
+    Layout("ms-swift rejected_messages", lambda n: {
+        "messages": said(n, "user", "assistant"), "rejected_messages": [
+            *said(n, "user"), {"role": "assistant", "content": f"x-{n}"}]}, "preference"),
+    Layout("LLaMA-Factory v1, compared", lambda n: {
+        "chosen_messages": said(n, "user", "assistant"), "rejected_messages": [
+            *said(n, "user"), {"role": "assistant", "content": f"x-{n}"}]}, "preference"),
+    Layout("response_chosen", lambda n: {
+        "prompt": f"q-{n}", "response_chosen": f"r-{n}", "response_rejected": f"x-{n}"}, "preference"),
+    Layout("functions of OpenAI", lambda n: {
+        "messages": said(n, "user", "assistant"), "functions": [{"name": f"f-{n}", "parameters": {}}]}, "messages"),
     Layout("BELLE and Firefly", lambda n: {"conversation_id": f"i-{n}", "category": f"k-{n}", "conversation": [
         {"human": f"u-{n}", "assistant": f"a-{n}"}, {"human": f"v-{n}", "assistant": f"b-{n}"}]}, "exchanges"),
     Layout("The Cauldron", lambda n: {"images": [image(n)], "texts": [

@@ -631,7 +631,7 @@ def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> 
         {
             "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
             "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
-            "system": None, "version": 10,
+            "system": None, "version": 11,
         }
     )  # fmt: skip
 

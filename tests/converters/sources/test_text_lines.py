@@ -87,3 +87,12 @@ def test_text_in_utf_16_without_a_mark_is_an_error_of_its_row(tmp_path: Path) ->
     ((_, whole),) = read_numbered(path)
     assert str(whole).startswith(f"corpus.txt is {wrong}")
     assert read(write(tmp_path / "zero.txt", b"a text\0"), format="lines") == [{"text": "a text\0"}]
+
+
+@pytest.mark.parametrize(("format", "row"), [("lines", "one"), ("jsonl", '{"text": "one"}')])
+def test_lines_that_end_in_carriage_returns_alone_are_not_one_line(format: str, row: str, tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_bytes("\r".join([row] * 3).encode())
+    with pytest.raises(DataError, match=r"end in carriage returns alone.*tr '.r' '.n'"):
+        convert(tmp_path / "old.txt", tmp_path / "out", format=format, num_workers=1)
+    (tmp_path / "one.txt").write_bytes(f"{row}\r".encode())
+    assert convert(tmp_path / "one.txt", tmp_path / "whole", format=format, num_workers=1).num_rows == 1

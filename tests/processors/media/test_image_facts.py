@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.errors import DataError
 from lmms_stream.processors.media.facts import ImageFacts, checked_facts, facts_of
 from lmms_stream.processors.media.image_header import fit_image, image_facts
 from lmms_stream.processors.media.images import decode_image
@@ -93,3 +94,52 @@ def test_the_facts_of_an_image_made_smaller_are_of_the_smaller_one() -> None:
     for orientation in ORIENTATIONS:
         data, facts = fit_image(turned("JPEG", orientation, size=(60, 30)), max_pixels=450)
         assert facts == facts_of(data, "image") == shown_size(data) == ((15, 30) if orientation >= 5 else (30, 15))
+
+
+def _clear(form: str, mode: str) -> bytes:
+    """An image of noise of which one half is transparent."""
+    random = np.random.default_rng(0)
+    image = Image.fromarray(np.repeat(np.repeat(random.integers(0, 256, (6, 9, 3), np.uint8), 8, 0), 8, 1))
+    if mode == "P":
+        image = image.quantize(32)
+        image.info["transparency"] = bytes([0, 255] * 16) if form == "PNG" else 3
+    else:
+        image = image.convert(mode)
+        image.putalpha(Image.fromarray(np.repeat(np.arange(48)[:, None] % 16 // 8 * 255, 72, 1).astype(np.uint8)))
+    written = BytesIO()
+    image.save(written, form, **({"lossless": True, "exact": True} if form == "WEBP" else {}))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [("PNG", "RGBA"), ("PNG", "LA"), ("PNG", "P"), ("WEBP", "RGBA"), ("TIFF", "RGBA"), ("BMP", "RGBA"), ("GIF", "P")],
+)
+def test_an_image_made_smaller_keeps_the_colors_of_what_is_transparent(form: str, mode: str) -> None:
+    data = _clear(form, mode)
+    small, facts = fit_image(data, max_pixels=24 * 36)
+    expected = np.asarray(Image.fromarray(decode_image(data)).resize(facts, Image.Resampling.LANCZOS)).astype(int)
+    assert np.abs(decode_image(small) - expected).mean() < (20 if form in ("GIF", "WEBP") else 1)
+
+
+def test_a_scan_in_black_and_white_is_made_smaller() -> None:
+    written = BytesIO()
+    scan = Image.new("L", (80, 60), 255)
+    scan.paste(0, (20, 20, 60, 40))
+    scan.convert("1").save(written, "TIFF", compression="group4")
+    small, facts = fit_image(written.getvalue(), max_pixels=300)
+    assert facts == (20, 15)
+    assert np.abs(decode_image(small)[..., 0] - np.asarray(scan.resize((20, 15), Image.Resampling.LANCZOS))).max() < 2
+
+
+def test_a_broken_page_behind_the_first_is_an_error_of_the_image() -> None:
+    pages, written = [Image.new("L", (40, 40)), Image.new("L", (40, 40))], BytesIO()
+    pages[0].save(written, "TIFF", save_all=True, append_images=pages[1:])
+    data = written.getvalue()
+    width = b"\x00\x01\x04\x00\x01\x00\x00\x00"  # the tag of the width, as Pillow writes it
+    behind = data.rindex(width)
+    assert data.index(width) < behind
+    broken = data[:behind] + b"\xfe\x01" + data[behind + 2 :]
+    assert facts_of(broken, "image") == (40, 40)
+    with pytest.raises(DataError, match="cannot be made smaller"):
+        fit_image(broken, max_pixels=100)

@@ -1,0 +1,144 @@
+"""Rows that look like others and say something else: what they say is read, refused or counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.cli.convert_summary import unread_lines
+from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.errors import ConfigError, DataError
+from PIL import Image
+
+ASKED = {"role": "user", "content": "q"}
+SAID = {"role": "assistant", "content": "a"}
+CHAT = [ASKED, SAID]
+_USUAL = SchemaOptions()
+
+
+def stored(row: dict[str, Any]) -> Any:
+    return json.loads(find_mapper([row], _USUAL)(row, None)["messages"])
+
+
+def refusal(row: dict[str, Any], options: SchemaOptions = _USUAL) -> str:
+    with pytest.raises((DataError, ConfigError)) as caught:
+        find_mapper([row], options)(row, None)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("answer", ["a", [SAID], json.dumps([SAID])])
+@pytest.mark.parametrize("prompt", [[ASKED], json.dumps([ASKED]), json.dumps([{"from": "human", "value": "q"}])])
+def test_messages_as_json_text_are_messages_of_a_prompt_and_its_response(prompt: Any, answer: Any) -> None:
+    assert stored({"prompt": prompt, "response": answer}) == CHAT
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        ({"prompt": str([ASKED]), "response": "a"}, "column prompt holds lists of messages as Python shows them"),
+        ({"prompt": "q", "chosen": str(CHAT), "rejected": str([ASKED])}, "ast.literal_eval, with --map"),
+        ({"question": json.dumps([ASKED]), "answer": "a"}, "--columns response=answer prompt=question"),
+        ({"instruction": "q", "output": json.dumps([SAID])}, "--columns prompt=instruction response=output"),
+    ],
+)
+def test_messages_that_would_be_read_as_a_text_are_refused(row: dict[str, Any], remedy: str) -> None:
+    assert remedy in refusal(row)
+
+
+def test_the_remedy_for_messages_in_a_question_reads_them() -> None:
+    row = {"question": json.dumps([ASKED]), "answer": "a"}
+    options = SchemaOptions(columns={"prompt": "question", "response": "answer"})
+    assert json.loads(find_mapper([row], options)(row, None)["messages"]) == CHAT
+
+
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+
+
+def test_tool_calls_as_json_text_are_calls() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": CALLS}
+    assert stored({"messages": [ASKED, {**called, "tool_calls": json.dumps(CALLS)}]})[1] == called
+    assert stored({"messages": [ASKED, {**SAID, "tool_calls": ""}]}) == CHAT
+    assert "write a list of objects" in refusal({"messages": [ASKED, {**called, "tool_calls": ["f"]}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("User", "user"), ("Human", "user"), ("GPT", "assistant"), ("SYSTEM", "system")]
+)
+def test_the_case_of_a_known_speaker_does_not_matter(name: str, role: str) -> None:
+    said, told = {"role": name, "content": "x"}, {"from": name, "value": "x"}
+    assert stored({"messages": [*CHAT, said]})[2] == {"role": role, "content": "x"}
+    assert stored({"conversations": [told, {"from": "gpt", "value": "a"}]})[0] == {"role": role, "content": "x"}
+
+
+def test_what_a_column_of_zeros_asks_is_asked() -> None:
+    row = {"instruction": "Is it even?", "input": 0, "output": "yes"}
+    assert stored(row)[0]["content"] == "Is it even?\n\n0"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"system": "s"},
+        {"learn": "last"},
+        {"roles": {"x": "user"}},
+        {"tags": {"role_tag": "r"}},
+        {"max_image_pixels": 9},
+    ],
+)
+@pytest.mark.parametrize("row", [{"text": "t"}, {"input_ids": [1, 2]}])
+def test_options_that_rows_of_a_kind_do_not_hear_are_refused(row: dict[str, Any], option: dict[str, Any]) -> None:
+    said = refusal(row, SchemaOptions(**option))
+    assert said.startswith(f"--{next(iter(option)).replace('_', '-')} changes nothing in rows that are ")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "is_pack"),
+    [
+        ({"seq_lengths": [2, 2]}, True), ({"seq_lengths": [4]}, False),
+        ({"position_ids": [0, 1, 0, 1]}, True), ({"position_ids": [0, 1, 2, 3]}, False),
+        ({"cu_seqlens": [0, 2, 4]}, True), ({"cu_seqlens": [0, 4]}, False),
+        ({"segment_ids": "[1, 1, 2, 2]"}, True), ({"segment_ids": [1, 1, 1, 1]}, False),
+        ({"seq_start_id": [0, 2]}, True), ({"seq_start_id": [0]}, False),
+        ({"attention_mask": [1, 1, 2, 2]}, True), ({"attention_mask": [1, 1, 1, 1]}, False),
+    ],
+)  # fmt: skip
+def test_packs_of_several_samples_are_no_sample(bounds: dict[str, Any], is_pack: bool) -> None:
+    row = {"input_ids": [1, 2, 3, 4], **bounds}
+    if is_pack:
+        assert "which would be read as one" in refusal(row)
+    else:
+        assert find_mapper([row], _USUAL)(row, None)["input_ids"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        ({"messages": CHAT, "rejected_response": "x"}, "write the two answers into columns chosen and rejected"),
+        ({"messages": CHAT, "rejected_messages": [ASKED]}, "--columns chosen=messages rejected=rejected_messages"),
+        ({"query": "q", "response": "a", "rejected_response": "x"}, "prompt=query chosen=response rejected=rejected_"),
+    ],
+)
+def test_worse_answers_next_to_answers_are_not_passed_over(row: dict[str, Any], remedy: str) -> None:
+    assert remedy in refusal(row)
+    others = {name: 0.5 if "rejected" in name else value for name, value in row.items()}
+    assert find_mapper([others], _USUAL)(others, None)
+
+
+def test_what_messages_hold_and_nothing_reads_is_counted(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    frames[0].save(tmp_path / "pages.tiff", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "one.tiff")
+    texts = ["<img>a.png</img>q", "find <bbox>", "<img src='a.png'> <ref-object>", "q"]
+    rows = [{"messages": [{**ASKED, "content": text}, {"role": "critic", "content": "c"}, SAID]} for text in texts]
+    rows[2]["messages"][0]["image"], rows[3]["messages"][0]["image"] = "pages.tiff", "one.tiff"
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = convert(tmp_path / "a.jsonl", tmp_path / "out", num_workers=1)
+    counts = {name.removeprefix("messages[]."): unread.num_rows for name, unread in report.unread.items()}
+    assert counts == {"<img>": 1, "<bbox>": 1, "<ref-object>": 1, "<frames after the first>": 1, "role critic": 4}
+    told = "\n".join(unread_lines(report.unread))
+    assert "images of several frames or pages in 1 row" in told
+    assert "--roles critic=assistant" in told
