@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -66,7 +67,8 @@ class DescribedSource:
         points = sorted(self.percentiles.items())
         values = [value for _, value in points]
         if points and not (
-            0 <= points[0][0] <= points[-1][0] <= 100 and values == sorted(values) and 1 <= values[0] <= MAX_LENGTH
+            0 <= points[0][0] <= points[-1][0] <= 100
+            and all(before <= after for before, after in pairwise((1, *values, MAX_LENGTH)))  # NaN is in no order
         ):
             raise ConfigError(
                 f"percentiles must map percents from 0 to 100 to lengths that do not fall, from 1, got {dict(points)}"
@@ -281,9 +283,10 @@ def parse_count(text: float | str, *, name: str) -> int:
     number = str(text).strip().lower().replace("_", "")
     unit = number[-1:] if number[-1:] in _COUNTS else ""
     try:
-        found = round(float(number.removesuffix(unit)) * _COUNTS.get(unit, 1))
+        said = float(number.removesuffix(unit)) * _COUNTS.get(unit, 1)
+        found = round(said)
     except (ValueError, OverflowError):
-        found = 0
-    if found < 1:
+        said, found = 0.0, 0
+    if found < 1 or abs(said - found) > 1e-9 * said:  # what is no whole number
         raise ConfigError(f"{name} {text!r} is no number of them: write it as 7e9, 300m, 7b or 10.5t")
     return found

@@ -140,6 +140,9 @@ def test_the_command_reads_a_description(tmp_path: Path, capsys: pytest.CaptureF
     assert "are longer than packing_length 4096" in capsys.readouterr().err
     assert main(["simulate", str(file), "--global-batch", "16"]) == 1
     assert "a dataset needs --packing-length" in capsys.readouterr().err
+    for name, value in (("tokenizer", "x"), ("processor", "text"), ("setting", "fps=1")):
+        assert main([*command, f"--{name}", value]) == 1
+        assert f"describes lengths, and nothing is measured: leave --{name} out" in capsys.readouterr().err
     file.write_text("sources: {web: {token: 30m, mean_length: 900}}\n")
     assert main([*command]) == 1
     assert "unknown key 'sources.web.token': did you mean 'sources.web.tokens'?" in capsys.readouterr().err
@@ -157,6 +160,9 @@ def test_the_command_reads_a_description(tmp_path: Path, capsys: pytest.CaptureF
         ({"samples": 5, "mean_length": 0.5}, "mean_length must be from 1 to 2147483647 tokens, got 0.5"),
         ({"samples": 5, "percentiles": {5: 9, 50: 8}}, "percents from 0 to 100 to lengths that do not fall"),
         ({"samples": 5, "percentiles": {5: 9, 500: 10}}, "percents from 0 to 100 to lengths that do not fall"),
+        ({"samples": 5, "percentiles": {5: 9, 50: float("nan")}}, "percents from 0 to 100 to lengths that do not fall"),
+        ({"samples": 5, "percentiles": {5: 9, 50: 2**31}}, "percents from 0 to 100 to lengths that do not fall"),
+        ({"samples": 1.5, "mean_length": 5}, "samples 1.5 is no number of them"),
         ({"samples": "many", "mean_length": 5}, "samples 'many' is no number of them: write it as 7e9, 300m"),
         ({"samples": 5, "mean_length": 5, "bytes_per_token": 0}, "bytes_per_token must be above 0 and at most 1e"),
         ({"samples": 5, "mean_length": 5, "compression": 1.5}, "compression must be above 0 and at most 1, got 1.5"),
