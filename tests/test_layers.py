@@ -84,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {
         *BASE, "lazy", "storage", "processors", "processors/families", "processors/media", "mds", "converters/media",
-        "converters/sources",
+        "converters/rows", "converters/sources",
     },
     "relax": {"errors"},
     "relax/utils": {"relax", "rl"},
