@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from multiprocessing import context, get_context, parent_process
 from typing import Any
 
 from ..errors import ConfigError
 from ..processes.family import first_number, is_running
 
-_NEXT, _FLOOR, _IS_LOADED, _LOADS, _ROW = range(5)  # numbers in the shared memory; _ROW: of the next iteration
-_ROWS = _ROW + 1  # where the rows begin
+# Numbers in the shared memory. _ROW: of the next iteration. _LANES: that were chosen for _READERS readers.
+_NEXT, _FLOOR, _IS_LOADED, _LOADS, _ROW, _READERS, _LANES = range(7)
+_ROWS = _LANES + 1  # where the rows begin
 _NUM_ROWS = 32  # iterations that are remembered
 _KEY_SIZE = 4  # numbers that the workers of an iteration have in common
 _FIRST, _PROCESS, _WORKERS, _EPOCH = range(_KEY_SIZE, _KEY_SIZE + 4)  # the other numbers of a row
@@ -66,6 +68,15 @@ class EpochTurns:
         epoch = int(values[_NEXT])
         values[_NEXT], values[_FLOOR], values[_IS_LOADED] = epoch + 1, epoch, 0
         return epoch
+
+    def lanes(self, num_readers: int, choose: Callable[[], int]) -> int:
+        """The number of lanes for so many readers, as the first of them chose it: sources may grow meanwhile."""
+        with self._shared.get_lock():
+            values = self._shared.get_obj()
+            if values[_READERS] != num_readers:
+                values[_LANES] = choose()
+                values[_READERS] = num_readers
+            return int(values[_LANES])
 
     @property
     def floor(self) -> int:

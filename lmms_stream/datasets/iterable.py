@@ -49,10 +49,10 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
     Rows belong to num_canonical_nodes lanes, each with a packer of its own, and a reader (a worker of a rank) reads
     whole lanes: ranks times workers must divide their number. By default it is chosen from the bytes of the sources and
-    the readers when a run begins (see choose_lanes), and a state keeps it. Each row is read by exactly one lane. Packs
-    are first_fit (one is open, and given out when it is full), best_fit or balanced; see StreamingPacker. With shuffle,
-    files are read in the order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow
-    each other.
+    the readers when a run begins (see choose_lanes), and a state keeps it; ranks with a DataLoader each do not hear of
+    each other and choose it from the readers alone. Each row is read by exactly one lane. Packs are first_fit (one is
+    open, and given out when it is full), best_fit or balanced; see StreamingPacker. With shuffle, files are read in the
+    order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow each other.
 
     Each iteration is the next epoch, with any number of DataLoader workers, persistent ones too, and after a break,
     which drops the rest of its epoch; set_epoch names another one. An epoch ends when a look at the sources finds no
@@ -142,7 +142,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
                 "call it before the DataLoader is first iterated, or make a new DataLoader"
             )
         if self._loaded is None:
-            self._loaded = self.begun(world.num_groups * num_workers)
+            self._loaded = self.begun(world.num_groups * num_workers, by_bytes=world.num_groups == 1)
         state = self._loaded
         state.set_epoch(epoch)
         for batch in self.batches(
@@ -178,10 +178,15 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
     # Where reading stands
 
-    def begun(self, num_readers: int) -> SourcesState:
-        """Return the state before the first pack, with lanes for so many readers (ranks times workers)."""
-        num_lanes = self.config.num_canonical_nodes or choose_lanes(self._sources, self.reading, num_readers)
-        return SourcesState(self.fingerprint, num_lanes)
+    def begun(self, num_readers: int, *, by_bytes: bool = True) -> SourcesState:
+        """Return the state before the first pack, with lanes for so many readers (ranks times workers).
+
+        by_bytes: the number follows from the bytes of the sources; not for ranks that do not compare it, since sources
+        may grow between their looks.
+        """
+        sources_of = self._sources if by_bytes else None
+        choose = partial(choose_lanes, sources_of, self.reading, num_readers)
+        return SourcesState(self.fingerprint, self.config.num_canonical_nodes or self._turns.lanes(num_readers, choose))
 
     @property
     def counts(self) -> Counts:

@@ -30,14 +30,14 @@ TOKEN_BYTES = 4  # of text
 _DIGEST_BYTES = 8
 
 
-def choose_lanes(sources_of: SourcesOf, reading: Reading, num_readers: int) -> int:
+def choose_lanes(sources_of: SourcesOf | None, reading: Reading, num_readers: int) -> int:
     """Return the number of lanes of a run: a power of two for each reader, so that each lane fills LANE_PACKS packs.
 
     At most MAX_LANES, and at least one for each reader. Where a pack is a sample, or no source says how large it
     is, there are as many as may be.
     """
     most = MAX_LANES
-    if reading.packing.max_samples_per_pack != 1:
+    if sources_of is not None and reading.packing.max_samples_per_pack != 1:
         num_bytes = _bytes_of(sources_of, reading)
         if num_bytes:
             most = min(most, num_bytes // (LANE_PACKS * reading.packing.packing_length * TOKEN_BYTES))

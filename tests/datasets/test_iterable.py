@@ -333,6 +333,21 @@ def test_rows_that_are_left_out_after_the_last_pack_of_an_epoch_are_counted(conf
         assert (dataset.counts.rows, dataset.counts.overlong) == (300 * epoch, (300 - num_packs) * epoch)
 
 
+def test_readers_have_the_same_lanes_where_sources_grow_while_they_begin(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config | {"num_canonical_nodes": None, "packing_length": 64, "packing": True}
+    dataset, of_rank_0 = MultiModalIterableDataset(config), MultiModalIterableDataset(config)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    lanes = dataset.begun(2).num_lanes, next(iter(of_rank_0)).afters[0].num_lanes
+    write_rows(tmp_path / "rows/large.jsonl", range(300, 9000))
+    monkeypatch.setenv("RANK", "1")
+    of_rank_1 = MultiModalIterableDataset(config)
+    assert (dataset.begun(2).num_lanes, next(iter(of_rank_1)).afters[0].num_lanes) == lanes
+    assert of_rank_1.begun(4).num_lanes != lanes[0]  # others look at the bytes
+
+
 def test_slices_of_a_file_are_told_apart(tokenizer: Path, tmp_path: Path) -> None:
     """Named in another order they go on; other slices of the same file are not what the state is of."""
     path = write_rows(tmp_path / "rows.jsonl", range(200))
