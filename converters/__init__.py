@@ -11,6 +11,7 @@ append      new sources beside those of a dataset that is there
 beginnings  the first units of sources, for a dry run
 dry_run     what a conversion would make of the first rows, without writing
 report      how far it is, and what it did
+described   dataset_info.json#* -> its datasets that can be read, by the kind of their rows
 weighted    a list whose entries have weights -> a dataset for each, and the weights of a run
 sources/    what the user names -> units of rows
 rows/       row -> sample

@@ -23,6 +23,7 @@ from ..version import VERSION
 from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged, described
 from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
+from .described import described_kinds
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions, changed
@@ -35,7 +36,7 @@ from .sources.sources import open_sources
 from .sources.specs import Spec
 from .sources.units import Source
 from .stored.unread import described as unread_described
-from .weighted import convert_parts, weighted_parts
+from .weighted import convert_parts, joint, weighted_parts
 from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before, options_of, place_of
@@ -82,7 +83,8 @@ def convert(
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
     sources: what open_sources knows, a datasets.Dataset or an IterableDataset, an iterable of rows (dicts), or several
-    of these in a list; of a YAML list whose entries have weights each becomes a dataset of its own below the target.
+    of these in a list; of a YAML list whose entries have weights each becomes a dataset of its own below the target,
+    and so does each kind of rows of LLaMA-Factory's dataset_info.json#*.
     map, filter: see SchemaOptions; a function is one that a module or the script defines. options: see ConvertOptions.
     changes: of its fields, of those of SchemaOptions, or options of `lmms-stream convert` by name, as tokenizer="path",
     kind="messages", columns={"messages": "dialogue"}, shard_size="256mb". num_workers, or workers: processes (default:
@@ -110,7 +112,17 @@ def convert(
 
     if parts := weighted_parts(sources, options):
         return convert_parts(parts, target, convert=lambda spec, to: convert_to([spec], to), say=progress.say)
+    kinds = described_kinds(sources, opens=partial(_try_to_open, target=target, options=options, work=work))
+    if len(kinds) == 1:
+        return convert_to([spec for specs in kinds.values() for spec in specs], target)
+    if kinds:
+        return joint({kind: convert_to(list(specs), f"{target.rstrip('/')}/{kind}") for kind, specs in kinds.items()})
     return convert_to(sources, target)
+
+
+def _try_to_open(spec: Spec, *, target: str, options: ConvertOptions, work: Path | None) -> None:
+    scratch = work_folder(open_storage(folders_of(target, options)[0]).url, work) / "sources"
+    look([spec], scratch, options=options, target=target)
 
 
 def _convert_to(

@@ -7,7 +7,7 @@ could not be told apart, nor changed later.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -93,7 +93,7 @@ def convert_parts(
     with disk_errors(f"{base}/{RUN_NAME}"):
         storage.write(RUN_NAME, write_yaml(run).encode())
     say(f"{base}/{RUN_NAME}: the datasets and weights of a run, to which packing_length, processor and model are added")
-    return _joint(reports)
+    return joint(reports)
 
 
 def _name(spec: Spec) -> str:
@@ -104,7 +104,8 @@ def _name(spec: Spec) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "part"
 
 
-def _joint(reports: dict[str, ConvertReport]) -> ConvertReport:
+def joint(reports: Mapping[str, ConvertReport]) -> ConvertReport:
+    """A report of several datasets, each by name in its `splits`."""
     each = list(reports.values())
     tokens = [report.num_tokens for report in each if report.num_tokens is not None]
     splits = {

@@ -6,7 +6,7 @@ tag that an entry does not name has its default only where the entry names none 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,10 +78,13 @@ def is_dataset_info(path: Path) -> bool:
     )
 
 
-def dataset_info_specs(path: Path, chosen: str | None) -> list[Spec]:
+def dataset_info_specs(
+    path: Path, chosen: str | None, *, refused: Callable[[DataError], None] | None = None
+) -> list[Spec]:
     """The datasets that `chosen` names, with commas between them; "*" for all. None for the only one there is.
 
-    Paths start from the file's folder, and those of media, too.
+    Paths start from the file's folder, and those of media, too. refused: of all, is given the errors of datasets that
+    are never read (of ModelScope, of OpenMind, of loading scripts), which are left out; None raises the first.
     """
     with disk_errors(str(path)):
         data = path.read_bytes()
@@ -99,8 +102,17 @@ def dataset_info_specs(path: Path, chosen: str | None) -> list[Spec]:
     for name in names if names is not None else [each.strip() for each in str(chosen).split(",")]:
         if name not in content:
             raise DataError(f"{path} names no dataset {name!r}: {did_you_mean(name, content)}")
-        specs.append(_spec(path, content[name], where=f"{path}#{name}"))
+        try:
+            specs.append(_spec(path, content[name], where=f"{path}#{name}"))
+        except _NeverReadError as error:
+            if refused is None or chosen != ALL:
+                raise
+            refused(error)
     return specs
+
+
+class _NeverReadError(DataError):
+    """An entry names a dataset that lies where nothing is read from."""
 
 
 def _spec(path: Path, entry: Any, *, where: str) -> Spec:
@@ -114,7 +126,7 @@ def _spec(path: Path, entry: Any, *, where: str) -> Spec:
         raise DataError(f"{where}: says not where its rows lie: give it a file_name")
     said = _texts(entry, [place, "split", "subset", "folder", "revision"], where=where)
     if place in _REFUSED:
-        raise DataError(
+        raise _NeverReadError(
             f"{where}: {place} {entry[place]!r} names {_REFUSED[place]}, which is not read: download it, and name the "
             "files by file_name"
         )
@@ -126,13 +138,10 @@ def _spec(path: Path, entry: Any, *, where: str) -> Spec:
             "name the files of the split"
         )
     named = resolved(said[place], path.parent)
-    if named.lower().endswith(".txt"):
-        raise DataError(
-            f"{where}: {entry[place]} is text with a row a line, which is not read: write JSON lines with a column text"
-        )
+    format = "lines" if named.lower().endswith(".txt") else None  # a row a line, as LLaMA-Factory reads it
     if Path(named).is_dir():
         named = f"{named.rstrip('/')}/*"
-    return Spec(text=where, path=named, folder=str(path.parent.absolute()), settings=settings)
+    return Spec(text=where, path=named, format=format, folder=str(path.parent.absolute()), settings=settings)
 
 
 def _limit(entry: Mapping[str, Any], *, where: str) -> int | None:

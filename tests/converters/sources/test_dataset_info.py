@@ -43,6 +43,12 @@ def test_files_folders_and_numbers_of_samples_are_meant_as_llama_factory_means_t
     assert read(f"{path}#mine") == [*ROWS[2:], ROWS[0]]
 
 
+def test_a_text_file_has_a_row_a_line(tmp_path: Path) -> None:
+    write(tmp_path / "wiki.txt", "One line.\nAnother, of é.".encode())
+    path = info(tmp_path, wiki={"file_name": "wiki.txt", "columns": {"prompt": "text"}})
+    assert read(f"{path}#wiki") == [{"text": "One line."}, {"text": "Another, of é."}]
+
+
 def test_a_local_copy_of_a_dataset_of_the_hub_comes_before_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +73,6 @@ def test_a_local_copy_of_a_dataset_of_the_hub_comes_before_the_hub(
         ({"formatting": "alpaca"}, "#x: says not where its rows lie: give it a file_name"),
         ({"file_nme": "a"}, r"#x: unknown key 'file_nme': did you mean 'file_name'"),
         ({"file_name": 3}, "file_name is 3: expected text"),
-        ({"file_name": "a.txt"}, "a.txt is text with a row a line, which is not read: write JSON lines"),
         ({"file_name": "no.json"}, r"no\.json: no such file or folder"),
         ({"file_name": "a", "split": "test"}, "split is 'test', and the rows of files are all of split train: leave"),
         ({"file_name": "a", "formatting": "sharegtp"}, "formatting 'sharegtp' is not known: did you mean 'sharegpt'"),
