@@ -400,6 +400,9 @@ def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: st
     if name is None:
         raise ConfigError(f"{what} is missing: give one of {', '.join(table)}")
     if name in later:
-        raise ConfigError(f"{what} {name!r} is not there yet: those that are there are {', '.join(table)}")
+        raise ConfigError(
+            f"{what} {name!r} is not there yet, as its model is a class of LMMS Engine's alone: train it there, or "
+            f"take one of {', '.join(table)}"
+        )
     check_names([name], [*table], what)
     raise AssertionError(name)

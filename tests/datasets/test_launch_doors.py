@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
+from examples.bagel.model import BagelConfig, BagelModel
 from lmms_stream.config import load_mapping
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.launched import read_launch
@@ -23,8 +24,9 @@ from ..processors.tile_vlm import save_tile_processor, tile_config
 from ..processors.tiny_sound import save_sound_processor, sound_config
 from ..processors.tiny_vlm import MARKED, film, picture, qwen3_5_fields, save_processor, save_tokenizer, tiny_config
 from ..rounds import in_long_rounds
+from ..train import bagel
 from .chats import rows, write_pictures
-from .launch_files import launch_files
+from .launch_files import ALL, MODEL, launch_files
 
 TEXT = {
     "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -58,7 +60,13 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
             "mm_spatial_pool_mode 'max' cannot be followed, only 'bilinear', by which",
         ),
         ("model_config", {"monkey_patch_kwargs": {"faster_token_stride": 5}}, "has no 'faster_token_stride'"),
-        (None, {"trainer_type": "wan_trainer"}, "trainer_type 'wan_trainer' is not here: there are fsdp2_trainer"),
+        (None, {"trainer_type": "wan_trainer"}, "own classes, which is not here: train it with LMMS Engine, or a"),
+        (None, {"trainer_type": "grpo_trainer"}, "trainer_type has no 'grpo_trainer': choose one of fsdp2_trainer"),
+        (
+            "dataset_config",
+            {"dataset_type": "bagel_iterable", "processor_config": {"processor_type": "bagel", "processor_name": "x"}},
+            "BAGEL's model is one of .* set model_config.extra_kwargs.trust_remote_code to true",
+        ),
     ],
 )
 def test_what_is_not_here_is_refused_by_name(
@@ -145,3 +153,29 @@ def test_each_trains(name: str, build: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "run") if "loss" in record] == [1, 2]
     assert "there is no GPU, so the run does without" in done.stderr
+
+
+@in_long_rounds
+@pytest.mark.parametrize("trainer", ["fsdp2_trainer", "bagel_fsdp2_trainer"])
+def test_bagels_file_trains_a_model_of_ones_own_python_files(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BagelConfig, "_auto_class", "AutoConfig")
+    monkeypatch.setattr(BagelModel, "_auto_class", "AutoModelForCausalLM")
+    bagel.build_model().save_pretrained(tmp_path / "model")
+    bagel.save_words(tmp_path / "words")
+    bagel.write_rows(tmp_path / "rows", 40)
+    # The example's model cannot run its blocks again, so gradient_checkpointing is off, unlike in theirs.
+    own = {"visual_und": False, "trust_remote_code": True}
+    data = {
+        "trainer_type": trainer,
+        "dataset_config": bagel.dataset_of(tmp_path, "bagel_iterable"),
+        "model_config": MODEL | {"load_from_pretrained_path": f"{tmp_path}/model", "extra_kwargs": own},
+        "trainer_args": ALL
+        | {"max_steps": 2, "output_dir": f"{tmp_path}/run", "use_liger_kernel": False, "gradient_checkpointing": False},
+        "extra_kwargs": None,
+    }
+    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(data))
+    done = run_cli("train", str(tmp_path / "launch.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert [record["loss/mse"] > 0 for record in read_log(tmp_path / "run")] == [True, True]

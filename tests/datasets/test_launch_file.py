@@ -159,7 +159,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ),
         ("", {"trainer_arg": {}}, "launch.yaml has no 'trainer_arg': did you mean 'trainer_args'"),
         ("", {"model_config": None}, "model_config is missing: write the section"),
-        ("", {"trainer_type": "wan_trainer"}, "'wan_trainer' is not here: there are fsdp2_trainer, hf_trainer"),
+        ("", {"trainer_type": "wan_trainer"}, "own classes, which is not here: train it with LMMS Engine, or a"),
         ("", {"trainer_type": "sit_trainer"}, "learns from dataset_type sit, and dataset_config has vision: correct"),
         ("", {"trainer_type": "rae_trainer"}, "own classes, which is not here: .*type: reconstruction.*class_path"),
         ("", {"trainer_type": "bagel_fsdp2_trainer"}, "own classes, which is not here: .*type: bagel.*class_path"),

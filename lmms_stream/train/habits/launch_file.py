@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...config import LAUNCH_SECTIONS, build_config
+from ...datasets.names import TYPES, dataset_type_of
 from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...mds.engine_fields import check_names
@@ -19,12 +20,12 @@ from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, slow_every, trainer_
 from .launch_models import OWN_MODELS
 from .table import row_of
 
-TRAINERS = ("fsdp2_trainer", "hf_trainer", *OWN_MODELS)
-LATER_TRAINERS = ("wan_trainer",)
+TRAINERS = ("fsdp2_trainer", "hf_trainer", "bagel_fsdp2_trainer", *OWN_MODELS)
 IMAGE_PROCESSORS = {"sit": "sit", "rae_siglip": "rae"}  # processor_type -> dataset_type of what it reads
-OTHER_MODELS = {  # whose models are classes of LMMS Engine's -> the task of a run's file of ours
-    "bagel_fsdp2_trainer": "bagel",
-    "rae_trainer": "reconstruction",
+OTHER_TRAINERS = {  # whose models are classes of LMMS Engine's -> what to do
+    "rae_trainer": "write a run's file with task {type: reconstruction} and model {class_path: module:Class} "
+    "(docs/generation.md)",
+    "wan_trainer": "train it with LMMS Engine, or a model of diffusers on images by sit_trainer (docs/generation.md)",
 }
 MODEL = (
     "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
@@ -56,13 +57,10 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
         if not isinstance(data.get(name), Mapping):
             raise ConfigError(f"{source}: {name} is missing: write the section {name}")
     trainer = data.get("trainer_type")
-    if trainer in LATER_TRAINERS:
-        raise ConfigError(f"{source}: trainer_type {trainer!r} is not here: there are {', '.join(TRAINERS)}")
-    if trainer in OTHER_MODELS:
+    if trainer in OTHER_TRAINERS:
         raise ConfigError(
-            f"{source}: trainer_type {trainer!r} trains a model of LMMS Engine's own classes, which is not here: write "
-            f"a run's file with task {{type: {OTHER_MODELS[trainer]}}} and model {{class_path: module:Class}} "
-            "(docs/generation.md, docs/bagel.md)"
+            f"{source}: trainer_type {trainer!r} trains a model of LMMS Engine's own classes, which is not here: "
+            f"{OTHER_TRAINERS[trainer]}"
         )
     if trainer is not None:
         check_names([trainer], TRAINERS, f"{source}: trainer_type")
@@ -75,6 +73,7 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
                           "them out")  # fmt: skip
     dataset = dataset_of(data["dataset_config"], data["model_config"], source=f"{source}: dataset_config")
     model_config: Mapping[str, Any] = data["model_config"]
+    _check_rows(trainer, dataset, model_config, source=source)
     task: dict[str, Any] = {}
     if (own := OWN_MODELS.get(str(trainer))) is not None:
         model_config, task = own(model_config, dataset, source=f"{source}: model_config")
@@ -89,6 +88,19 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     if "use_liger_kernel" in arguments:
         arguments["use_liger_kernel"] = model.use_liger_kernel
     return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
+
+
+def _check_rows(trainer: str | None, dataset: DatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
+    """ConfigError for a dataset_type that is not here, and for BAGEL's unless the model is of the user's own files."""
+    is_bagel = dataset_type_of(dataset) in (TYPES["bagel"], TYPES["bagel_iterable"])
+    is_own = bool((model.get("extra_kwargs") or {}).get("trust_remote_code"))
+    if (is_bagel or trainer == "bagel_fsdp2_trainer") and not is_own:
+        raise ConfigError(
+            f"{source}: BAGEL's model is one of LMMS Engine's own classes, which is not here: write a run's file with "
+            "task {type: bagel} and model {class_path: module:Class}, or name a folder with a model of yours and its "
+            "Python files as load_from_pretrained_path and set model_config.extra_kwargs.trust_remote_code to true "
+            "(docs/bagel.md)"
+        )
 
 
 def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
@@ -161,6 +173,10 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
     check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
+    if arguments.get("train_sampling_strategy") == "sequential":
+        raise ConfigError(
+            f"{source}: train_sampling_strategy is 'sequential', which is refused: set dataset_config.shuffle to false"
+        )
     if arguments.get("dataloader_drop_last") and arguments.get("per_device_train_batch_size") == 1:
         del arguments["dataloader_drop_last"]
         warn(["dataloader_drop_last (a batch of one sample is never short)"], source="trainer_args")
