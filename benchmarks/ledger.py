@@ -57,8 +57,7 @@ class Setting:
 
 def make_run(setting: Setting) -> tuple[float, int]:
     """Seconds until the packs of all epochs of the run are counted, and the steps of 1.5 epochs, where it stands."""
-    from lmms_stream.loader.loader import PackedLoader
-    from lmms_stream.loader.stretches import stretch_of
+    from lmms_stream.loader.loader import PackedLoader, stretch_of
 
     begin = time.perf_counter()
     packing = PackingConfig(packing_length=PACKING_LENGTH)

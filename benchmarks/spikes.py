@@ -77,7 +77,7 @@ def every(steps: Sequence[tuple[float, set[int]]], count: int) -> Curve:
 
 
 def alarms(curve: Curve, deviations: float) -> list[bool]:
-    from lmms_stream.train.report.spikes import Spikes
+    from lmms_stream.train.report.alerts import Spikes
 
     spikes = Spikes(deviations=deviations, window=WINDOW)
     return [spikes.take(loss) for loss, _ in curve]

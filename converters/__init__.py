@@ -1,25 +1,24 @@
-"""Source -> shards, with the lengths of their samples; imported as lmms_stream.converters.
+"""Source -> shards and the lengths of their samples; imported as lmms_stream.converters.
 
-options     what is asked of a conversion, checked
-convert     the conversion: sources are read, mapped, encoded and laid into shards
-columns     what is stored of rows: its schema and columns
-asked       all that decides what is written, by which a conversion is known again
-again       whether stored samples are stored again as they are
-dropping    a drop list -> rows of the sources that are left out
-part        one part of a conversion that several machines do
-append      new sources beside those of a dataset that is there
-beginnings  the first units of sources, for a dry run
+options     the settings of a conversion, checked
+columns     the schema and columns of stored rows
+asked       the identity of a conversion: everything its output depends on; whether stored samples can be copied
+convert     the conversion: read sources, map rows, encode samples, write shards
+dropping    a drop list -> rows of the sources to leave out
+part        one part of a conversion that several machines share
+append      add new sources to an existing dataset
+repeats     rows that a dataset has already
 dry_run     what a conversion would make of the first rows, without writing
-report      how far it is, and what it did
-described   dataset_info.json#* -> its datasets that can be read, by the kind of their rows
+report      progress and result
+described   entries of a dataset_info.json -> a dataset for each kind of rows
 weighted    a list whose entries have weights -> a dataset for each, and the weights of a run
 sources/    what the user names -> units of rows
 rows/       row -> sample
 media/      references in rows -> bytes of images, audio and video
 writing/    samples -> shards, atomically, restartably
-engines/    what does the work: processes, or workers on a Ray cluster
-exporting/  datasets that are there -> files of rows
-stored/     datasets that are there: measured, verified, merged, looked at
+engines/    task executors: processes, or workers on a Ray cluster
+exporting/  existing datasets -> files of rows
+stored/     existing datasets: measure, verify, merge, show
 """
 
 from __future__ import annotations

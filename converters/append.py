@@ -18,8 +18,7 @@ from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..mds.listing import no_dataset
 from ..storage.storage import Storage, open_storage
-from .again import check_targets
-from .asked import asked_of, described
+from .asked import asked_of, check_targets, described
 from .columns import with_processor
 from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
@@ -28,12 +27,10 @@ from .options import ConvertOptions, changed
 from .repeats import SETTINGS, Described, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
 from .rows.options import SchemaOptions
-from .sources.table_source import TableSource
+from .sources.table import TableSource
 from .sources.units import Source
 from .stored.growing import finish_growth, grow, part_name, parts_of
-from .writing.done import digest_of, options_of
-from .writing.replacing import read_claim, read_described
-from .writing.work import only_writer, work_folder
+from .writing.work import digest_of, only_writer, options_of, read_claim, read_described, work_folder
 
 _SHOWN = 5  # sources that a line names
 _SHOWN_CHARACTERS = 80  # of an option

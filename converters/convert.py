@@ -20,8 +20,7 @@ from ..processors.base import cut_media
 from ..processors.not_shown import added
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
-from .again import carried_over, check_targets, measures
-from .asked import asked_of, check_code, check_unchanged, described
+from .asked import asked_of, carried_over, check_code, check_targets, check_unchanged, described, measures
 from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
 from .described import described_kinds
 from .dropping import check_drop_targets, dropped_rows
@@ -39,19 +38,17 @@ from .stored.unread import described as unread_described
 from .weighted import convert_parts, joint, weighted_parts
 from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
-from .writing.done import digest_of, finished_before, options_of, place_of
 from .writing.dropped_rows import DroppedRows
-from .writing.encoded_parts import EncodedParts
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
 from .writing.outputs import Output
-from .writing.parts import EncodedReading, UnitCollector
+from .writing.parts import EncodedParts, EncodedReading, UnitCollector
 from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
-from .writing.work import Work, from_anywhere, open_work, work_folder
+from .writing.work import Work, digest_of, finished_before, from_anywhere, open_work, options_of, place_of, work_folder
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..mds.growth import first_parts
 from ..mds.index import DATASET_NAME
 from ..mds.listed_samples import ListedSample, listed_samples
 from ..mds.provenance import Provenance, SourceRow, named_source
+from ..mds.shard_list import first_parts
 from ..mds.stored_index import read_index
 from ..storage.fetch_config import FetchConfig
 from ..storage.storage import Storage, open_storage
@@ -27,9 +27,8 @@ from .asked import content_of, described
 from .options import ConvertOptions
 from .sources.mds import StoredSource
 from .sources.units import Source
-from .writing.done import place_of
 from .writing.dropped_rows import DroppedRows
-from .writing.replacing import read_described
+from .writing.work import place_of, read_described
 
 _FEW_SAMPLES = 64  # of a dataset in a store, whose rows are read one by one
 

@@ -17,11 +17,10 @@ from typing import Any
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..storage.cache import home_folder
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
-from .again import carried_over, check_targets, measures
-from .asked import asked_of, check_code, check_unchanged
+from .asked import asked_of, carried_over, check_code, check_targets, check_unchanged, measures
 from .columns import check_processor, stored_columns, with_processor
 from .convert import Progress, folders_of, look, unit_encoder
 from .dropping import check_drop_targets, dropped_rows
@@ -32,14 +31,11 @@ from .report import CountedBytes
 from .sources.python_rows import cannot_go_on
 from .sources.units import Source
 from .weighted import weighted_parts
-from .writing.done import finished_before
-from .writing.encoded_parts import EncodedParts
 from .writing.encoding import ShardFormat
-from .writing.parts import KeptUnits, UnitKeeper
-from .writing.reading import Reading
-from .writing.replacing import read_claim, read_described
+from .writing.parts import EncodedParts, KeptUnits, UnitKeeper
+from .writing.reading import Part, Reading, Share
 from .writing.run import Job, Run, task_name
-from .writing.shares import Part, Share
+from .writing.work import finished_before, read_claim, read_described
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

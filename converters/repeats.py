@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from .asked import content_of, described
 from .media.references import is_data
 from .options import ConvertOptions
@@ -29,10 +29,9 @@ from .rows.content import PART_KINDS
 from .rows.options import SchemaOptions
 from .sources.files import content_digest, sampled_digest
 from .sources.json_array import JsonTable
-from .sources.table import Location
-from .sources.table_source import TableSource
+from .sources.table import Location, TableSource
 from .sources.units import UNIT_BYTES, Source
-from .writing.done import place_of
+from .writing.work import place_of
 
 SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the content; those of other stores do not

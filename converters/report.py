@@ -15,9 +15,9 @@ from .stored.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
 from .stored.unread import Unread as Unread
 from .stored.unread import UnreadNames as UnreadNames
 from .stored.unread import joined, of_dataset
-from .writing.done import Finished
 from .writing.outputs import Output
 from .writing.row_counts import RowCounts as RowCounts
+from .writing.work import Finished
 
 
 class DocumentCounts(TypedDict, total=False):

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError
 from ..processors.not_shown import added
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.storage import open_storage
 from ..yaml_text import write_yaml

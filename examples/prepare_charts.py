@@ -6,7 +6,7 @@ python examples/prepare_charts.py FOLDER writes FOLDER/charts (rows and images),
 import sys
 from pathlib import Path
 
-from lmms_stream.demo.charts import write_charts
+from lmms_stream.demo.pictures import write_charts
 from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.train.model.build import ModelConfig
 

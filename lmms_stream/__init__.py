@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from .mds.core import PackedDataset as PackedDataset
     from .mds.dataset_config import DatasetConfig as DatasetConfig
     from .mds.lengths import LengthIndex as LengthIndex
-    from .mds.local_dataset import LocalDataset as LocalDataset
+    from .mds.mosaic import StreamingDataLoader as StreamingDataLoader
     from .mds.mosaic import StreamingDataset as StreamingDataset
     from .mds.mosaic import clean_stale_shared_memory as clean_stale_shared_memory
-    from .mds.mosaic_loader import StreamingDataLoader as StreamingDataLoader
+    from .mds.mosaic_shards import LocalDataset as LocalDataset
     from .mds.mosaic_streams import Stream as Stream
     from .mds.packed import PackedStreamingDataset as PackedStreamingDataset
     from .mds.peers import join_peers as join_peers
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
-    from .processors.documents import DocumentsProcessor as DocumentsProcessor
     from .processors.multimodal import MultimodalProcessor as MultimodalProcessor
     from .processors.preference import PreferenceProcessor as PreferenceProcessor
     from .processors.preference_media import MediaPreferenceProcessor as MediaPreferenceProcessor
+    from .processors.text import DocumentsProcessor as DocumentsProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
@@ -70,13 +70,13 @@ _HOME = {
     "ConvertOptions": "converters.options",
     "Cursor": "plan.cursor",
     "DatasetConfig": "mds.dataset_config",
-    "DocumentsProcessor": "processors.documents",
+    "DocumentsProcessor": "processors.text",
     "FSDP2SFTTrainer": "train.trainer",
     "FetchConfig": "storage.fetch_config",
     "JSONWriter": "converters.writing.mosaic_writers",
     "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
-    "LocalDataset": "mds.local_dataset",
+    "LocalDataset": "mds.mosaic_shards",
     "MDSWriter": "converters.writing.mosaic_writers",
     "MediaPreferenceProcessor": "processors.preference_media",
     "ModelConfig": "train.model.build",
@@ -95,7 +95,7 @@ _HOME = {
     "RunConfig": "train.run_config",
     "SchemaOptions": "converters.rows.options",
     "Stream": "mds.mosaic_streams",
-    "StreamingDataLoader": "mds.mosaic_loader",
+    "StreamingDataLoader": "mds.mosaic",
     "StreamingDataset": "mds.mosaic",
     "TSVWriter": "converters.writing.mosaic_writers",
     "TextProcessor": "processors.text",

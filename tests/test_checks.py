@@ -34,7 +34,7 @@ from lmms_stream.converters.sources.specs import parse_spec
 from lmms_stream.datasets.streaming_packs import StreamingPackConfig
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.streams import StreamConfig
-from lmms_stream.plan.weights import checked_epochs, parse_schedule
+from lmms_stream.plan.source_ranges import checked_epochs, parse_schedule
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel_images import BagelSettings
 from lmms_stream.rl import StreamingDataset as StreamedPrompts

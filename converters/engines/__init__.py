@@ -1,7 +1,5 @@
-"""What does the tasks of a conversion: tasks out, results in, whichever is done first.
+"""Task executors of a conversion: tasks in, results out, in the order of completion.
 
-engine          the choice: processes of this machine (lmms_stream/processes), or a cluster
-threads         threads of this process, for tasks that wait
-ray_cluster     a connection to a Ray cluster
-ray_workers     workers on it
+engine          the choice: processes of this machine (lmms_stream/processes), threads, or a cluster
+ray_cluster     a connection to a Ray cluster, and its workers
 """

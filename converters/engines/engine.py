@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ...errors import ConfigError
 from ...processes.pool import Job, Mark, Pool, check_num_workers, num_cores, open_pool
@@ -59,8 +60,7 @@ def open_engine(
     """The engine of that name, one of ENGINES, until the end of the block. num_workers: how many will be asked for."""
     check_num_workers(num_workers)
     if name == "ray":
-        from .ray_cluster import open_cluster
-        from .ray_workers import RayEngine
+        from .ray_cluster import RayEngine, open_cluster
 
         with open_cluster(ray_address, num_cpus=num_workers or num_cores(), timeout_s=ray_timeout_s):
             yield RayEngine(ray_timeout_s)
@@ -70,3 +70,35 @@ def open_engine(
     if ray_address is not None:
         raise ConfigError(f"the address of a Ray cluster, {ray_address}, is for the engine ray: pass --engine ray")
     yield Processes()
+
+
+# Threads of this process, for tasks that wait for a store or hash more than they run Python.
+
+
+@contextmanager
+def open_threads(job: Job[Task, Result], num_workers: int) -> Iterator[Pool[Task, Result]]:
+    """A pool of threads. What tasks tell of their progress is not passed on."""
+    executor = ThreadPoolExecutor(num_workers)
+    try:
+        yield _Threads(executor, job, num_workers)
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+class _Threads(Generic[Task, Result]):
+    def __init__(self, executor: ThreadPoolExecutor, job: Job[Task, Result], num_workers: int):
+        self._executor = executor
+        self._job = job
+        self._num_workers = num_workers
+        self._given: dict[Future[Result], Task] = {}
+
+    @property
+    def num_idle(self) -> int:
+        return self._num_workers - len(self._given)
+
+    def give(self, task: Task) -> None:
+        self._given[self._executor.submit(self._job, task, lambda count: None)] = task
+
+    def wait(self) -> list[tuple[Task, Result]]:
+        done, _ = wait(self._given, return_when=FIRST_COMPLETED)
+        return [(self._given.pop(future), future.result()) for future in done]

@@ -1,7 +1,5 @@
-"""Datasets that are stored -> files of rows: Parquet, JSON lines, WebDataset. What is written gives the samples again.
+"""Stored datasets -> files of rows: Parquet, JSON lines, WebDataset. Converting the files gives the same samples.
 
-values      values of columns -> what files of a format can hold, and media beside or within them
-row_files   rows -> a file of each format
-back        the command that converts the files to the same samples
-export      the dataset, shard by shard, each into a file of its own
+row_files   values and rows -> a file of each format, with media inside or next to it
+export      the dataset, each shard into a file of its own; the command that converts the files back
 """

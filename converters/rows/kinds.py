@@ -5,18 +5,44 @@ A new kind is a file that makes a RowKind, and a line here.
 
 from __future__ import annotations
 
-from .alpaca import ALPACA
-from .columns import COLUMNS
-from .dialog import DIALOG
-from .exchanges import EXCHANGES
-from .image import IMAGE
-from .image_label import IMAGE_LABEL
-from .messages import MESSAGES, SHAREGPT
+from typing import Any
+
+from ...errors import EmptyRowError
+from ..media.references import SampleMedia
+from . import schemas
+from .exchanges import ALPACA, EXCHANGES
+from .fields import Fields, check_text, named_alike
+from .image import IMAGE, IMAGE_LABEL
+from .messages import DIALOG, MESSAGES, SHAREGPT
 from .preference_kinds import KTO, PREFERENCE
 from .prompts import CAPTION, PROMPT_RESPONSE, QUESTION_ANSWER
-from .row_kind import RowKind
-from .text import TEXT
+from .row_kind import ReadOptions, RowKind
+from .schemas import columns_schema
 from .tokens import TOKENS
+
+# Rows with a `text`, all of which is learnt. Pure.
+
+
+def _read_text(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    text, name = fields.text("text"), fields.column("text") or "text"
+    if not text:
+        raise EmptyRowError(f"column {name!r} is empty, so nothing would be learnt: complete or remove the row")
+    check_text(name, text)
+    return {"text": text}
+
+
+TEXT = RowKind(name="text", needs=named_alike("text"), schema=schemas.TEXT, read=_read_text)
+
+
+# Rows of any columns, which are kept as they are: none of them is read for what it means.
+
+
+def _read_nothing(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    return {}
+
+
+COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=_read_nothing)
+
 
 _IN_ORDER: tuple[RowKind, ...] = (
     TOKENS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,22 +12,18 @@ from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
 from ..media.references import SampleMedia
-from .answers import each_answer
 from .beside import check_beside
-from .columns import COLUMNS
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
-from .kinds import KINDS
-from .late_columns import check_kind, filled_names, late_columns
-from .llama_factory import aligned, check_columns, described
+from .kinds import COLUMNS, KINDS
+from .llama_factory import aligned, check_columns, described, untagged
 from .media_columns import any_holds_media, check_media_columns
 from .messages import check_texts
 from .nearest import no_kind
 from .options import SchemaOptions, check_heard
-from .preferences import check_pairs, check_verdict, check_verdicts
+from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
-from .tags import untagged
 
 ROWS_VERSION = 11  # raised when rows are stored differently
 
@@ -306,3 +302,78 @@ def _describe(
     if left:
         said.append(f"leaves out {', '.join(left)}")
     return "; ".join(said)
+
+
+# Columns that hold nothing in the first rows, by which rows are read, and hold something in a later row. Pure.
+#
+# Most rows have no such column, so that the question costs them a comparison of names.
+
+# Whether an answer is good is asked of every row (preferences.py).
+_USUAL_NAMES = {name for kind in KINDS.values() for names in kind.columns.values() for name in names} - {
+    *VERDICT_COLUMNS
+}
+
+
+def filled_names(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Names of the columns that hold something in any of these rows."""
+    return frozenset(name for row in rows for name in row if is_filled(row[name]))
+
+
+def late_columns(values: Mapping[str, Any], names: frozenset[str]) -> list[str]:
+    """Names of the columns that hold something in this row. names: columns of the first rows, which are left out."""
+    return [name for name in values if name not in names and is_filled(values[name])]
+
+
+def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, columns: Mapping[str, str]) -> None:
+    """DataError if late columns make a row one of another kind than the first rows. columns: as the user named them."""
+    usual = [name for name in late if name in _USUAL_NAMES or name in columns.values()]
+    if not usual or (kind.needs and not kind.fits(values, columns)):
+        return  # a row that does not fit is refused where it is read
+    found = next((each for each in KINDS.values() if each.fits(values, columns)), kind)
+    if found.name == kind.name:
+        return
+    are = "columns" if len(usual) > 1 else "column"
+    raise DataError(
+        f"{are} {', '.join(usual)}: the first rows have none, so they are {kind.name}, and with it this row is "
+        f"{found.name}: convert the rows of each kind on their own, or pass --kind {kind.name} to leave it out of all "
+        "rows (counted)"
+    )
+
+
+# A stored chat -> a chat for each of its answers, which ends with that answer. Pure.
+#
+# Chat templates that change earlier messages when others follow make each answer what it is when it is the last: so it
+# is trained as a sample of its own.
+
+
+def each_answer(sample: Sample) -> Iterator[Sample]:
+    """Samples of the messages schema: what comes before each answer is read, and the answer alone is learnt.
+
+    Answers that the loss leaves out, and empty ones, have no sample. Other columns are the same in all.
+    """
+    stored = json.loads(sample["messages"])
+    messages = stored["messages"] if isinstance(stored, dict) else stored
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" or not message.get("learn", True):
+            continue
+        if not (message.get("content") or message.get("tool_calls")):
+            continue
+        chat = [*(_unlearnt(each) for each in messages[:index]), message]
+        made = {**stored, "messages": chat} if isinstance(stored, dict) else chat
+        text = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
+        yield {**sample, "messages": text, "media": sample["media"][: _media_bytes(chat)]}
+
+
+def _unlearnt(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "learn": False} if message["role"] == "assistant" else message
+
+
+def _media_bytes(messages: list[Mapping[str, Any]]) -> int:
+    """Where the media of these messages end in the bytes of all media of a sample."""
+    ends = [
+        sum(part["span"])
+        for message in messages
+        for part in (message["content"] if isinstance(message.get("content"), list) else ())
+        if "span" in part
+    ]
+    return max(ends, default=0)

@@ -14,7 +14,6 @@ from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
 from .content import Turn, may_hold_slots
-from .dialog import begins_with_text
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json, unpacked
 from .row_kind import ReadOptions
@@ -167,3 +166,35 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
 
 MESSAGES = chat_kind("messages", _read_messages, needs=_NEEDS, accepts=_says_role, read_simple=_read_texts)
 SHAREGPT = chat_kind("sharegpt", _read_sharegpt, needs=_NEEDS, accepts=_says_from)
+
+
+# Rows that hold a conversation as a list of texts, which the user and the assistant say by turns. Pure.
+
+_SPEAKERS = ("user", "assistant")
+
+
+def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
+    """The user says the first text, the assistant the second, and so on."""
+    texts = fields.items("dialog", "texts")
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            name = fields.column("dialog")
+            raise DataError(f"turn {number} in column {name!r} must be text, found {type(text).__name__}: correct it")
+    return [{"role": _SPEAKERS[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def begins_with_text(fields: Fields, role: str = "dialog") -> bool:
+    """A list of texts, and not of messages, which may be JSON text."""
+    value = unpacked(fields.get(role))
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        return False
+    return not isinstance(unpacked(f"[{value[0]}]"), list) or not value[0].startswith("{")
+
+
+DIALOG = chat_kind(
+    "dialog",
+    _read_dialog,
+    needs={"dialog": ("dialog", "dialogue", "utterances", "conversations", "conversation")},
+    accepts=begins_with_text,
+    needs_text="dialog (or dialogue, utterances, conversations, conversation), a list of texts",
+)

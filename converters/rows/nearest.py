@@ -15,8 +15,7 @@ from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .content import MEDIA_ROLES
 from .fields import QUESTIONS, Fields, head_of, is_filled, unpacked, value_at
 from .media_columns import can_read, media_columns
-from .preference_kinds import KTO
-from .preferences import is_verdict
+from .preference_kinds import KTO, is_verdict
 from .row_kind import RowKind
 from .speakers import USUAL_ROLES, Readings, readings_of, readings_said
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -10,15 +10,104 @@ from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
-from .alpaca import exchanges, with_input
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .content import MEDIA_ROLES, Turn, store_content, text_of
+from .exchanges import exchanges, with_input
 from .fields import Columns, Fields, is_filled, named_alike, unpacked
 from .messages import message_turn
-from .preferences import PAIR, VERDICT_COLUMNS, is_verdict
 from .row_kind import ReadOptions, RowKind
 from .speakers import USUAL_ROLES
-from .whole_texts import stored_texts
+
+# Pairs of whole texts, which begin alike with what they answer (HH-RLHF's) -> what is stored of them. Pure.
+#
+# Such texts say by themselves who speaks, so that no chat template touches them. What is the prompt follows TRL 1.16
+# (`extract_prompt`).
+
+
+def stored_texts(chosen: str, rejected: str, fields: Fields, options: ReadOptions) -> Sample:
+    """The sample of two texts; DataError where they have no beginning in common, or there is more to the row."""
+    has = [role for role in ("system", "tools", "input", "history") if fields.get(role)]
+    has += [role for role in MEDIA_ROLES.values() if fields.references(role)]
+    if has or options.system:
+        raise DataError(
+            f"chosen and rejected are whole texts, which have no room for {', '.join(has) or 'a system prompt'}: name "
+            "the prompt's column with --columns prompt=COLUMN, so that they are answers to it in a chat"
+        )
+    if chosen == rejected:
+        raise DataError("chosen and rejected are the same, so neither is better: remove the row")
+    shared = num_shared(chosen, rejected)
+    if not shared:
+        raise DataError(
+            "the row has answers and no prompt: name its column with --columns prompt=COLUMN; the texts begin "
+            "differently, so it is not in them"
+        )
+    text = json_of({"prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]})
+    return {"messages": text, "media": b""}
+
+
+def num_shared(chosen: str, rejected: str) -> int:
+    """How many characters of two texts are the prompt: those that they begin with alike, but for a space at the end.
+
+    Tokenizers join a space with the word behind it.
+
+    >>> num_shared("It is blue", "It is green")
+    5
+    """
+    num = min(len(chosen), len(rejected))
+    shared = next((n for n in range(num) if chosen[n] != rejected[n]), num - 1)
+    return shared - 1 if shared > 0 and chosen[shared - 1] == " " else max(shared, 0)
+
+
+# Rows of preferences that are read as chats: bad answers are not learnt. Pure.
+#
+# Fine-tuning would learn the bad answers like the good ones, so that such rows are refused as chats until the user says
+# what of them is to be learnt. The kinds that read both answers are in preference_kinds.
+
+PAIR = ("chosen", "rejected")
+VERDICT_COLUMNS = ("label", "kto_tag")  # whether the answer of a row is good: true or false
+
+
+def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
+    """DataError for rows with a chosen and a rejected answer; columns: those that the user named, by role."""
+    if set(PAIR) <= set(names) and not set(PAIR) & set(columns.values()):
+        raise DataError(
+            "columns chosen and rejected hold a good and a bad answer each: say what is to be learnt, with "
+            "--kind messages --columns messages=chosen or --kind prompt-response --columns response=chosen, or read "
+            "both with --kind preference"
+        )
+
+
+def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
+    """DataError where rows of a kind say whether their answers are good."""
+    for row in rows:
+        for name in VERDICT_COLUMNS:
+            if _verdict(row.get(name)) is not None:
+                raise DataError(
+                    f"column {name!r} says of each answer whether it is good, and bad ones would be learnt as well: "
+                    f"pass --kind {kind} --on-error skip to leave out those that are false, or remove the column"
+                )
+
+
+def check_verdict(row: Mapping[str, Any]) -> None:
+    """DataError for a row that says that its answer is bad."""
+    for name in VERDICT_COLUMNS:
+        if name in row and _verdict(row[name]) is False:
+            raise DataError(f"column {name!r} is {row[name]}, so its answer is not one to be learnt: leave the row out")
+
+
+def is_verdict(value: Any) -> bool:
+    """Whether it says good or bad: true or false, or 1 or 0, as text too."""
+    if isinstance(value, str):
+        return value.lower() in ("true", "false", "1", "0")
+    return isinstance(value, (bool, int, float)) and value in (0, 1)
+
+
+def _verdict(value: Any) -> bool | None:
+    """True or false, as text too, which is how CSV holds them; None for a value that is no verdict."""
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
+
 
 _ASKED: Columns = {
     "prompt": ("prompt", "question", "instruction"),

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import DataError
-from .alpaca import exchanges
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange
 from .content import MEDIA_ROLES, Turn, file_kind
+from .exchanges import exchanges
 from .fields import QUESTIONS, Fields, named_alike, unpacked
 from .messages import are_messages, message_turn, tool_calls
 

@@ -1,24 +1,18 @@
 """What the user names -> units of rows, each read by one process.
 
-specs           what is typed -> what it names: slices, globs, members
-settings        what a list says of one of its sources beside where it lies
+specs           typed text -> slices, globs, members
+settings        settings of one source of a list
 lists           YAML lists -> specs with settings; dataset_info: LLaMA-Factory's dataset_info.json -> the same
-listing         which files of a folder are data
-configurations  which of them are of one configuration of a dataset; splits: which of one split
-formats         the formats of files, a line each
-detect          what a file holds, by its name and its first bytes
-sources         what specs name, opened; opener: what one spec names
-python_rows     rows that a program holds: its iterables, and datasets of the library `datasets`
-files           files that rows lie in, on this machine or in a store
-table_source    a source whose rows are a table, fetched and opened when its turn comes
-table           what all formats share: where the rows lie, rows that units carry
-hive            folders that are called lang=en -> a column of the rows below them
-units           what a source is cut into; by_index: rows of a unit, of which only those that are asked for are parsed
-pieces          row groups and record batches -> units
-slices          slices of large row groups and record batches
-delimited       what is said of CSV and TSV -> how they are written
-jsonl, text_lines, json_array, csv, arrow, webdataset, folders, saved_datasets, hub, mds    a format each
-stored_rows     samples of a stored dataset -> the rows that give them again
-arrow_values    values of Arrow columns as their types and features mean them
-compression     files as streams of plain bytes
+listing         data files of a folder
+configurations  data files of one configuration and one split
+detect          formats of files, by name and first bytes
+sources         specs -> opened sources
+python_rows     rows of a program: iterables, and datasets of the library `datasets`
+files           files of rows, here or in a store, as streams of plain bytes
+table           parts that all formats share: places of rows, random access, sources fetched when their turn comes
+hive            folders named lang=en -> a column of the rows below them
+units           pieces of a source that one process reads
+delimited       settings of CSV and TSV
+jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub, mds    a format each
+arrow_values    values of Arrow columns, by type and feature
 """

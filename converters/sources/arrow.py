@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,9 @@ from pyarrow.lib import ArrowException
 
 from ...errors import DataError, LmmsStreamError, if_lfs_pointer
 from .arrow_values import Convert, convert_row, converters
-from .by_index import NumberedRows
 from .files import File, LocalFile, more_than_zeros
-from .pieces import Piece, cut
-from .slices import GROUPS, OpenGroup
-from .table import Location
-from .units import Row, Unit
+from .table import Location, NumberedRows, share_of
+from .units import UNIT_ROWS, Row, Unit
 
 STEP_BYTES = 1 << 23  # of columns, turned into rows at once
 STEP_ROWS = 1024
@@ -327,3 +326,115 @@ def _nested_types(schema: Any) -> Iterator[Any]:
         kind = waiting.pop()
         yield kind
         waiting += [kind.field(number).type for number in range(kind.num_fields)]
+
+
+# Row groups and record batches of a file -> pieces of them, each a unit. Arithmetic only.
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive groups (row groups, record batches) of a file, and which of their rows."""
+
+    first: int  # group
+    stop: int  # group, not included
+    skip: int  # rows
+    num_rows: int
+    num_bytes: int  # of the file
+    is_slice: bool  # of one group, of which other pieces are other slices
+
+
+def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, location: Location) -> Iterator[Piece]:
+    """Pieces of about `unit_bytes`, and UNIT_ROWS at most, that hold rows start <= number < stop of groups.
+
+    rows, sizes: of each group, its rows and bytes. A group that has more than a piece holds is cut into slices of rows.
+    """
+    ends = list(accumulate(rows))
+    total = ends[-1] if ends else 0
+    stop = total if stop is None else min(stop, total)
+    bytes_before = [0, *accumulate(sizes)]
+    file_bytes = location.file.num_bytes
+
+    def share(row: int, group: int) -> int:
+        """Bytes of the file before a row of a group, by the group's bytes."""
+        passed = sizes[group] * (row - ends[group] + rows[group]) // max(1, rows[group])
+        return share_of(file_bytes, before=bytes_before[group] + passed, whole=bytes_before[-1])
+
+    while start < stop:
+        first = bisect_right(ends, start)
+        begin = ends[first] - rows[first]
+        slice_rows = min(UNIT_ROWS, max(1, location.unit_bytes * rows[first] // max(1, sizes[first])))
+        is_slice = slice_rows < rows[first]
+        if is_slice:
+            last = first + 1
+            until = min(stop, ends[first], begin + ((start - begin) // slice_rows + 1) * slice_rows)
+        else:
+            last = bisect_right(bytes_before, bytes_before[first] + location.unit_bytes) - 1
+            last = max(first + 1, min(last, bisect_right(ends, begin + UNIT_ROWS)))
+            until = min(stop, ends[last - 1])
+        num_bytes = share(until, last - 1) - share(start, first)
+        yield Piece(first, last, start - begin, until - start, num_bytes, is_slice)
+        start = until
+
+
+# Slices of a large row group or record batch, each a unit: a process that reads several reads what lies between once.
+#
+# Neither Parquet nor compressed Arrow gives a row of a group without all that lies before it there. A process gets the
+# slices of a group in order, so it keeps the group open after a slice, and goes on from there at the next.
+
+OpenGroup = Callable[[], Generator[Any, None, None]]  # all record batches of a group
+
+
+class _OpenGroup:
+    """A group that is read from its start. at: rows that were taken of it."""
+
+    def __init__(self, key: Hashable, batches: Generator[Any, None, None]):
+        self.key = key
+        self.at = 0
+        self._batches = batches
+        self._batch: Any = None
+
+    def take(self, num_rows: int) -> Any:
+        """The next rows, no more than so many, as a record batch; None at the end."""
+        while self._batch is None or not self._batch.num_rows:
+            self._batch = next(self._batches, None)
+            if self._batch is None:
+                return None
+        rows, self._batch = self._batch.slice(0, num_rows), self._batch.slice(num_rows)
+        self.at += rows.num_rows
+        return rows
+
+    def close(self) -> None:
+        self._batch = None
+        self._batches.close()
+
+
+class GroupReader:
+    """Keeps the group open of which the last slice was read, where it was read to its end."""
+
+    def __init__(self) -> None:
+        self._open: _OpenGroup | None = None
+
+    def slice(self, key: Hashable, open_group: OpenGroup, *, start: int, stop: int) -> Iterator[Any]:
+        """Record batches of rows start <= number < stop of a group. key: tells the groups of all files apart."""
+        group, self._open = self._open, None
+        if group is None or group.key != key or group.at > start:
+            if group is not None:
+                group.close()
+            group = _OpenGroup(key, open_group())
+        is_whole = False
+        try:
+            while group.at < start and group.take(start - group.at) is not None:
+                pass
+            while (rows := group.take(stop - group.at)) is not None:
+                is_whole = group.at == stop  # asked here, since nobody reads on after the last rows
+                yield rows
+                if is_whole:
+                    return
+        finally:
+            if is_whole:
+                self._open = group
+            else:
+                group.close()
+
+
+GROUPS = GroupReader()  # of this process

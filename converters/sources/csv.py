@@ -17,8 +17,7 @@ from typing import Any
 import orjson
 
 from ...errors import DataError
-from .compression import PlainStream
-from .files import REST_BYTES, File
+from .files import REST_BYTES, File, PlainStream
 from .jsonl import ENDLESS, line_ranges, lines_between
 from .table import MAX_ROW_BYTES, Location, carried, carry, in_units
 from .units import Row, Unit

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import orjson
 
 from ...errors import ConfigError, DataError, did_you_mean
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from .settings import TAGS, Settings, num_rows_of
 from .specs import Spec, resolved
 

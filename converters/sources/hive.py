@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from .by_index import RowsByIndex, by_index
-from .table import Table
+from .table import RowsByIndex, Table, by_index
 from .units import Row, Unit
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"

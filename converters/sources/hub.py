@@ -19,8 +19,7 @@ from pyarrow.lib import ArrowException
 from ...errors import DataError, LmmsStreamError, StorageError
 from ...extras import need
 from .arrow import check_columns, rows_of
-from .by_index import NumberedRows
-from .table import Location, carried, carry, in_units
+from .table import Location, NumberedRows, carried, carry, in_units
 from .units import UNIT_ROWS, Row, Unit
 
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22

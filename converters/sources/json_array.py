@@ -13,9 +13,8 @@ from pathlib import Path
 import orjson
 
 from ...errors import DataError
-from .by_index import RowTexts
-from .compression import PlainStream
-from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, in_units, json_row
+from .files import PlainStream
+from .table import BOM, MAX_ROW_BYTES, Location, RowTexts, carried, carry, excerpt, in_units, json_row
 from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20

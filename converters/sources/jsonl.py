@@ -5,15 +5,26 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
 from ...errors import DataError
-from .by_index import RowTexts
-from .compression import PlainStream
-from .files import REST_BYTES, File
-from .table import BOM, MAX_ROW_BYTES, Location, RowOf, carried, carry, in_units, json_row
+from .files import REST_BYTES, File, PlainStream
+from .table import (
+    BOM,
+    MAX_ROW_BYTES,
+    Location,
+    RowOf,
+    RowTexts,
+    carried,
+    carry,
+    in_units,
+    json_row,
+    not_utf8,
+    wide_text,
+)
 from .units import UNIT_ROWS, Row, Unit
 
 CHUNK_BYTES = 1 << 20
@@ -185,3 +196,21 @@ def _offset_of_line(file: IO[bytes], number: int) -> int:
         file.seek(at + 1 - len(chunk), io.SEEK_CUR)
         break
     return file.tell() - start
+
+
+# Lines of text -> units of rows {"text": a line}: corpora that hold a sentence or a document on each line.
+
+
+def text_row(number: int, line: bytes) -> Row:
+    """The row of a line without its line end; spaces within it stay. With an error that says why, if it is none."""
+    if len(line) > MAX_ROW_BYTES:
+        return Row(number, None, f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into several lines")
+    if problem := wide_text(line):
+        return Row(number, None, problem)
+    try:
+        return Row(number, {"text": line.removesuffix(b"\n").removesuffix(b"\r").decode()})
+    except UnicodeDecodeError as error:
+        return Row(number, None, not_utf8(line, error))
+
+
+TextLinesTable = partial(LinesTable, row_of=text_row)

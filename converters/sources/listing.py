@@ -11,11 +11,10 @@ from typing import Any
 import xxhash
 
 from ...errors import DataError
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
 from ...types import StoredObject
-from .detect import COMPRESSIONS, format_of, named_format
-from .formats import FORMATS
+from .detect import COMPRESSIONS, FORMATS, format_of, named_format
 from .specs import glob_pattern
 from .table import Location
 

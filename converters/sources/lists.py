@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ...errors import ConfigError, DataError, did_you_mean
-from ...storage.disk_errors import disk_error
+from ...storage.failures import disk_error
 from ...yaml_text import read_yaml
 from .dataset_info import is_dataset_info
 from .settings import ROW_KEYS, SETTING_KEYS, settings_of

@@ -20,8 +20,7 @@ from ...errors import ConfigError, DataError
 from .arrow import check_columns
 from .hub import HubTable
 from .specs import Spec
-from .table import MAX_CARRIED_BYTES, Location, in_units
-from .table_source import TableSource
+from .table import MAX_CARRIED_BYTES, Location, TableSource, in_units
 from .units import Row, Source, Unit
 
 GivenSources = str | Path | Iterable[Any]

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from ...errors import DataError
-from ...storage.disk_errors import disk_errors
-from .formats import FILE_FORMATS
-from .opener import Opener, UnitBytes
-from .specs import Spec, parse_spec
-from .table import USUAL, Delimited
-from .units import UNIT_BYTES, Source
+from ...errors import ConfigError, DataError, ObjectMissingError
+from ...mds.index import INDEX_NAME
+from ...storage.failures import disk_errors
+from ...storage.local import LocalStorage, missing
+from ...storage.storage import Storage, open_storage
+from ...types import StoredObject
+from .configurations import README, configurations_of, files_of_configuration, files_of_split
+from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
+from .detect import FILE_FORMATS, FORMATS, QUOTES, named_format, reads_ranges
+from .files import Fetch, StoredFile
+from .folders import FolderTable, MakeUnit, image_unit, text_unit
+from .hive import TableWithColumns, columns_of
+from .hub import HubDataset, HubSpec, rows_of_split
+from .listing import (
+    check_numbered,
+    check_once,
+    checked_format,
+    data_files,
+    identity_of,
+    is_shown,
+    matching_files,
+    path_inside,
+    without_target,
+)
+from .lists import LISTS, is_list, yaml_specs
+from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
+from .saved_datasets import SavedTable, only_split, saved_kind
+from .specs import Spec, glob_base, glob_pattern, is_there, literal_prefix, parent_and_key, parse_spec
+from .table import USUAL, Delimited, Location, Table, TableSource, limited
+from .units import UNIT_BYTES, NoRowsError, Source
 
 
 def open_sources(
@@ -56,3 +83,387 @@ def open_sources(
     if ids is not None:
         opener.select(ids)
     return list(opener.sources)
+
+
+# What one spec names -> its sources: files, folders, globs, lists, datasets, here or in stores.
+
+_Refused = Callable[[str, DataError], None] | None
+UnitBytes = Callable[[int], int]  # bytes of a source -> bytes of its units, about
+_OTHER_TARGET = "choose another target"
+FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format are one source
+
+
+class Opener:
+    """Collects the sources of specs."""
+
+    def __init__(
+        self, scratch: Path, unit_bytes: UnitBytes, delimited: Delimited, refused: _Refused, target: str | None
+    ):
+        self.sources: list[Source] = []
+        self._scratch = scratch
+        self._unit_bytes = unit_bytes
+        self._delimited = delimited
+        self._refused = refused
+        self._target = target
+        self._stores: dict[str, Storage] = {}
+
+    def open(self, spec: Spec) -> None:
+        """Add the sources of a spec; of a list, those of its entries."""
+        num_before = len(self.sources)
+        self._open(spec)
+        if spec.settings.limit is not None:
+            added = [each for each in self.sources[num_before:] if isinstance(each, TableSource)]  # all that specs name
+            self.sources[num_before:] = limited(added, spec.settings.limit)
+
+    def _open(self, spec: Spec) -> None:
+        if spec.is_hub:
+            self._open_hub(spec)
+        elif spec.is_remote:
+            self._open_remote(spec)
+        elif Path(spec.path).exists():
+            self._open_local(spec)
+        elif spec.is_glob:
+            self._open_glob(spec)
+        elif Path(spec.path).is_symlink():
+            raise missing(Path(spec.path))
+        else:
+            raise ObjectMissingError(f"{spec.path}: no such file or folder{spec.nor_text}: check the path")
+
+    def select(self, path: Path) -> None:
+        """Only some samples of the one dataset that there is."""
+        source = self.sources[0]
+        if len(self.sources) != 1 or not isinstance(source, StoredSource):
+            raise DataError(f"{path} lists ids of samples: they are of one source, which is an MDS dataset")
+        if source.rows != slice(None):
+            raise DataError(f"{source.name}: a slice and ids both choose samples: leave out one of them")
+        source.select(read_ids(path))
+
+    def _open_hub(self, spec: Spec) -> None:
+        hub = HubSpec.parse(spec.path)
+        if saved_kind(Path(hub.name)):
+            self._open_part(replace(spec, format=None), Path(hub.name), hub.split)
+            return
+        dataset = HubDataset(hub, name=spec.path)
+        folder = Path(hub.name)
+        if folder.is_dir() and path_inside(self._target, hub.name) is not None:
+            raise ConfigError(f"{self._target} is inside the source {spec.path}, which would read it: {_OTHER_TARGET}")
+        num_bytes, at = dataset.num_bytes, folder if folder.is_dir() else None
+        location = self._location(folder, spec, name=spec.path, num_bytes=num_bytes, folder=at)
+        self._add(
+            spec,
+            partial(dataset.table, location),
+            location,
+            identity=dataset.identity,
+            num_bytes=num_bytes,
+            pieces=None if spec.is_sliced else dataset.files,
+        )
+
+    def _open_remote(self, spec: Spec) -> None:
+        if spec.is_glob:
+            self._open_glob(spec)
+            return
+        parent, key = parent_and_key(spec.path)
+        is_folder = not named_format(key)[0] or spec.path.endswith("/")
+        found = self._store(spec.path.rstrip("/")).list_objects("") if is_folder else []
+        if any(file.key == INDEX_NAME for file in found) and self._open_stored(spec, spec.path.rstrip("/")):
+            return
+        if found:
+            self._open_folder(spec, self._store(spec.path.rstrip("/")), found)
+        elif parent.endswith(":"):  # s3://bucket
+            raise ObjectMissingError(f"{spec.path}: holds no objects: check the URL")
+        else:
+            store = self._store(parent)
+            try:
+                described = store.stat(key)
+            except ObjectMissingError as error:
+                if not spec.nor_text:
+                    raise
+                raise type(error)(f"{spec.path} does not exist{spec.nor_text}: {error}") from error
+            self._open_file(spec, store, described, name=spec.path)
+
+    def _open_local(self, spec: Spec) -> None:
+        path = Path(spec.path)
+        if not path.is_dir():
+            if is_list(spec):
+                self._open_list(spec)
+                return
+            if spec.format is None and is_dataset_info(path):
+                self._open_described(spec)
+                return
+            store = LocalStorage(path.parent)
+            self._open_file(spec, store, store.stat(path.name), name=spec.path)
+            return
+        kind = saved_kind(path)
+        if kind == "splits":
+            self._open_part(spec, path, spec.split)
+        elif kind == "dataset":
+            self._open_saved(spec, path)
+        elif not ((path / INDEX_NAME).is_file() and self._open_stored(spec, str(path.absolute()))):
+            store = LocalStorage(path)
+            self._open_folder(spec, store, store.list_objects("", linked=True))
+
+    def _open_list(self, spec: Spec) -> None:
+        _refuse_choice(spec)
+        if spec.is_sliced or spec.key:
+            raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
+        for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
+            if entry.settings.weight is not None:
+                raise DataError(
+                    f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "
+                    "alone to lmms-stream convert, which writes them anew, or leave the weights out"
+                )
+            if entry.format is not None and entry.format not in FILE_FORMATS:
+                raise DataError(
+                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of "
+                    f"{', '.join(FILE_FORMATS)}"
+                )
+            self.open(entry)
+
+    def _open_described(self, spec: Spec) -> None:
+        """What LLaMA-Factory's file describes."""
+        _refuse_choice(spec)
+        if spec.is_sliced:
+            raise DataError(f"{spec.text}: a list of datasets is not sliced: set num_samples of its entries")
+        for each in dataset_info_specs(Path(spec.path), spec.key):
+            self.open(each)
+
+    def _open_part(self, spec: Spec, path: Path, split: str | None) -> None:
+        """Open a split, or the rows of it that are named, of what `datasets` saved in a folder."""
+        base, rows = rows_of_split(split or "")
+        if saved_kind(path) == "splits":
+            path = path / base if base else only_split(path)
+        spec = replace(spec, path=str(path), split=None)
+        if rows.step in (None, 1) and not spec.is_sliced:
+            self._open(replace(spec, rows=slice(rows.start, rows.stop)))
+        elif saved_kind(path) == "dataset":
+            self._open_saved(spec, path, rows)
+        else:
+            self._open(spec)  # which says what is wrong with it
+
+    def _open_saved(self, spec: Spec, path: Path, rows: slice = slice(None)) -> None:
+        _refuse_choice(spec)
+        files = without_target(LocalStorage(path).list_objects(""), self._target, str(path))
+        num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
+        bounds = ("" if bound is None else str(bound) for bound in (rows.start, rows.stop, rows.step))
+        name = spec.path if rows == slice(None) else f"{spec.path}[{':'.join(bounds)}]"
+        location = self._location(path, spec, name=name, num_bytes=num_bytes, folder=path)
+        if spec.key:
+            raise DataError(f"{location.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
+        self._add(
+            spec,
+            partial(SavedTable, location, rows),
+            location,
+            identity=identity_of(name, files),
+            num_bytes=num_bytes,
+        )
+
+    def _open_stored(self, spec: Spec, url: str) -> bool:
+        """Whether there is an MDS dataset, which is a source then."""
+        dataset = StoredDataset.read(self._store(url)) if spec.format is None else None
+        if dataset is None:
+            return False
+        _refuse_choice(spec)
+        if spec.key:
+            raise DataError(f"{spec.text}: a dataset of shards has no members: name its folder alone")
+        location = self._location(Path(url), spec, name=spec.path.rstrip("/"), num_bytes=dataset.num_bytes)
+        identity, num_bytes = dataset.identity(location.name), dataset.num_bytes
+        open_table = partial(StoredTable, dataset, location)
+        shards = [(info.name, info.num_samples) for info in dataset.shards]
+        self._add(
+            spec,
+            open_table,
+            location,
+            identity=identity,
+            num_bytes=num_bytes,
+            dataset=dataset,
+            pieces=partial(_pieces, dataset.storage, shards),
+        )
+        return True
+
+    def _open_glob(self, spec: Spec) -> None:
+        base, pattern = glob_base(spec.path, is_there=is_there)
+        found: Sequence[StoredObject]
+        if spec.is_remote:
+            store = self._store(base)
+            matches = glob_pattern(pattern)
+            objects = store.list_objects(literal_prefix(pattern))
+            found = [file for file in objects if is_shown(file.key) and matches.fullmatch(file.key)]
+        else:
+            store = LocalStorage(Path(base or "."))
+            found = [store.stat(key) for key in matching_files(Path(base or "."), pattern)]
+        found = without_target(found, self._target, base or ".")
+        if not found:
+            raise ObjectMissingError(
+                f"{spec.path}: no file matches{spec.nor_text}: check the pattern and the path ([*], [?] and [[] stand "
+                "for these characters themselves)"
+            )
+        _refuse_choice(replace(spec, split=None))
+        if spec.split:
+            found = files_of_split(spec, found)
+        self._open_files(spec, store, found, base=base)
+
+    def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
+        if spec.format is None and path_inside(self._target, store.url) == "":
+            raise ConfigError(f"{spec.path.rstrip('/')} is a source and the target: {_OTHER_TARGET}")
+        files = without_target(files, self._target, store.url)
+        datasets = [] if spec.format else datasets_below([file.key for file in files])
+        if datasets:
+            raise DataError(
+                f"{spec.path} holds the datasets {', '.join(datasets[:5])}{', …' if len(datasets) > 5 else ''}: name "
+                f"them one by one, such as {spec.path.rstrip('/')}/{datasets[0]}"
+            )
+        readme = store.read(README) if any(file.key == README for file in files) else None
+        configurations = configurations_of([file.key for file in files], readme)
+        files, told = files_of_configuration(spec, files, configurations)
+        chosen = data_files(spec.path, files, insisted=spec.format)
+        format = spec.format or named_format(chosen[0].key)[0]
+        are_rows = format in FOLDER_FORMATS
+        chosen = files_of_split(spec, chosen, only_if_all=format == "text", are_rows=are_rows, told=told)
+        check_numbered(spec.path.rstrip("/"), chosen)
+        check_once(spec.path.rstrip("/"), chosen)
+        self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
+
+    def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:
+        kinds = {spec.format or named_format(file.key)[0] for file in files}
+        if len(kinds) == 1 and kinds <= set(FOLDER_FORMATS):
+            self._add_folder(spec, store, files, str(kinds.pop()))
+            return
+        if len(files) > 1 and (spec.is_sliced or spec.key):
+            raise DataError(
+                f"{spec.text}: names {len(files)} files, a slice and a #KEY are of one: write one spec for each file"
+            )
+        for file in files:
+            name = f"{base.rstrip('/')}/{file.key}" if base else file.key
+            try:
+                self._open_file(spec, store, file, name=name, is_part=True)
+            except DataError as error:
+                if self._refused is None:
+                    raise
+                self._refused(name, error)
+
+    def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str, is_part: bool = False) -> None:
+        if spec.path == name:
+            _refuse_choice(spec)
+        told = spec.format or named_format(name)[0]
+        if spec.settings.delimited is not None and told is not None and told not in QUOTES:
+            raise DataError(f"{name} is {told}, and csv says how CSV and TSV are written: leave csv out of its entry")
+        if told in FOLDER_FORMATS:
+            self._add_folder(spec, store, [file], str(told), name=name)
+            return
+        is_described = spec.is_remote and spec.format is None and name.endswith(DATASET_INFO)
+        if is_described or (told not in FORMATS and (told or PurePosixPath(name).suffix.lower() in LISTS)):
+            raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
+        fetch: Fetch | None = None
+        if isinstance(store, LocalStorage):
+            path = store.folder / file.key
+            location = self._location(path, spec, name=name, num_bytes=file.num_bytes, folder=path.parent)
+            open_table: Callable[[], Table] = partial(_found_table, location, spec.format)
+            try:
+                open_table = partial(FORMATS[checked_format(location, insisted=spec.format)].table, location)
+            except NoRowsError:  # of a part of a folder, it is raised again when its turn comes, and passed over then
+                if not is_part:
+                    raise
+        else:
+            prefix, _, last = file.key.rpartition("/")
+            folder = f"{store.url}/{prefix}" if prefix else store.url
+            location = self._location(Path(last), spec, name=name, num_bytes=file.num_bytes, folder=folder)
+            stored = StoredFile(store, file)
+            if file.tag and reads_ranges(told, location.delimited) and named_format(name)[1] is None:
+                location = replace(location, stored=stored)
+            else:
+                location = replace(location, path=location.scratch / "object")  # its name may be too long for a file
+                fetch = Fetch(stored, location.path)
+            open_table = partial(_found_table, location, spec.format)
+        if is_part and (columns := columns_of(file.key)):
+            open_table = partial(TableWithColumns, open_table, columns)
+        identity = identity_of(name, [file])
+        num_bytes = file.num_bytes
+        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, fetch=fetch, is_part=is_part)
+
+    def _add_folder(
+        self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
+    ) -> None:
+        num_bytes = sum(file.num_bytes for file in files)
+        location = self._location(Path(), spec, name=name or spec.path.rstrip("/"), num_bytes=num_bytes)
+        if spec.key:
+            raise DataError(f"{location.name}: a folder has no members to choose from: leave out #{spec.key}")
+        make_unit: MakeUnit = partial(text_unit, store=store)
+        if format == "images":
+            if name is not None:
+                raise DataError(f"{name}: one image is no source: name the folder of its class folders")
+            location = replace(location, folder=spec.folder or store.url)
+            make_unit = image_unit
+        open_table = partial(FolderTable, files, make_unit=make_unit, location=location)
+        pieces = partial(_pieces, store, [(file.key, 1) for file in files])
+        identity = identity_of(location.name, files)
+        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, pieces=pieces)
+
+    def _location(
+        self, path: Path, spec: Spec, *, name: str, num_bytes: int, folder: Path | str | None = None
+    ) -> Location:
+        """folder: where the source lies, unless the spec says what its media's paths start from."""
+        return Location(
+            path=path,
+            name=f"{name}#{spec.key}" if spec.key else name,
+            folder=spec.folder or (str(folder.absolute()) if isinstance(folder, Path) else folder),
+            key=spec.key,
+            scratch=self._scratch / f"source-{len(self.sources):06d}",
+            unit_bytes=self._unit_bytes(num_bytes),
+            delimited=spec.settings.delimited or self._delimited,
+        )
+
+    def _add(
+        self,
+        spec: Spec,
+        open_table: Callable[[], Table],
+        location: Location,
+        *,
+        identity: Mapping[str, Any],
+        num_bytes: int,
+        fetch: Fetch | None = None,
+        dataset: StoredDataset | None = None,
+        is_part: bool = False,
+        pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
+    ) -> None:
+        if spec.settings.delimited is not None:  # it decides what the rows are
+            identity = {**identity, "csv": asdict(spec.settings.delimited)}
+        if spec.settings.rows:  # and these what is made of them
+            identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
+        source = (TableSource if dataset is None else StoredSource)(
+            location.name,
+            open_table,
+            identity=identity,
+            num_bytes=num_bytes,
+            rows=spec.rows,
+            settings=spec.settings.rows,
+            scratch=location.scratch,
+            fetch=fetch,
+            is_part=is_part,
+            pieces=pieces,
+        )
+        if isinstance(source, StoredSource) and dataset is not None:
+            source.dataset, source.location = dataset, location
+        self.sources.append(source)
+
+    def _store(self, url: str) -> Storage:
+        if url not in self._stores:
+            self._stores[url] = open_storage(url)
+        return self._stores[url]
+
+
+def _refuse_choice(spec: Spec) -> None:
+    """DataError for a config or a split of a source that is no folder of several."""
+    if spec.config or spec.split:
+        choice = spec.folder_text().removeprefix(spec.path.rstrip("/"))
+        raise DataError(f"{spec.text}: only a folder has configurations and splits: leave out {choice}")
+
+
+def _pieces(store: Storage, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Places of the files of a source, and their numbers of rows."""
+    base = str(store.folder.resolve()) if isinstance(store, LocalStorage) else store.url
+    return ((f"{base}/{key}", num_rows) for key, num_rows in files)
+
+
+def _found_table(location: Location, insisted: str | None) -> Table:
+    """The table of an object, by its name and what it holds."""
+    return FORMATS[checked_format(location, insisted=insisted)].table(location)

@@ -17,10 +17,10 @@ from typing import Any
 from ...errors import StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name
 from ...mds.listing import read_if_there
-from ...mds.stored_lengths import write_json
+from ...mds.measuring import write_json
 from ...storage.storage import Storage, open_storage
 from .catalog import REJECTS_NAME, Catalog, own_files, read_catalog
-from .joining import join, path_to, write_joined
+from .merge import join, path_to, write_joined
 
 GROWING_NAME = "_lmms/growing.json"
 _STAGED = "_lmms/grown"  # in the part's folder

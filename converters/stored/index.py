@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...mds.lengths import LengthIndex
-from ...mds.measuring import measured_dataset
-from ...mds.stored_lengths import add_lengths
+from ...mds.measuring import add_lengths, measured_dataset
 from ...processors.base import Processor
 from ...processors.not_shown import OnDropped
 from ...storage.storage import open_storage

@@ -18,16 +18,15 @@ from ...mds.index import ShardInfo, decoded_columns, file_matches
 from ...mds.shard import AnyShard, open_shard
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
-from ...processors.documents import DocumentsProcessor
 from ...processors.measured import measured_with_media
 from ...processors.media.facts import facts_of, sound_of_video
 from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat, read_preference
-from ...processors.text import TokensProcessor
+from ...processors.text import DocumentsProcessor, TokensProcessor
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage
 from ...types import Sample
-from ..engines.threads import open_threads
+from ..engines.engine import open_threads
 from .catalog import check_processed, local_file
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one

@@ -15,15 +15,14 @@ import orjson
 
 from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...mds.lengths import LengthIndex, lengths_names, patches_name
+from ...mds.measuring import MEDIA_KINDS, upload_lengths, write_json
 from ...mds.provenance import PROVENANCE_NAME, SOURCES_NAME, write_provenance
-from ...mds.shard_lengths import MEDIA_KINDS
-from ...mds.stored_lengths import upload_lengths, write_json
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.measured import measures_media
 from ...storage.storage import Storage
 from ..stored.catalog import REJECTS_NAME
 from .encoding import HASH, index_json
-from .replacing import is_shard
+from .work import is_shard
 
 
 def commit(

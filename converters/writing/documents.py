@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...types import Sample
 from ..rows.tokens import checked_spans
-from .column_encoders import array_head, encode_int32
+from .encoding import array_head, encode_int32
 from .laid import Laid, inner_numbers
 from .shards import MADE
 

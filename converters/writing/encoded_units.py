@@ -28,11 +28,11 @@ from ...processors.measured import (
 )
 from ...processors.not_shown import OnDropped, check_shown, keys_named
 from ...processors.text import TokensProcessor
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.speakers import SPEAKER
-from ..rows.tokenize import to_tokens
+from ..rows.tokens import to_tokens
 from ..rows.user_functions import RowFunctions
 from ..sources.mds import StoredSamples
 from ..sources.units import Row, Unit

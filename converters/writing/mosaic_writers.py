@@ -27,12 +27,12 @@ from ...errors import ConfigError, DataError, ShardError, TargetExistsError, did
 from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, new_digest, parse_index
 from ...mds.listing import read_if_there
 from ...processes.bar import terminal_bar
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
+from ...storage.locks import give_name, temporary_name
 from ...storage.retry import DEFAULT_RETRY, Retry
 from ...storage.sizes import parse_bytes
 from ...storage.storage import Storage, is_folder, open_storage
-from ...storage.temporaries import give_name, temporary_name
 from ...types import Sample
 from ..stored.catalog import own_files, parse_dataset
 from .encoding import MAX_SHARD_BYTES, ShardFormat, check_compression, compress, compression_extension, index_json

@@ -12,24 +12,30 @@ import re
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from ...errors import ConfigError, DataError, LmmsStreamError, StorageError, WorkerError
-from ...mds.index import DATASET_NAME, INDEX_NAME
+from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, parse_index
+from ...mds.lengths import lengths_names
 from ...mds.listing import read_if_there
-from ...mds.stored_lengths import write_json
+from ...mds.measuring import write_json
 from ...processes.pool import Mark
+from ...processors.not_shown import loses_calls
 from ...storage.cache import home_folder
-from ...storage.disk_errors import disk_error
+from ...storage.failures import disk_error
 from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
+from ..stored.catalog import own_files, parse_dataset
 from ..stored.growing import finish_growth
-from .replacing import UNFINISHED_NAME, read_claim, read_described, remove_unreadable
+from .shards import shard_name
 
 _HALF_WRITTEN = re.compile(
     r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished|growing)\.json|provenance\.(npy|json)|rejects\.jsonl)"
@@ -306,3 +312,140 @@ def _check_claims(
 def from_anywhere(target: Storage) -> Storage:
     """The same for a worker in another folder."""
     return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target
+
+
+# Whether a conversion was finished before. targets + what is asked -> the datasets that are there.
+
+_CHANGES_NOTHING = ("unit_bytes", "units", *MAY_CHANGE)  # in what is written, as long as no row is rejected
+_OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
+    "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
+    "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A dataset that is there. description: its dataset.json. num_tokens: None where nothing measured them."""
+
+    description: Mapping[str, Any]
+    num_tokens: int | None
+
+
+def digest_of(asked: Mapping[str, Any]) -> str:
+    """The same for conversions that write the same. asked: JSON values."""
+    values = {name: value for name, value in asked.items() if name not in _CHANGES_NOTHING}
+    return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide how a row is stored, which may not change when a dataset grows.
+
+    How files are read, how many rows, in which order, and how shards are filled is none of them.
+    """
+    values = {name: value for name, value in asked.items() if name not in (*_CHANGES_NOTHING, *_OF_ONE_CONVERSION)}
+    return dict(json.loads(json.dumps(values)))
+
+
+def place_of(name: str) -> str:
+    """Where a source lies, whatever the working directory: its URL, or its absolute path."""
+    return name if "://" in name or name.startswith("hf:") else str(Path(name).absolute())
+
+
+def finished_before(targets: Sequence[Storage], asked: Mapping[str, Any]) -> list[Finished] | None:
+    """The datasets at all targets, if the same was asked of them; None otherwise, and where one is unfinished."""
+    finished = []
+    for target in targets:
+        described = read_described(target, DATASET_NAME)
+        if not described or described.get("asked") != digest_of(asked) or read_claim(target) is not None:
+            return None
+        finished.append(Finished(description=described, num_tokens=_num_tokens(target, described)))
+    if asked["on_error"] == "fail" and any(each.description.get("num_rejected") for each in finished):
+        return None
+    if asked["on_dropped"] == "error" and any(loses_calls(each.description.get("not_shown", {})) for each in finished):
+        return None
+    return finished
+
+
+def _num_tokens(target: Storage, described: Mapping[str, Any]) -> int | None:
+    for fingerprint in described["lengths"]:
+        data = read_if_there(target, lengths_names(fingerprint)[1])
+        if data is not None:
+            return int(json.loads(data)["num_tokens"])
+    return None
+
+
+# What conversions wrote at a target, and what of it readers still read while another one replaces it.
+#
+# A dataset that is to be replaced stays as it is until the new one is there: the new shards take numbers that the old
+# ones do not have, and index.json, which every reader begins with, is written over at once. What is left of the old
+# dataset is removed after that.
+
+UNFINISHED_NAME = "_lmms/unfinished.json"
+_SHARD = re.compile(r"shard\.(\d{5,})\.mds(\.\w+)?")
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file is named as shards are, in whatever folder."""
+    return _SHARD.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def free_numbers(replaced: Iterable[str]) -> Iterator[int]:
+    """Numbers for the files of new shards: 0, 1, 2, … without those of the files that are replaced.
+
+    >>> list(islice(free_numbers(["index.json", "shard.00000.mds", "shard.00002.mds.zstd"]), 3))
+    [1, 3, 4]
+    """
+    found = (_SHARD.fullmatch(name) for name in replaced)
+    taken = {int(each[1]) for each in found if each}
+    return (number for number in count() if number not in taken)
+
+
+def remove_unreadable(target: Storage) -> list[str]:
+    """Remove what conversions wrote there and no reader reads; the names of what is left, a dataset's own files.
+
+    They are those of a whole dataset, or of one that was about to be replaced when the command was killed; none are
+    left of a first conversion that is unfinished. Its claim stays: it goes, or another takes its turn, after that.
+    """
+    described, claim = read_if_there(target, DATASET_NAME), read_claim(target)
+    ours = set() if claim is None else _claimed(claim)
+    kept: set[str] = set()
+    if described is not None:
+        kept = {DATASET_NAME, *own_files(parse_dataset(described, source=f"{target.url}/{DATASET_NAME}"))}
+    elif claim is not None and claim.get("replaced"):
+        index = read_if_there(target, INDEX_NAME)
+        listed = parse_index(index, source=f"{target.url}/{INDEX_NAME}") if index is not None else []
+        files = {info.zip_name or info.name for info in listed}
+        kept = {name for name in ours if name in files or not is_shard(name)}
+    for name in sorted(ours - kept):
+        target.delete(name)
+    if kept and claim is None:
+        # There is none; a store that cannot delete says so now, and not once all is done.
+        target.delete(UNFINISHED_NAME)
+    return sorted(kept)
+
+
+def read_claim(target: Storage) -> dict[str, Any] | None:
+    """What an unfinished conversion says of itself at its target; None where there is none."""
+    return read_described(target, UNFINISHED_NAME) or None
+
+
+def read_described(target: Storage, name: str) -> dict[str, Any] | None:
+    """A JSON object at the target whose names are safe to follow."""
+    data = read_if_there(target, name)
+    if data is None:
+        return None
+    try:
+        described = dict(json.loads(data))
+        files = [*described.get("files", ()), *described.get("replaced", ()), f"shard{described.get('extension', '')}"]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StorageError(f"{target.url}/{name} is damaged ({error}): remove it, or choose another target") from error
+    if not all(is_safe_name(file) for file in files):
+        raise StorageError(f"{target.url}/{name} names files outside the dataset: remove it, or choose another target")
+    return described
+
+
+def _claimed(claim: Mapping[str, Any]) -> set[str]:
+    """Files that an unfinished conversion may have written, and those that it replaces."""
+    replaced = claim.get("replaced", [])
+    numbers = islice(free_numbers(replaced), claim["num_shards"])
+    return {*claim["files"], *replaced, *(shard_name(number) + claim["extension"] for number in numbers)}

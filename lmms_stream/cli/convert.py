@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, LmmsStreamError
 from .command import add_command
-from .convert_options import add_arguments, kinds_and_roles
+from .convert_options import add_arguments, kinds_and_roles, one_value_each
 from .processor import PAIRS, processor_choice
-from .repeated import one_value_each
 
 if TYPE_CHECKING:
     from ..converters.options import ConvertOptions
@@ -54,8 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..converters.part import convert_part
     from ..processors.parallelism import tokenize_in_one_thread
     from .console import bar, print_found, print_next, print_record
-    from .console_datasets import print_notes
-    from .convert_summary import print_summary
+    from .console_datasets import print_notes, print_summary
 
     tokenize_in_one_thread()
     check_part(options)

@@ -123,7 +123,7 @@ def _index(options: argparse.Namespace) -> int:
     from ..processors.parallelism import tokenize_in_one_thread
     from ..processors.text import TokensProcessor
     from .console import bar, console, print_found, print_next, print_record
-    from .convert_summary import plan_command
+    from .console_datasets import plan_command
 
     started = time.monotonic()
     tokenize_in_one_thread()

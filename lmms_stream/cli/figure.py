@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..converters.processor import ProcessorChoice
+    from ..converters.options import ProcessorChoice
     from ..processors.base import Processor
 
 PAIRS = ("--setting",)  # options whose values read NAME=VALUE
@@ -51,7 +51,7 @@ def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence
     """What the options say of a processor; None without any of them. ConfigError for options that do not fit."""
     if tokenizer is None and kind is None and not settings:
         return None
-    from ..converters.processor import ProcessorChoice, nested_settings
+    from ..converters.options import ProcessorChoice, nested_settings
 
     return ProcessorChoice(tokenizer=tokenizer, type=kind, settings=nested_settings(settings))
 

@@ -84,8 +84,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _show(found: dict[str, object], *, as_json: bool) -> None:
-    from ..train.limits.rates import rates_from
-    from ..train.limits.verdict import verdict_of
+    from ..train.limits.rates import rates_from, verdict_of
 
     rates = rates_from(found)
     verdict = verdict_of(rates)

@@ -74,8 +74,8 @@ def _named_numbers(words: Sequence[str], *, option: str) -> dict[str, float]:
 
 def _stop(run: Any, stretch: Any, train: TrainConfig, *, num_steps: int | None) -> int:
     """The step before which the run ends, or num_steps steps after the checkpoint."""
-    from ..ledger.ends import step_after, steps_to_end
-    from ..train.checkpoint.paths import split_path
+    from ..ledger.amounts import step_after, steps_to_end
+    from ..train.checkpoint.store import split_path
 
     if num_steps is not None:
         return int(run.stop) + num_steps

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from ..train.report.train_log import LOG_NAME, history, read_log
 from .figure import new_figure
 

@@ -159,7 +159,7 @@ def _simulate(options: argparse.Namespace) -> int:
     everything = {"as given": simulation, **compared}
     title = f"{options.dataset} on {cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
     if options.html:
-        from ..storage.disk_errors import disk_errors
+        from ..storage.failures import disk_errors
 
         text = page(simulation, title=title, advice=advice, columns=list(everything), rows=rows_of(everything))
         with disk_errors(str(options.html), room="free some, or name another file"):

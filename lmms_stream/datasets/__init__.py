@@ -1,21 +1,17 @@
-"""LMMS Engine's front door: a DatasetConfig of theirs -> datasets whose packs a DataLoader and our trainer take.
+"""LMMS Engine's front door: its DatasetConfig -> datasets for a DataLoader and for our trainer.
 
-names           their names of types, formats and processors -> ours; the sources and the processor of a config
-moot            what of a config is refused or cannot matter for the class that it is given to
-building        sources -> shards, once, whoever asks first
-memory          what a run takes besides its model
-multimodal      MultiModalDataset: packs by number
-length_grouped  unpacked samples of like lengths -> batches of each rank
-source_files    sources -> files that are read as they lie, and the lane of each of their units
-streaming_packs pieces of samples that pass -> packs
-source_state    which rows lanes have read
-prepared_rows   rows of units -> samples, tokenized some at a time
-rows_of_sources samples of rows -> pieces of samples
-source_reader   the packs of some lanes
-lanes_of_sources    which reader reads which lanes, and whether a saved state is of the same packs
-epoch_turns     which epoch each iteration is, with any number of workers
-streamed_batches    packs -> batches that say where their lanes stand
-source_loader   batches for the trainer, step by step
+names           names of types, formats and processors -> ours
+moot            settings that are refused or have no effect
+building        sources -> shards, once
+multimodal      MultiModalDataset: packs by number; memory of a run
+length_grouped  unpacked samples of similar lengths -> batches of each rank
+source_files    sources -> files to read in place, and the lane of each unit
+streaming_packs pieces of samples -> packs, in one pass
+source_state    the rows that lanes have read
+rows_of_sources rows of units -> samples, tokenized in groups -> pieces of samples
+source_reader   the packs of some lanes; the lanes of each reader
+epoch_turns     the epoch of each iteration, with any number of workers
+source_loader   packs -> batches with the places of their lanes, step by step
 iterable        MultiModalIterableDataset: packs of sources that are not converted
 table           docs/datasets.md, from the names
 

@@ -30,13 +30,12 @@ from ..mds.dataset_config import DatasetConfig
 from ..mds.index import DATASET_NAME
 from ..processes.alone import call_alone
 from ..processes.bar import terminal_bar
-from ..processes.sendable import obstacle
+from ..processes.pool import obstacle
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import home_folder
-from ..storage.disk_errors import disk_errors
-from ..storage.locks import is_locked, locked, wait_for_other
+from ..storage.failures import disk_errors
+from ..storage.locks import is_locked, locked, temporary_name, wait_for_other
 from ..storage.storage import open_storage
-from ..storage.temporaries import temporary_name
 from ..types import World
 from ..yaml_text import write_yaml
 from .names import STORES, Source, dataset_type_of, sources_of

@@ -17,16 +17,15 @@ from ..loader.loader import PackedLoader
 from ..mds.core import PackedDataset
 from ..mds.dataset_config import DEFAULT_LANE_WINDOW, DatasetConfig
 from ..mds.streams import StreamConfig
-from ..plan.lane_state import LaneState
+from ..plan.lane_cursor import LaneState
 from ..plan.lanes import check_lanes
 from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..processors.base import Processor
 from ..processors.parallelism import tokenize_in_one_thread
 from ..types import Batch, World
 from .epoch_turns import EpochTurns
-from .lanes_of_sources import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
-from .memory import MemoryEstimate
 from .moot import check_packing_kwargs, strategy_of, tell
+from .multimodal import MemoryEstimate
 from .names import (
     check,
     dataset_type_of,
@@ -38,9 +37,9 @@ from .names import (
 )
 from .rows_of_sources import Reading
 from .source_files import SourcesOf
-from .source_loader import SourceLoader
+from .source_loader import SourceLoader, StreamedBatch, StreamedCollator, batch_of
+from .source_reader import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
 from .source_state import Counts, SourcesState, merged_states
-from .streamed_batches import StreamedBatch, StreamedCollator, batch_of
 from .streaming_packs import PACKING_KEYS, StreamingPackConfig
 
 

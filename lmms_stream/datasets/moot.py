@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from ..mds.dataset_config import DatasetConfig
-from ..mds.engine_fields import check_names
+from ..mds.dataset_config import DatasetConfig, check_names
 from ..plan.packing import PackingConfig
 from ..types import World
 from .names import LIST, is_shards, reads_videos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 from ..config import build_config
 from ..errors import ConfigError
 from ..loader.batch_maker import BatchMaker, LoaderSettings
-from ..loader.pack_collator import PackCollator
+from ..loader.collate import PackCollator
 from ..mds.core import PackedDataset
 from ..mds.dataset_config import DatasetConfig
 from ..mds.streams import StoredDataset, StreamConfig
@@ -25,7 +26,6 @@ from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Processor
 from ..types import Batch, World
 from .building import build_once
-from .memory import MemoryEstimate
 from .moot import check_packing_kwargs, strategy_of, tell
 from .names import check, is_shards, lacks_processor, processor_of, sources_of, with_processor
 
@@ -207,3 +207,26 @@ def _patch_bytes(family: Any) -> int:
     """Of a row of the tower's input."""
     arrays = [array for kind in family.dummy().values() for array in kind.values() if array.dtype == np.float32]
     return max((int(array[0].nbytes) for array in arrays), default=0)
+
+
+# What a run takes of memory and disk besides its model.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """Bytes that a run takes besides its model.
+
+    disk: the shards. index: the lengths of all samples, which the processes of a node map together. plan: the packs
+    that each process has at hand. pack, largest_pack: of the tensors of a pack as it is in the mean, and of the largest
+    one, with its media (float32). worker: of a loader worker that has two packs ready and makes a third.
+    """
+
+    disk: int
+    index: int
+    plan: int
+    pack: int
+    largest_pack: int
+
+    @property
+    def worker(self) -> int:
+        return self.plan + 3 * self.largest_pack

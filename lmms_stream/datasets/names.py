@@ -11,8 +11,7 @@ from ..config import build_config
 from ..converters.sources.lists import YAML_KEYS, list_entries
 from ..converters.sources.settings import SETTING_KEYS, settings_of
 from ..errors import ConfigError
-from ..mds.dataset_config import DatasetConfig
-from ..mds.engine_fields import check_names
+from ..mds.dataset_config import DatasetConfig, check_names
 from ..processors import MEDIA_TYPES, ProcessorConfig
 from ..processors.bagel_images import BagelSettings
 from ..processors.base import Processor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -12,17 +12,16 @@ import numpy as np
 
 from ..converters.rows.mapper import Mapper, find_mapper
 from ..converters.rows.options import SchemaOptions
-from ..converters.sources.by_index import by_index
+from ..converters.sources.table import by_index
 from ..converters.sources.units import NoRowsError, Row, Unit
 from ..errors import ConfigError, DataError, EmptyRowError, PackingError
 from ..loader.collate import check_keys
 from ..loader.segment import cut
 from ..plan.packing import Overlong
-from ..processors.base import Processor, process_sample
-from ..processors.measured import checked, checked_length, measured_with_media, measures_media
-from ..storage.disk_errors import disk_errors
+from ..processors.base import Processor, or_error, process_all, process_sample, tokenizes_all
+from ..processors.measured import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes
+from ..storage.failures import disk_errors
 from ..types import Processed, Sample
-from .prepared_rows import Prepared
 from .source_files import SourceFile, row_order, sample_id_of
 from .source_state import Counts
 from .streaming_packs import Piece, StreamingPackConfig
@@ -263,3 +262,46 @@ class RowReader:
 def row_name(key: str, unit: int, row: int) -> str:
     """Of a row, for people; rows and units are counted from 1."""
     return f"{key}: row {row + 1} of unit {unit + 1}"
+
+
+# Rows of a unit -> their samples, tokenized some at a time where tokens are all that is made of them.
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A row and its samples, or the error that it is.
+
+    made: what the processor makes of each sample; None where that is made one by one.
+    """
+
+    number: int
+    samples: Sequence[Sample] | DataError
+    made: Sequence[Processed | DataError] | None = None
+
+    @property
+    def sound(self) -> Sequence[Sample]:
+        """Its samples, none of an error."""
+        return () if isinstance(self.samples, DataError) else self.samples
+
+
+def prepared(
+    rows: Iterable[tuple[int, Row]], mapper: Mapper, processor: Processor, folder: str | None
+) -> Iterator[tuple[int, Prepared]]:
+    """Rows as samples, in their order; where tokens are all that is made of them, some at a time."""
+    mapped = ((index, Prepared(row.number, _samples_of(row, mapper, folder))) for index, row in rows)
+    if not tokenizes_all(processor):
+        yield from mapped
+        return
+    for group in groups(mapped, num_bytes=lambda each: sum(map(sample_bytes, each[1].sound))):
+        made = process_all(processor, [sample for _, each in group for sample in each.sound])
+        for index, each in group:
+            num_samples = len(each.sound)
+            if made is not None:
+                each.made, made = made[:num_samples], made[num_samples:]
+            yield index, each
+
+
+def _samples_of(row: Row, mapper: Mapper, folder: str | None) -> Sequence[Sample] | DataError:
+    if row.values is None:
+        return DataError(row.error)
+    return or_error(mapper.samples, row.values, folder)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
@@ -14,7 +14,7 @@ from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..loader.agreement import Agreement
 from ..loader.batch_maker import Collator, Ready
-from ..loader.collate import collate
+from ..loader.collate import PackCollator, collate, for_checked
 from ..loader.worker import PackWorker
 from ..loader.workers import StartMethod, Workers
 from ..plan.assign import check_global_batch
@@ -22,10 +22,9 @@ from ..plan.cursor import SOURCE
 from ..plan.lanes import check_lanes
 from ..processors.parallelism import tokenize_in_one_thread
 from ..storage.tally import FetchCounts
-from ..types import Batch, World
-from .lanes_of_sources import check_readers
+from ..types import Batch, Processed, World
+from .source_reader import SourcePack, check_readers
 from .source_state import LaneAfter, SourcesState, merged_states
-from .streamed_batches import StreamedBatch
 from .streaming_packs import StreamingPackConfig
 
 ITEMS_AHEAD = 4  # packs that each worker has ready
@@ -208,3 +207,32 @@ class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
                 yield [Ready(batch)]
         except LmmsStreamError as error:
             yield error
+
+
+# Packs of lanes -> batches that say where their lanes stand after them.
+
+
+@dataclass(kw_only=True, slots=True)
+class StreamedBatch(Batch):
+    """afters: where lanes stand after its packs. See MultiModalIterableDataset.deliver."""
+
+    afters: tuple[LaneAfter, ...] = ()
+
+
+def batch_of(pack: SourcePack, collator: Collator, **options: Any) -> StreamedBatch:
+    """Return the batch of a pack."""
+    batch = for_checked(collator)(pack.samples, pack.sample_ids, **options)
+    return StreamedBatch(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, afters=pack.afters)
+
+
+class StreamedCollator(PackCollator):
+    """A PackCollator whose batches say where the lanes of all their packs stand."""
+
+    def __call__(
+        self, packs: Sequence[Batch] | Sequence[Processed], sample_ids: Sequence[int] | None = None, **options: Any
+    ) -> Batch:
+        batch = super().__call__(packs, sample_ids, **options)
+        if sample_ids is not None or not isinstance(batch, StreamedBatch):
+            return batch
+        values = {each.name: getattr(batch, each.name) for each in fields(Batch)}
+        return StreamedBatch(**values, afters=tuple(after for pack in packs for after in pack.afters))  # type: ignore[union-attr]

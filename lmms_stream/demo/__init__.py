@@ -1,12 +1,11 @@
-"""What `make demo` runs: the whole path on this machine.
+"""`make demo`: the whole path on this machine.
 
-material    what a demo trains on, and what: made by text or vision
+material    data and models of a demo: text or vision
 corpus      chats from the standard library, and a tokenizer trained on them
-charts, pictures, videos   media with questions about them
-tiny_vlm    a processor and a model that read them
+pictures    charts, pictures and videos with questions about them
+tiny_vlm    a processor and a model for them
 endpoint    an S3 endpoint
-jobs        training jobs that are watched, killed and resumed
-compare     whether resumed runs are the uninterrupted one
-run         all of it
+jobs        training jobs: watched, killed, resumed; whether resumed runs equal the uninterrupted run
+run         the demo
 command     `lmms-stream demo`
 """

@@ -13,13 +13,12 @@ from typing import Literal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..cli.console import bar, console, print_plan
-from ..cli.convert_summary import print_summary
+from ..cli.console_datasets import print_summary
 from ..errors import ConfigError
 from ..train.report.train_log import read_log
 from ..yaml_text import read_yaml, write_yaml
-from .compare import compare_runs, read_run
 from .endpoint import BUCKET, s3_endpoint
-from .jobs import StartJob, Torchrun, run_job
+from .jobs import StartJob, Torchrun, compare_runs, read_run, run_job
 from .material import Material
 from .text import text_material
 from .vision import vision_material

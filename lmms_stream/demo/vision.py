@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .charts import write_charts
 from .material import Material
-from .pictures import write_pictures
+from .pictures import write_charts, write_pictures, write_videos
 from .tiny_vlm import model_fields, save_processor
-from .videos import write_videos
 
 PACKING_LENGTH = 512
 NUM_CHARTS = 420

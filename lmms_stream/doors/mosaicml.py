@@ -12,7 +12,7 @@ need("streaming", by="the classes of lmms_stream.doors.mosaicml")
 
 import streaming  # noqa: E402
 
-from ..mds import mosaic, mosaic_loader, packed  # noqa: E402
+from ..mds import mosaic, packed  # noqa: E402
 from ..mds.mosaic_streams import OfPaths  # noqa: E402
 
 
@@ -26,7 +26,7 @@ class StreamingDataset(mosaic.StreamingDataset, streaming.StreamingDataset):
     Stream = Stream
 
 
-class StreamingDataLoader(mosaic_loader.StreamingDataLoader, streaming.StreamingDataLoader):
+class StreamingDataLoader(mosaic.StreamingDataLoader, streaming.StreamingDataLoader):
     """See lmms_stream.StreamingDataLoader."""
 
 

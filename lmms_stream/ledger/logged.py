@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import ConfigError, CursorError
-from ..train.checkpoint.paths import CHECKPOINTS_NAME
+from ..train.checkpoint.store import CHECKPOINTS_NAME
 from ..train.report.train_log import LOG_NAME, history, read_log
 from .opening import RunHistory
 

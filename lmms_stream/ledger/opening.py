@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError, ConfigError
 from ..storage.storage import open_storage
-from ..train.checkpoint.paths import checkpoints_url, split_path
-from ..train.checkpoint.store import Checkpoint, open_target, read_checkpoint
+from ..train.checkpoint.store import Checkpoint, checkpoints_url, open_target, read_checkpoint, split_path
 from ..types import World
 from .planned import CONFIG_SUFFIXES, open_run
 
@@ -31,7 +30,7 @@ class Settings:
 class RunHistory:
     """A run up to a step.
 
-    where: it is told, for errors. stretches: as loader/stretches.py makes them; none in lanes. stop: the first step
+    where: it is told, for errors. stretches: as loader/loader.py makes them; none in lanes. stop: the first step
     that is not trained. num_trained: steps before it that were not skipped. checkpoints: the folder or URL where they
     lie; None before the run. state: what the checkpoint holds besides tensors.
     """
@@ -79,8 +78,7 @@ def history_of_config(path: Path, *, world: World, overrides: Sequence[str] = ()
 
     ConfigError for a run whose packs are made in lanes, and so are not known beforehand.
     """
-    from ..loader.loader import PackedLoader
-    from ..loader.stretches import stretch_of
+    from ..loader.loader import PackedLoader, stretch_of
 
     run = open_run(path, world=world, overrides=overrides)
     train = run.train

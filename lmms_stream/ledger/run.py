@@ -16,8 +16,7 @@ from ..plan.ledger import Ledger as PlanLedger
 from ..plan.ledger import PieceEntry, StepEntry
 from ..plan.left_out import LeftOut
 from ..types import World
-from .amounts import SourceAmounts, amounts_of
-from .ends import step_after, steps_to_end
+from .amounts import SourceAmounts, amounts_of, step_after, steps_to_end
 from .opening import RunHistory, open_history
 from .origins import Origins
 from .retrain import Retraining, retraining

@@ -1,4 +1,4 @@
-"""Stretches as a checkpoint keeps them (see loader/stretches.py) -> those of a plan's ledger, their datasets opened."""
+"""Stretches as a checkpoint keeps them (see loader/loader.py) -> those of a plan's ledger, their datasets opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import CheckpointError, CursorError, LmmsStreamError
-from ..mds.pack_counts import PackCountsFolder
+from ..mds.core import PackCountsFolder
 from ..mds.streams import StoredDataset, StreamConfig
 from ..plan.cursor import FINGERPRINT_FIELDS, Cursor, explain_other_plan
 from ..plan.ledger import Stretch

@@ -10,7 +10,7 @@ import transformers
 
 from ..errors import ConfigError
 from ..train.habits.arguments import LAUNCHED
-from ..train.habits.launch_keys import TRAINER_ARGS, trainer_values
+from ..train.habits.launch_file import TRAINER_ARGS, trainer_values
 from ..train.launched import LaunchedTrainer, launched_trainer, read_launch
 from ..train.trainer import FSDP2SFTTrainer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,15 +16,12 @@ from ..errors import DataError, StorageError
 from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
-from ..processors.base import Memory, PackFiller, SegmentError
-from ..types import Batch, Processed, Rows
-from .bad_samples import BadSamples, is_of_sample, padding_of, reason_of
-from .collate import check_keys, collate, for_checked, write_padding
-from .left_out_list import append_left_out
-from .masked_packs import fill_with_padding
-from .media_memory import PackMemory, SharedBlocks
-from .row_memory import RowMemory, new_rows
-from .sample_clock import SampleClock
+from ..processors.base import IGNORED_LABEL, Memory, PackFiller, SegmentError
+from ..types import Batch, Columns, Processed, Rows, Segments
+from .bad_samples import BadSamples, SampleClock, is_of_sample, padding_of, reason_of
+from .collate import PAD_TOKEN_ID, check_keys, collate, for_checked, write_padding
+from .drop_list import append_left_out
+from .media_memory import PackMemory, RowMemory, SharedBlocks, new_rows
 from .segment import (
     explain,
     name_sample,
@@ -288,3 +285,43 @@ def _padded(batch: Batch, total: int) -> Batch:
         cu_seqlens=torch.from_numpy(np.append(batch.cu_seqlens.numpy(), np.int32(total))),
         max_seqlen=max(batch.max_seqlen, total - num_tokens),
     )
+
+
+# Packs that a processor makes straight from the shards, with padding in the place of samples that are left out.
+
+FillPacks = Callable[[Columns, NDArray[np.int64], Segments, Rows], NDArray[np.int64]]
+
+
+def fill_with_padding(
+    fill: FillPacks,
+    columns: Columns,
+    addresses: NDArray[np.int64],
+    segments: Segments,
+    rows: Rows,
+    *,
+    left_out: Sequence[int],
+) -> NDArray[np.int64]:
+    """Write segments into rows as `fill` does, those of samples left_out as padding: see PackFiller.
+
+    Returns the loss tokens of each, int64[num_segments]. A SegmentError names the segment among all.
+    """
+    if not left_out:
+        return fill(columns, addresses, segments, rows)
+    is_kept = ~np.isin(segments.sample_ids, left_out)
+    has_tokens = np.repeat(is_kept, segments.lengths)
+    kept = Segments(*[values[is_kept] for values in segments])
+    made = new_rows(int(has_tokens.sum()))
+    learnt = np.zeros(len(is_kept), np.int64)
+    if len(kept.lengths):
+        try:
+            learnt[is_kept] = fill(columns, addresses[is_kept], kept, made)
+        except SegmentError as error:
+            error.segment = int(np.flatnonzero(is_kept)[error.segment])
+            raise
+    rows.input_ids[:] = PAD_TOKEN_ID
+    rows.labels[:] = IGNORED_LABEL
+    starts = np.cumsum(segments.lengths) - segments.lengths
+    rows.position_ids[:] = np.arange(len(has_tokens)) - np.repeat(starts, segments.lengths)
+    for target, source in zip(rows, made, strict=True):
+        target[:, has_tokens] = source
+    return learnt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,8 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..processors.base import IGNORED_LABEL
-from ..types import Batch, Processed, Rows
-from .media_inputs import join_inputs, media_inputs
-from .media_memory import PackMemory
-from .row_memory import new_rows
-from .sequences import join_sequences, sequences_of
-from .token_inputs import join_token_inputs, token_inputs
+from ..types import Batch, Processed, Role, Rows
+from .media_memory import PackMemory, new_rows
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
@@ -210,3 +207,149 @@ def _joined_positions(positions: Sequence[torch.Tensor]) -> torch.Tensor:
         axes = shapes.pop()
         positions = [each if each.ndim == 3 else each.expand(axes, *each.shape) for each in positions]
     return torch.cat(list(positions), dim=-1)
+
+
+# The media of samples -> named tensors of a batch, those of all samples one after another on axis 0.
+
+
+def media_inputs(media: Sequence[Mapping[str, Any]], memory: PackMemory | None = None) -> dict[str, torch.Tensor]:
+    """media: of each sample, its arrays by name; memory: that these may lie in.
+
+    ConfigError where the rows of a name differ in shape or type.
+    """
+    inputs = {}
+    for name, arrays in _by_name(media).items():
+        found = memory.joined(name, arrays) if memory is not None else None
+        inputs[name] = torch.from_numpy(_joined(name, arrays) if found is None else found)
+    if memory is not None:
+        memory.give_back()  # what does not lie there is copied by now
+    return inputs
+
+
+def join_inputs(inputs: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The tensors of several batches, one after another on axis 0."""
+    return {name: torch.cat(tensors) for name, tensors in _by_name(inputs).items()}
+
+
+def _by_name(named: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for each in named for name in each)
+    return {name: [each[name] for each in named if name in each] for name in names}
+
+
+def _joined(name: str, arrays: Sequence[Any]) -> NDArray[Any]:
+    found = [np.asarray(array) for array in arrays]
+    rows = {f"{array.dtype}{['n', *array.shape[1:]]}".replace("'", "") for array in found if array.ndim}
+    if len(rows) != 1 or not all(array.ndim for array in found):
+        raise ConfigError(
+            f"a processor gives media {name!r} as {' and '.join(sorted(rows)) or 'single values'}, which cannot stand "
+            "one after another: give arrays that differ in their first axis alone"
+        )
+    return np.concatenate(found)
+
+
+# Values of tokens beside their ids, as Gemma 3's kinds of tokens -> named tensors of a batch, along the sequence.
+
+
+def token_inputs(named: Sequence[Mapping[str, Any]], lengths: Sequence[int], total: int) -> dict[str, torch.Tensor]:
+    """int64[1, total] of each name: of samples of these lengths, one after another; 0 where one has none, and behind.
+
+    named: of each sample, an array of its length by name. ConfigError for one of another length.
+    """
+    names = dict.fromkeys(name for each in named for name in each)
+    rows = {name: np.zeros((1, total), np.int64) for name in names}
+    starts = accumulate(lengths, initial=0)
+    for of_sample, start, length in zip(named, starts, lengths, strict=False):
+        for name, values in of_sample.items():
+            if np.shape(values) != (length,):
+                raise ConfigError(
+                    f"a processor gives token_inputs {name!r} of shape {list(np.shape(values))} for a sample of "
+                    f"{length} tokens: give one value a token"
+                )
+            rows[name][0, start : start + length] = values
+    return {name: torch.from_numpy(row) for name, row in rows.items()}
+
+
+def join_token_inputs(named: Sequence[Mapping[str, torch.Tensor]], lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Those of batches of so many tokens, one after another; 0 where one has none."""
+    names = dict.fromkeys(name for each in named for name in each)
+    empty = [torch.zeros(1, length, dtype=torch.int64) for length in lengths]
+    return {
+        name: torch.cat([each.get(name, zeros) for each, zeros in zip(named, empty, strict=True)], dim=1)
+        for name in names
+    }
+
+
+# Sequences of samples, as the two answers of a pair, or documents -> which segments of a batch they are.
+
+
+def sequences_of(samples: Sequence[Processed], lengths: Sequence[int]) -> NDArray[np.int64] | None:
+    """The sequences of samples of these lengths, which stand one after another: see Batch. None where none has any.
+
+    ConfigError for sequences that do not make up their sample, and for samples without any beside others with them.
+    """
+    if not any("sequences" in sample for sample in samples):
+        return None
+    found = []
+    starts = accumulate(lengths[:-1], initial=0)
+    for index, (sample, start, length) in enumerate(zip(samples, starts, lengths, strict=True)):
+        own = np.asarray(sample.get("sequences", ()))
+        _check(own, length)
+        stops = start + np.cumsum(own[:, 0])
+        found.append(np.stack([np.full(len(own), index), stops - own[:, 0], stops, own[:, 1]], axis=1))
+    made: NDArray[np.int64] = np.concatenate(found).astype(np.int64)
+    return made
+
+
+def _check(own: NDArray[np.int64], length: int) -> None:
+    roles = [int(role) for role in Role]
+    if own.ndim != 2 or own.shape[1] != 2 or not np.issubdtype(own.dtype, np.integer):
+        raise ConfigError(
+            f"a processor gives sequences {own.dtype}{list(own.shape)}: give int64[k, 2], the tokens and the role of "
+            "each, for all samples or for none"
+        )
+    if own[:, 0].sum() != length or (own[:, 0] < 1).any() or not np.isin(own[:, 1], roles).all():
+        raise ConfigError(
+            f"a processor gives sequences {own.tolist()} for a sample of {length} tokens: their tokens, 1 or more "
+            f"each, must make up the sample, and their roles be {' or '.join(map(str, roles))}"
+        )
+
+
+def join_sequences(batches: Sequence[Batch]) -> torch.Tensor | None:
+    """Those of batches that stand one after another; None where none has any. Batches without samples have none."""
+    if all(batch.sequences is None for batch in batches):
+        return None
+    found, first_sample, first_token = [], 0, 0
+    for batch in batches:
+        if batch.sequences is not None:
+            offsets = batch.sequences.new_tensor([first_sample, first_token, first_token, 0])
+            found.append(batch.sequences + offsets)
+        elif len(batch.sample_ids):
+            raise ConfigError(
+                f"packs of {batch.source or 'one dataset'} have no sequences, and others have: train on datasets of "
+                "one kind, or set per_device_batch to 1"
+            )
+        first_sample += len(batch.sample_ids)
+        first_token += batch.num_tokens
+    return torch.cat(found)
+
+
+# What a DataLoader makes one Batch of packs with. packs of a dataset -> [pack collator] -> Batch.
+
+
+class PackCollator:
+    """Called with the packs that a dataset gives, it joins them: one sequence, in which no sample sees another.
+
+    Called as the loader calls its collator, with processed samples and sample_ids, it makes the Batch of a pack.
+    """
+
+    def __call__(
+        self, packs: Sequence[Batch] | Sequence[Processed], sample_ids: Sequence[int] | None = None, **options: Any
+    ) -> Batch:
+        if sample_ids is not None:
+            return collate(packs, sample_ids, **options)  # type: ignore[arg-type]
+        if not packs or not all(isinstance(each, Batch) for each in packs):
+            kinds = sorted({type(each).__name__ for each in packs}) or ["nothing"]
+            raise ConfigError(
+                f"the collator of a dataset of packs was given {', '.join(kinds)}: give it the packs that dataset[i] is"
+            )
+        return join(packs)  # type: ignore[arg-type]

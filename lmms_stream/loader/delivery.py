@@ -15,7 +15,7 @@ from ..plan.mixture import Mixture
 from ..plan.pack_plan import plan_fingerprint
 from ..plan.planner import After, StepConfig
 from ..processors.base import processor_fingerprint
-from ..storage.threads import start_thread
+from ..storage.retry import start_thread
 from .segment import processor_that_packs
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs

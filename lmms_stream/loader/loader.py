@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,15 +13,14 @@ from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.provenance import SourceRow
-from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import SOURCE, Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
 from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
-from ..plan.planner import StepConfig, Work
-from ..plan.weights import Weights
+from ..plan.planner import StepConfig, Work, in_whole_steps, items_ahead, packs_ahead
+from ..plan.source_ranges import Weights
 from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
@@ -32,8 +32,7 @@ from .delivery import LaneDelivery, PlanDelivery
 from .drop_list import Drop, dropped
 from .segment import processor_that_packs
 from .wire import WireBatch, from_wire
-from .worker import LaneWorker, PackWorker, PlanWorker
-from .worker_counts import FetchMeter
+from .worker import FetchMeter, LaneWorker, PackWorker, PlanWorker
 from .workers import StartMethod, Workers
 
 FETCH_ERROR_S = 10.0  # waited beyond fetch.timeout_s, so that the fetch's own error comes first: it says more
@@ -348,3 +347,53 @@ def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: 
         )
     (dataset,) = datasets.values()
     check_lanes(int(dataset.lane_order.num_canonical_nodes or 1), world.num_groups, max(1, num_workers))
+
+
+# What decides the packs of the steps that a loader gives from here on, as JSON values that a checkpoint keeps.
+
+
+def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ()) -> dict[str, Any] | None:
+    """The stretch of a run that begins where the loader stands: ledger/stretches.py reads it. None in lanes.
+
+    skipped: ranges [first, stop) of steps that nobody reads.
+    """
+    if not isinstance(loader, PackedLoader) or loader.state_is_per_rank:
+        return None
+    mixture, world = loader.mixture, loader.world
+    sources = {
+        name: {
+            "url": loader.urls[name],
+            "identity": loader.identities[name],
+            "num_parts": loader.num_parts[name],
+            "lengths": loader.lengths[name],
+            "packing": dataclasses.asdict(plan.packing),
+            "order": dataclasses.asdict(plan.order),
+        }
+        for name, plan in mixture.plans.items()
+    }
+    return {
+        "cursor": loader.cursor.to_dict(),
+        "sources": sources,
+        "weights": mixture.schedule and [[step, dict(weights)] for step, weights in mixture.schedule],
+        "max_epochs": mixture.max_epochs,
+        "global_batch": loader.global_batch,
+        "world": {
+            "world_size": world.world_size,
+            "num_nodes": world.num_nodes,
+            "replication": world.replication,
+        },
+        "skip_steps": [list(each) for each in skipped],
+    }
+
+
+def begin_stretch(history: list[dict[str, Any]], stretch: Mapping[str, Any] | None) -> None:
+    """Add a stretch to those of a run, unless its settings are those of the last one, which then goes on."""
+    if stretch is None:
+        return
+    if history and _settings(history[-1]) == _settings(stretch):
+        return
+    history.append(dict(stretch))
+
+
+def _settings(stretch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in stretch.items() if name != "cursor"}

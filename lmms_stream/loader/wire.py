@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..plan.left_out import LeftOutSample
 from ..types import Batch
 from .collate import to_batch
-from .media_memory import SentTensor, SharedBlocks
-from .row_memory import new_rows
+from .media_memory import SentTensor, SharedBlocks, new_rows
 
 SMALL = 1 << 16  # bytes of a tensor; up to here a copy costs less than the system calls for shared memory
 LIMIT = 1 << 31  # the first number that an int32 cannot hold

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import json
+import operator
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..errors import LmmsStreamError
+from ..errors import DataError, LmmsStreamError
 from ..mds.core import PackedDataset
-from ..plan.ahead import PREFETCH_PACKS, steps_ahead
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
-from ..plan.lane_planner import LanePlanner
+from ..plan.lanes import UNMEASURED, LanePlanner
 from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
-from ..plan.planner import Planned, StepPlanner, Work
-from ..plan.weights import Weights
+from ..plan.planner import PREFETCH_PACKS, Planned, StepPlanner, Work, steps_ahead
+from ..plan.source_ranges import Weights
 from ..processes.shared_tensors import SharesTensors, shared_zeros
+from ..processors.base import Measured, Processor
+from ..processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
 from ..processors.parallelism import tokenize_in_one_thread
-from ..types import Batch
+from ..storage.tally import FetchCounts, FetchTally, sum_counts
+from ..types import Batch, Sample
+from .bad_samples import SampleClock
 from .batch_maker import BatchMaker, LoaderSettings, Ready
 from .blocks_ahead import BlocksAhead
 from .collate import collate
-from .measuring import measure
 from .media_memory import SharedBlocks
-from .sample_clock import SampleClock
+from .segment import name_sample, naming, processor_that_packs
 from .wire import to_wire
-from .worker_counts import WorkerCounts
 
 START_BYTES = 1 << 20  # memory that persistent workers share for a start, unless a longer start comes
 
@@ -249,3 +252,127 @@ class LaneWorker(PackWorker):
         for planned in planner.plan(LaneCursor.from_dict(start)):
             self.batches.list_unmeasured(planned.work)
             yield planned
+
+
+# The tokens of samples of a lane, measured as they pass. sample ids -> [measure] -> tokens and patches.
+
+PassOver = Callable[[int, Exception], bool]  # sample id and why it has no length -> whether that is no error
+
+
+def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64], *, pass_over: PassOver) -> NDArray[np.int64]:
+    """What the dataset's processor measures of samples: tokens, int64[n], or tokens and patches, int64[n, 2].
+
+    One that cannot be measured is UNMEASURED where pass_over says so, and its error is raised otherwise.
+    """
+    processor = processor_that_packs(dataset)
+    has_media = measures_media(processor)
+    measured = np.zeros((len(sample_ids), 2), np.int64)
+    for at, found in enumerate(_found(dataset, processor, sample_ids, has_media=has_media)):
+        error = _error_of(found)
+        if error is None:
+            measured[at] = found[:2]  # type: ignore[index]
+        elif pass_over(int(sample_ids[at]), error):
+            measured[at] = UNMEASURED, 0
+        elif isinstance(error, DataError):
+            raise naming(dataset, int(sample_ids[at]), error) from error
+        else:
+            name_sample(error, f"sample {sample_ids[at]} of {dataset.url}")
+            raise error
+    return measured if has_media else measured[:, 0]
+
+
+def _error_of(found: Measured | Exception) -> Exception | None:
+    """Why a sample has no length; None where it has one."""
+    if isinstance(found, Exception):
+        return found
+    try:
+        checked(found, what="it")
+    except DataError as error:
+        return error
+    return None
+
+
+def _found(
+    dataset: PackedDataset, processor: Processor, sample_ids: NDArray[np.int64], *, has_media: bool
+) -> Iterator[Measured | Exception]:
+    """What each sample amounts to, or why that cannot be said."""
+    if not has_media:
+        for sample in dataset.pack_reader.samples(sample_ids):
+            try:
+                yield Measured(operator.index(processor.measure(sample)))
+            except Exception as error:  # noqa: BLE001 - it is raised by who asks, or is of the sample alone
+                yield error
+        return
+    first = 0
+    for group in groups(dataset.measure_reader.samples(sample_ids), num_bytes=sample_bytes):
+        yield from _found_of_group(dataset, processor, sample_ids[first : first + len(group)], group)
+        first += len(group)
+
+
+def _found_of_group(
+    dataset: PackedDataset, processor: Processor, sample_ids: NDArray[np.int64], group: Sequence[Sample]
+) -> Iterator[Measured | Exception]:
+    """Those of samples that are measured at once; the bytes of media are read of those alone that lack facts."""
+    first = 0
+    while first < len(group):
+        whole = partial(_whole_sample, dataset, sample_ids[first:])
+        try:
+            for found in measured_with_media(processor, group[first:], whole=whole):
+                first += 1
+                yield found
+        except Exception as error:  # noqa: BLE001 - as above; it ends the measuring of what comes after it
+            first += 1
+            yield error
+
+
+def _whole_sample(dataset: PackedDataset, sample_ids: NDArray[np.int64], index: int) -> Sample:
+    """All columns that the processor needs of the sample of an index."""
+    return dataset.pack_reader[int(sample_ids[index])]
+
+
+# What loader workers fetched, as their loader reads it: memory that they share, a row each.
+
+
+class WorkerCounts(SharesTensors):
+    """Counts of num_workers processes, since the beginning; a worker that is started again goes on in its row."""
+
+    def __init__(self, num_workers: int):
+        zeros = shared_zeros if num_workers else torch.zeros
+        self._rows = zeros(num_workers, len(FetchCounts._fields), dtype=torch.int64)
+
+    def teller(self, worker: int, tallies: Sequence[FetchTally]) -> Callable[[], None]:
+        """What a worker calls now and then, to let its loader know what it fetched since this call."""
+        row = self._rows[worker].numpy()
+        at_start = _total(tallies)
+        told, last = row.copy(), at_start
+
+        def tell() -> None:
+            nonlocal last
+            now = _total(tallies)
+            if now != last:
+                row[:] = told + now - at_start
+                last = now
+
+        return tell
+
+    @property
+    def total(self) -> FetchCounts:
+        return FetchCounts(*self._rows.sum(dim=0).tolist())
+
+
+class FetchMeter:
+    """What a loader fetched since it was made: by itself, and by its workers."""
+
+    def __init__(self, tallies: Sequence[FetchTally], workers: WorkerCounts):
+        self._tallies = tallies
+        self._workers = workers
+        self._at_start = _total(tallies)
+
+    @property
+    def total(self) -> FetchCounts:
+        here = [now - before for now, before in zip(_total(self._tallies), self._at_start, strict=True)]
+        return sum_counts([FetchCounts(*here), self._workers.total])
+
+
+def _total(tallies: Sequence[FetchTally]) -> FetchCounts:
+    return sum_counts([tally.total for tally in tallies])

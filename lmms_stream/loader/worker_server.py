@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
-from ..processes.ending import end_with_parent
+from ..processes.family import end_with_parent
 from ..processes.fork_server import address_obstacle, start_fork_server
 from ..signals import outlive_stop_signal
 

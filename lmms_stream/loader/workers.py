@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from multiprocessing import get_all_start_methods, get_start_method
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal, cast
 
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
-from ..processes.fork_server import address_obstacle
-from ..processes.main_guard import check_main_guard
-from ..processes.sendable import obstacle
+from ..processes.fork_server import address_obstacle, check_main_guard
+from ..processes.pool import obstacle
 from ..signals import outlive_stop_signal
+from .bad_samples import SampleWatch
 from .batch_maker import Ready
-from .sample_clock import SampleWatch
 from .worker import Item, PackWorker, SentWorker
-from .worker_end import end_with, is_of_worker_code
 from .worker_server import BeginFromServer, start_worker_server, watch_deaths, without_main
-from .worker_start import Running, iterate_running
 
 StartMethod = Literal["fork", "spawn", "forkserver", "server"]
 logger = logging.getLogger("lmms_stream")
@@ -172,3 +175,128 @@ class Workers:
 
 def _as_it_is(made: Any) -> Any:
     return made
+
+
+# Workers of a DataLoader that all run: one that its fork left stuck is killed, and all are started again.
+#
+# A fork copies locks as other threads hold them at that moment, and the child waits for ever for one whose holder it
+# does not have, before any code of ours runs. threads.py makes forks wait for the threads that are known to do this;
+# nothing rules out others.
+
+WAITS_S = (10.0, 30.0, 60.0)  # seconds in which workers must begin to run: at the first start, the second, the third
+_START_POLL_S = 0.002
+
+
+class Running:
+    """Which of some forked workers have come to run Python: a byte of each, in memory that they share."""
+
+    def __init__(self, num_workers: int):
+        self._flags = mmap.mmap(-1, num_workers)
+
+    def begin(self, worker: int) -> None:
+        """What a worker does first."""
+        self._flags[worker] = 1
+        outlive_stop_signal(worker)
+
+    def stuck(self, workers: Sequence[BaseProcess], *, wait_s: float) -> list[BaseProcess]:
+        """Those that live and do not run after as long."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            with suppress(RuntimeError):  # of the death of a worker: reading raises it, too
+                waiting = [
+                    each for each, flag in zip(workers, self._flags[:], strict=True) if not flag and each.is_alive()
+                ]
+                if not waiting or time.monotonic() > deadline:
+                    return waiting
+                time.sleep(_START_POLL_S)
+
+
+def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) -> tuple[DataLoader[Any], Any]:
+    """A loader and its iterator, with workers that all run; WorkerError when some are stuck each time.
+
+    make: the loader, and what its forked workers tell when they run (None for workers that are not forked).
+    """
+    for wait_s in WAITS_S:
+        loader, running = make()
+        batches: Any = iter(loader)
+        stuck = running.stuck(batches._workers, wait_s=wait_s) if running is not None else []
+        if not stuck:
+            return loader, batches
+        logger.warning("%d loader workers did not begin within %g s of their fork, they are killed", len(stuck), wait_s)
+        for end in (*(worker.kill for worker in stuck), *(worker.join for worker in stuck), batches._shutdown_workers):
+            with suppress(RuntimeError):  # torch's signal handler raises the death of a worker at any line
+                end()
+    raise WorkerError(
+        f"{len(stuck)} loader workers did not begin within {WAITS_S[-1]:g} s of their fork, {len(WAITS_S)} times: is "
+        "the machine out of memory? Set num_workers to 0, or start_method to spawn"
+    )
+
+
+# How workers of a DataLoader end: in bounded time, whatever they are at.
+#
+# torch waits 5 s for each worker, and then sends it a SIGTERM, which workers of ours outlive for a while (signals.py).
+# At the end of a process multiprocessing sends that, too, and waits for the workers.
+
+ENDS_S = 1.0  # for workers to end by themselves
+_END_POLL_S = 0.005
+_running: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators whose workers were not ended
+
+
+def end_with(owner: object, batches: Any) -> Callable[[], object]:
+    """End the workers of a DataLoader's iterator when what is returned is called, at the latest with their owner.
+
+    That is when the owner is deleted, or this process ends.
+    """
+    _running.add(batches)
+    end = weakref.finalize(owner, _end_in, os.getpid(), batches)
+    end.atexit = False  # its handler may come after multiprocessing's
+    return end
+
+
+def _end_in(pid: int, batches: Any) -> None:
+    if pid == os.getpid():  # a fork has the iterator, too, and not its workers
+        end_workers(batches)
+
+
+@atexit.register
+def _end_all() -> None:
+    for batches in list(_running):
+        end_workers(batches)
+
+
+os.register_at_fork(after_in_child=_running.clear)
+
+
+def end_workers(batches: Any) -> None:
+    """End the workers of a DataLoader's iterator; those that are busy for longer than ENDS_S are killed.
+
+    They hold nothing that outlives them: their locks are the kernel's, and what they download has a temporary name.
+    """
+    _running.discard(batches)
+    workers = batches._workers
+    with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
+        _tell(batches)
+    with suppress(RuntimeError):
+        _wait(workers)
+    busy = [worker for worker in workers if worker.is_alive()]
+    for end in (*(worker.kill for worker in busy), *(worker.join for worker in busy), batches._shutdown_workers):
+        with suppress(RuntimeError):
+            end()
+
+
+def _tell(batches: Any) -> None:
+    batches._workers_done_event.set()
+    for number in range(len(batches._workers)):
+        if batches._persistent_workers or batches._workers_status[number]:
+            batches._mark_worker_as_unavailable(number, shutdown=True)
+
+
+def _wait(workers: Any) -> None:
+    deadline = time.monotonic() + ENDS_S
+    while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(_END_POLL_S)
+
+
+def is_of_worker_code(error: BaseException) -> bool:
+    """Whether an error was raised by what a worker ran, and is passed on by torch; not that a worker is gone."""
+    return str(error).startswith("Caught ")

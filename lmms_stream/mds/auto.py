@@ -19,16 +19,15 @@ from typing import NamedTuple
 from ..errors import ConfigError, LengthsError, StorageError
 from ..processes.alone import call_alone
 from ..processes.bar import terminal_bar
-from ..processes.sendable import obstacle
+from ..processes.pool import obstacle
 from ..processors.base import Processor, processor_fingerprint
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from ..storage.local import FolderStorage, can_write
 from ..storage.locks import locked, wait_for_other
 from ..storage.storage import Storage, open_storage
 from ..types import World
 from .lengths import LENGTHS_FOLDER
-from .measuring import BeingMeasuredError, lock_folder, measured_dataset
-from .stored_lengths import add_lengths, keep_lengths
+from .measuring import BeingMeasuredError, add_lengths, keep_lengths, lock_folder, measured_dataset
 from .streams import StoredDataset
 
 _FEW_SAMPLES = 20_000  # are measured sooner than processes have started

@@ -6,7 +6,9 @@ It is what loaders and their workers hold. MosaicML's class is wrapped around it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, get_args, runtime_checkable
@@ -22,14 +24,15 @@ from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
 from ..processors.base import Compared, Processor
 from ..processors.measured import measured_columns
+from ..storage.failures import disk_errors
 from ..storage.fetch_config import FetchConfig
+from ..storage.locks import file_of, leftovers, lock_of, locked, remove_leftovers, temporary_name
 from ..storage.room import CacheRoom, least_cache_limit
 from ..storage.storage import Storage
 from ..types import Sample, World
 from .auto import ensure_lengths
 from .index import ShardInfo
 from .lengths import LengthIndex
-from .pack_counts import PackCountsFolder
 from .provenance import Provenance, SourceRow
 from .reader import ShardReader
 from .shard_list import SourcedShards
@@ -331,3 +334,86 @@ def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
             f"packs come from a PackedStreamingDataset, got a {type(dataset).__name__}: open its folder or URL with one"
         )
     return core
+
+
+# Pack counts of plans, kept in a folder of the dataset's copy on this node.
+
+KEPT_FILES = 256  # those used last: sixteen epochs of sixteen plans, say
+WAIT_S = 600.0  # for another process that counts; one that stands still for longer is not waited for
+
+
+class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
+    """Pack counts of plans as files `<key>.npy` in a folder (see PackPlan's counts_cache).
+
+    Of many files those that were used last stay.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __getitem__(self, key: str) -> NDArray[np.int64]:
+        path = self._folder / f"{key}.npy"
+        try:
+            counts = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):  # missing or cut short: counted again
+            raise KeyError(key) from None
+        with suppress(OSError):  # of a folder that cannot be written, nothing is removed either
+            os.utime(path)
+        return np.asarray(counts, dtype=np.int64)
+
+    def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
+        path = self._folder / f"{key}.npy"
+        with disk_errors(str(path)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_name(path)
+            try:
+                with temporary.open("wb") as file:
+                    np.save(file, counts)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            self._remove_old()
+
+    def __delitem__(self, key: str) -> None:
+        (self._folder / f"{key}.npy").unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in self._folder.glob("[!.]*.npy"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @contextmanager
+    def counting(self, key: str) -> Iterator[None]:
+        """Held by the one of all processes that counts the packs of a key; the others come in when that is done.
+
+        It is the kernel's lock, so that nobody waits for a process that was killed.
+        """
+        path = self._folder / f"{key}.npy"
+        lock_path = lock_of(path)
+        with disk_errors(str(path)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with locked(lock_path, timeout_s=WAIT_S) as lock:
+                if lock is not None:
+                    remove_leftovers(path)
+                try:
+                    yield
+                finally:
+                    if lock is not None:
+                        lock_path.unlink(missing_ok=True)
+
+    def _remove_old(self) -> None:
+        """Remove the files that were used least recently, and what killed processes left."""
+        used = []
+        for path in self._folder.glob("[!.]*.npy"):
+            with suppress(FileNotFoundError):  # another process removes the same
+                used.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(used, reverse=True)[KEPT_FILES:]:
+            path.unlink(missing_ok=True)
+        unfinished = {*leftovers(self._folder), *(file_of(path) for path in self._folder.glob(".*.npy.lock"))}
+        for path in unfinished:
+            lock_path = lock_of(path)
+            with locked(lock_path, timeout_s=0) as lock:
+                if lock is not None:  # else its process is at it
+                    remove_leftovers(path)
+                    lock_path.unlink(missing_ok=True)

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ObjectMissingError, StorageError
-from ..storage.disk_errors import disk_error, disk_errors
+from ..storage.failures import disk_error, disk_errors
 from ..storage.local import FolderStorage, can_write
-from ..storage.locks import locked
+from ..storage.locks import give_name, locked
 from ..storage.storage import Storage
-from ..storage.temporaries import give_name
 from .index import DATASET_NAME, INDEX_NAME
 from .shard_list import ListedShards, ShardList
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, LmmsStreamError, StorageError
+from ..errors import DataError, LengthsError, LmmsStreamError, ObjectMissingError, StorageError
 from ..processes.pool import check_num_workers, do_all, num_cores, open_pool
 from ..processors.base import Measured, Processor, processor_fingerprint
 from ..processors.measured import (
@@ -33,16 +34,17 @@ from ..processors.measured import (
     sample_bytes,
     with_not_shown,
 )
-from ..processors.not_shown import KINDS, OnDropped, check_shown, loses_calls, named_counts
+from ..processors.not_shown import KINDS, OnDropped, amounts_of, check_shown, loses_calls, named_counts
 from ..storage.cache import LocalCache, default_cache_folder, home_folder
+from ..storage.failures import disk_errors
+from ..storage.local import LocalStorage
 from ..storage.locks import locked
 from ..storage.storage import Storage
 from ..types import Sample
-from .index import INDEX_NAME, ShardInfo
-from .lengths import LengthIndex
-from .shard import AnyShard, open_shard
-from .shard_files import fetch_shard
-from .shard_lengths import MEDIA_KINDS, ShardLengths
+from .filled_folder import FilledFolder
+from .index import DATASET_NAME, INDEX_NAME, ShardInfo
+from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, patches_name
+from .shard import AnyShard, fetch_shard, open_shard
 from .shard_list import ShardList
 from .stored_index import read_index
 
@@ -296,3 +298,149 @@ def _named(shard: AnyShard, index: int, first_id: int) -> Iterator[None]:
 
 def _name(shard: AnyShard, index: int, first_id: int) -> str:
     return f"sample {first_id + index} (number {index} of {shard.info.name})"
+
+
+# What was measured of the samples of one shard, as the work folder keeps it.
+
+_LENGTH = np.dtype("<u4")
+_SUM = np.dtype("<i8")
+MEDIA_KINDS = ("image", "video", "audio")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardLengths:
+    """lengths: uint32[num_samples], tokens. patches: uint32[num_samples]; None where the processor tells none.
+
+    media_tokens: int64[3], tokens of all samples that stand for each of MEDIA_KINDS. num_cut: int64[1], media of which
+    not all is read. not_shown: int64[k], samples with content of each of KINDS that the chat template does not show,
+    and answers whose end is not trained on.
+    """
+
+    lengths: NDArray[np.uint32]
+    patches: NDArray[np.uint32] | None = None
+    media_tokens: NDArray[np.int64]
+    num_cut: NDArray[np.int64]
+    not_shown: NDArray[np.int64]
+
+    @staticmethod
+    def empty(num_samples: int, *, with_patches: bool) -> ShardLengths:
+        """Of a shard whose samples are put in one after another."""
+        return ShardLengths(
+            lengths=np.zeros(num_samples, _LENGTH),
+            patches=np.zeros(num_samples, _LENGTH) if with_patches else None,
+            media_tokens=np.zeros(len(MEDIA_KINDS), _SUM),
+            num_cut=np.zeros(1, _SUM),
+            not_shown=np.zeros(len(KINDS), _SUM),
+        )
+
+    def put(self, index: int, found: Measured) -> None:
+        self.lengths[index] = found.tokens
+        if self.patches is not None:
+            self.patches[index] = found.patches
+            self.media_tokens[:] += found[2:5]
+            self.num_cut[:] += found.num_cut
+        if found.not_shown:
+            self.not_shown[:] += amounts_of(found.not_shown)
+
+    def to_bytes(self) -> bytes:
+        """The lengths, the patches where there are any, and the sums after them, without zeros at their end."""
+        sums = np.concatenate([self.media_tokens, self.num_cut, self.not_shown])
+        if self.patches is None and not sums.any():
+            return self.lengths.tobytes()
+        patches = np.zeros_like(self.lengths) if self.patches is None else self.patches
+        num_sums = max(len(self.media_tokens), int(np.flatnonzero(sums).max(initial=-1)) + 1)
+        return b"".join(array.tobytes() for array in (self.lengths, patches, sums[:num_sums]))
+
+    @staticmethod
+    def from_bytes(data: bytes, *, num_samples: int) -> ShardLengths:
+        """What to_bytes gave for a shard of num_samples."""
+        lengths = np.frombuffer(data, _LENGTH, num_samples)
+        num_media = len(MEDIA_KINDS)
+        sums = np.zeros(num_media + 1 + len(KINDS), _SUM)
+        patches = None
+        if len(data) > lengths.nbytes:
+            patches = np.frombuffer(data, _LENGTH, num_samples, lengths.nbytes)
+            known = np.frombuffer(data, _SUM, offset=2 * lengths.nbytes)
+            sums[: len(known)] = known
+        return ShardLengths(
+            lengths=lengths,
+            patches=patches,
+            media_tokens=sums[:num_media],
+            num_cut=sums[num_media : num_media + 1],
+            not_shown=sums[num_media + 1 :],
+        )
+
+
+# Where a lengths index is kept: beside the shards, listed in `_lmms/dataset.json`, or in a folder of this node.
+
+
+def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
+    """Write one of a dataset's small files, the same bytes for the same values."""
+    storage.write(name, json_bytes(value))
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Content of a small file of a dataset, the same bytes for the same values."""
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
+    """Write lengths indexes below `folder` and upload their files; returns the names, in that order."""
+    names = []
+    for index in indexes:
+        for name in index.write(folder):
+            storage.upload(folder / name, name)
+            names.append(name)
+    return names
+
+
+def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
+    """Put a lengths index beside the shards, and last in `_lmms/dataset.json`. folder: for its files.
+
+    Plain MDS datasets have no such list and get none: their indexes are found where they lie.
+    """
+    names = upload_lengths(storage, [index], folder=folder)
+    with locked(lock_folder(storage.url) / "listing", timeout_s=math.inf):
+        try:
+            dataset = json.loads(storage.read(DATASET_NAME))
+        except ObjectMissingError:
+            return
+        others = [other for other in dataset["lengths"] if other != index.fingerprint]
+        dataset["lengths"] = [*others, index.fingerprint]
+        dataset["other_files"] = sorted({*dataset["other_files"], *names})
+        if isinstance(storage, LocalStorage):  # it may be filled from another place
+            FilledFolder(storage, storage.folder, timeout_s=math.inf).change(DATASET_NAME, json_bytes(dataset))
+        else:
+            write_json(storage, DATASET_NAME, dataset)
+
+
+# On this node, for datasets that cannot be written
+
+
+def node_folder(cache_folder: Path, digest: str) -> Path:
+    """Where this node keeps lengths of a dataset. digest: of its index.json; another one has another folder."""
+    return cache_folder / "_lmms" / "measured" / digest
+
+
+def keep_lengths(folder: Path, index: LengthIndex) -> None:
+    """Keep a lengths index below a node_folder; it is there whole or not at all."""
+    with disk_errors(str(folder)):
+        (folder / LENGTHS_FOLDER).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".writing-", dir=folder, ignore_cleanup_errors=True) as temporary:
+            for name in index.write(Path(temporary)):  # the description last, which says that it is there
+                (Path(temporary) / name).replace(folder / name)
+
+
+def kept_lengths(folder: Path, fingerprint: str) -> LengthIndex | None:
+    """A lengths index that keep_lengths kept, memory-mapped; None where there is none, or it was damaged."""
+    array_path, description_path = (folder / name for name in lengths_names(fingerprint))
+    try:
+        index = LengthIndex.open(array_path, description_path.read_bytes(), fingerprint=fingerprint)
+    except (OSError, LengthsError):
+        return None
+    if not array_matches(array_path, content_hash=index.content_hash):
+        return None
+    patches_path = folder / patches_name(fingerprint)
+    if index.patches is not None and not array_matches(patches_path, content_hash=index.patches_hash):
+        return None
+    return index

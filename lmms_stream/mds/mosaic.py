@@ -22,21 +22,18 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..checks import check_arguments
 from ..errors import ConfigError
-from ..plan.mosaic_order import sampled
+from ..plan.mosaic_order import ALGORITHMS, BATCHING_METHODS, PARTITIONS, sampled
 from ..plan.order import OrderConfig
 from ..plan.sample_order import Reader, SampleOrder
 from ..storage.fetch_config import FetchConfig
 from ..types import Sample, World
 from .core import PackedDataset
-from .epoch_work import epoch_work, order_of, sources_of
-from .epochs import EpochCounter, check_state
-from .equal_world import EqualWorld
-from .mosaic_bases import Numbered, OfPackage
-from .mosaic_settings import BLOCKS, check_settings, whole_number
+from .epochs import EpochCounter, EqualWorld, check_state, epoch_work, order_of, sources_of
+from .mosaic_bases import Numbered, OfPackage, PlainLoader, one_sample
 from .mosaic_shards import StoredSamples
 from .mosaic_streams import Stream, StreamBase, config_of, registered_stream, weigh
 from .reader import CHUNK
-from .shard_files import try_fetch_shard
+from .shard import try_fetch_shard
 from .streams import StreamConfig
 
 # Settings that a state holds besides MosaicML's: with others its position is one in another order.
@@ -353,3 +350,88 @@ def _pieces(chunks: Iterable[NDArray[np.int64]], size: int) -> Iterator[NDArray[
 
 def clean_stale_shared_memory() -> None:
     """MosaicML Streaming's call. There is nothing to clean here: no memory has a name, so a kill leaves none behind."""
+
+
+# The keywords of a StreamingDataset, checked.
+
+BLOCKS = "blocks"  # our order, as a shuffle_algo
+_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def check_settings(dataset: Any) -> None:
+    """ConfigError for a keyword whose value is none of its values, or does not go with another's."""
+    choices = {
+        "sampling_method": ("balanced", "fixed"),
+        "batching_method": BATCHING_METHODS,
+        "shuffle_algo": (*ALGORITHMS, BLOCKS),
+        "partition_algo": PARTITIONS,
+    }
+    for name, valid in choices.items():
+        if getattr(dataset, name) not in valid:
+            raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {getattr(dataset, name)!r}")
+    least = {"sampling_granularity": 1, "shuffle_seed": 0, "batch_size": 1, "predownload": 1, "num_canonical_nodes": 0}
+    for name, number in least.items():
+        value = getattr(dataset, name)
+        if value is not None and value < number:
+            raise ConfigError(f"{name} must be {f'at least {number}' if number else '0 or more'}, got {value}")
+    if dataset.allow_unsafe_types:
+        raise ConfigError(
+            "allow_unsafe_types is refused: to unpickle data is to run what its writer put there; write such "
+            "columns again with another encoding"
+        )
+    if dataset.shuffle_algo == BLOCKS and (dataset.batching_method, dataset.sampling_method) != ("random", "balanced"):
+        raise ConfigError(
+            f"shuffle_algo {BLOCKS!r} goes with batching_method 'random' and sampling_method 'balanced', got "
+            f"{dataset.batching_method!r} and {dataset.sampling_method!r}: choose another shuffle_algo"
+        )
+
+
+def whole_number(epoch_size: int | str | None) -> int | None:
+    """An epoch_size in words as a number; None where it is left to the streams, as 0 is."""
+    text = str(epoch_size or 0).strip().lower()
+    unit = _UNITS.get(text[-1:], 1)
+    try:
+        return int(float(text[:-1]) * unit if unit > 1 else int(text)) or None
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"epoch_size must be a number of samples, such as 100000 or '100k', got {epoch_size!r}"
+        ) from error
+
+
+# MosaicML Streaming's DataLoader over our dataset: batches, and the state of the dataset after them.
+
+
+class StreamingDataLoader(OfPackage, PlainLoader):
+    """MosaicML Streaming's StreamingDataLoader, whose states are right in whatever world its dataset was given.
+
+    ConfigError for batches of another size than the dataset's, where several workers or ranks share them: what was read
+    would then not be what the position in a state says.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        dataset, size = self.dataset, 1 if self._gives_samples else self.batch_size
+        if not isinstance(dataset, StreamingDataset) or size is None:
+            return
+        without = 1 if dataset.shuffle_algo == BLOCKS else size  # others say themselves that they need one
+        own = dataset.batch_size or without
+        if size != own and (self.num_workers > 1 or dataset.world.num_groups > 1):
+            raise ConfigError(
+                f"the loader's batches have {size} samples and the dataset's {own}, so its workers and ranks would "
+                f"read other samples than a state says: give the dataset batch_size={size}"
+            )
+
+    @property
+    def _gives_samples(self) -> bool:
+        """Whether it makes no batches, and the dataset none either."""
+        dataset = self.dataset
+        is_ours = isinstance(dataset, StreamingDataset) and type(dataset).__iter__ is StreamingDataset.__iter__
+        return self.batch_sampler is None and is_ours
+
+    def _samples_of(self) -> Callable[[Any, Any], int]:
+        return one_sample if self._gives_samples else super()._samples_of()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        if not isinstance(self.dataset, StreamingDataset):
+            return super().state_dict()
+        return self.dataset.state_dict(self.num_samples_yielded * self.dataset.world.num_groups, False)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
-from ..plan.shares import StreamShare
+from ..plan.sample_order import StreamShare
 
 logger = logging.getLogger("lmms_stream")
 HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")

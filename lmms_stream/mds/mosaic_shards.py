@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
+from ..checks import local_path
 from ..types import Sample
+from .core import PackedDataset
 from .index import ShardInfo
 from .mosaic_bases import Numbered, package
 from .reader import ShardReader
-from .streams import StoredDataset
+from .streams import StoredDataset, StreamConfig
 
 if TYPE_CHECKING:
     from .core import PackedDataset
@@ -101,3 +105,21 @@ class StoredSamples(Numbered):
     @cached_property
     def spanner(self) -> Spanner:
         return Spanner(self.core.samples_per_shard)
+
+
+# MosaicML Streaming's LocalDataset: the samples of a folder by number, for any DataLoader and sampler.
+
+
+class LocalDataset(StoredSamples, Dataset[Any]):
+    """The samples of the dataset in a folder, by number. split: a folder below it.
+
+    Raises StorageError and ShardError.
+    """
+
+    def __init__(self, local: str | Path, split: str | None = None):
+        self.local, self.split = str(local_path("local", local)), split or ""
+        self.core = PackedDataset([StreamConfig(remote=self.local, split=split or None)])
+        self.num_samples = self.core.num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples

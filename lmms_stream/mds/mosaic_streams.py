@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..checks import local_path
 from ..errors import ConfigError
-from ..plan.shares import StreamShare, samples_chosen
+from ..plan.sample_order import StreamShare, samples_chosen
 from ..storage.cache import default_cache_folder
 from ..storage.retry import Retry
 from ..storage.storage import is_folder

@@ -15,8 +15,7 @@ from ..storage.fetch_config import FetchConfig
 from ..types import World
 from .core import PackedDataset, PackingMode
 from .lengths import LengthIndex
-from .mosaic import StreamingDataset
-from .mosaic_settings import BLOCKS
+from .mosaic import BLOCKS, StreamingDataset
 from .streams import StreamConfig
 
 

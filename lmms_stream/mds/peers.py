@@ -17,7 +17,7 @@ from ..storage.peer_server import PeerServer, SharedFolder, listen
 from ..storage.peers import PeerClient, PeerGroup, Peers, host_and_port
 from ..types import World
 from .core import HasCore, PackedDataset, core_of
-from .shard_numbers import ShardNumbers
+from .shard_list import ShardNumbers
 from .streams import StoredDataset
 
 Dataset = PackedDataset | HasCore

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError, ObjectMissingError, ShardError
 from ..plan.lengths import HASH_BYTES
-from ..storage.cache import LocalCache
+from ..storage.cache import LocalCache, Wanted
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage
-from ..storage.wanted import Wanted
 from ..types import StoredObject
 from .index import DATASET_NAME
 from .lengths import array_matches

@@ -26,8 +26,7 @@ from ..storage.fetch_config import FetchConfig
 from ..storage.prefetch import Prefetcher
 from ..types import Sample
 from .index import ShardInfo
-from .shard import AnyShard, open_shard
-from .shard_files import shard_at_hand, try_fetch_shard
+from .shard import AnyShard, open_shard, shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one reader

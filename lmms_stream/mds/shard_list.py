@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import re
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ConfigError
 from ..storage.cache import LocalCache
 from ..types import Columns
-from .index import ShardInfo
+from .index import DATASET_NAME, ShardInfo
 
 
 class ShardList(Sequence[ShardInfo]):
@@ -159,3 +161,84 @@ class SourcedShards(Sequence[tuple[LocalCache, ShardInfo]]):
         stream = bisect.bisect_right(self._ends, index)
         cache, shards = self._streams[stream]
         return cache, shards[index - (self._ends[stream] - len(shards))]
+
+
+# A dataset that has grown by parts, read as it was before some of them.
+
+
+def first_parts(shards: ShardList, parts: Sequence[Mapping[str, Any]], num_parts: int | None, *, url: str) -> ShardList:
+    """The shards that the dataset at a URL had when it had taken in so many parts; all of them for None.
+
+    parts: those that it has taken in by now. Raises ConfigError where it never had so many.
+    """
+    if num_parts is None:
+        return shards
+    if not 0 <= num_parts <= len(parts):
+        raise ConfigError(
+            f"num_parts is {num_parts}, and {url} has {len(parts)} ({DATASET_NAME} lists them): choose from 0 to "
+            f"{len(parts)}, or leave it out"
+        )
+    later = sum(int(part["num_samples"]) for part in parts[num_parts:])
+    ends = np.cumsum(shards.samples)
+    return shards.first(int(np.searchsorted(ends, int(ends[-1]) - later, side="right")))
+
+
+# The numbers of shards by the names of their files. shard list -> [numbers] -> shards of names.
+
+UNKNOWN = -1
+_NUMBER = re.compile(r"\d+")
+
+
+class ShardNumbers:
+    """The number of the shard that a file is of: its data, its metadata, or either compressed.
+
+    A name mostly says its number (shard.00012.mds), so that few entries are read. Where one does not, the names of all
+    shards are hashed, in 16 bytes each. What was asked for last is kept.
+    """
+
+    def __init__(self, shards: ShardList):
+        self._shards = shards
+        self._known: dict[str, int] = {}
+        self._hashes: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def of(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """The shard of each file, UNKNOWN where it is of none: int64[len(names)]."""
+        known = self._known
+        numbers = [known[name] if name in known else self._find(name) for name in names]
+        found = dict(zip(names, numbers, strict=True))
+        if len(found) > 1:
+            self._known = found  # so that memory does not grow with all shards that come and go
+        else:
+            known.update(found)
+        return np.array(numbers, np.int64)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a file is of a shard."""
+        return isinstance(name, str) and self._find(name) != UNKNOWN
+
+    def _find(self, name: str) -> int:
+        told = [int(digits) for digits in _NUMBER.findall(name.rpartition("/")[2])[:2]]
+        for number in told:
+            if number < len(self._shards) and name in _names(self._shards[number]):
+                return number
+        hashes, numbers = self._hashed()
+        at = int(np.searchsorted(hashes, hash(name)))
+        while at < len(hashes) and hashes[at] == hash(name):
+            if name in _names(self._shards[int(numbers[at])]):
+                return int(numbers[at])
+            at += 1
+        return UNKNOWN
+
+    def _hashed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Hashes of all names, ascending, and the shard of each."""
+        if self._hashes is None:
+            pairs = [(hash(name), number) for number, info in enumerate(self._shards) for name in _names(info)]
+            found = np.array(pairs, np.int64).reshape(-1, 2)
+            found = found[np.argsort(found[:, 0], kind="stable")]
+            self._hashes = found[:, 0].copy(), found[:, 1].copy()
+        return self._hashes
+
+
+def _names(info: ShardInfo) -> list[str]:
+    files = [info, *([] if info.meta is None else [info.meta])]
+    return [name for each in files for name in (each.name, each.zip_name) if name is not None]

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..errors import ObjectHiddenError, ObjectMissingError, ShardError, StorageError
-from ..storage.disk_errors import disk_errors
-from ..storage.failures import is_out_of_reach, is_throttled
+from ..storage.failures import disk_errors, is_out_of_reach, is_throttled
 from ..storage.local import can_write
 from ..storage.locks import locked, unused
 from ..storage.storage import Storage

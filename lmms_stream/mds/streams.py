@@ -13,16 +13,14 @@ from pathlib import Path, PurePosixPath
 from ..checks import check_fields, local_path
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
-from ..storage.cache import LocalCache, default_cache_folder
+from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.failures import causes, is_out_of_reach, is_throttled
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import CopiedFolder, FolderStorage, LocalStorage, can_write
 from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
-from ..storage.wanted import Wanted
 from .filled_folder import FilledFolder
-from .growth import first_parts
 from .index import DATASET_NAME, INDEX_NAME, is_safe_name
 from .lengths import (
     LENGTHS_FOLDER,
@@ -33,8 +31,9 @@ from .lengths import (
     parse_description,
     patches_name,
 )
+from .measuring import kept_lengths, node_folder
+from .shard_list import first_parts
 from .stored_index import StoredIndex, read_index
-from .stored_lengths import kept_lengths, node_folder
 
 logger = logging.getLogger("lmms_stream")
 

@@ -2,26 +2,21 @@
 
 lengths         tokens of every sample
 order           the shuffled sequence of an epoch, a block at a time
-shares, sample_order    how many samples of each stream an epoch takes, and their order without packs
-mosaic_order    the same in MosaicML's orders, with its batches; mosaic_shuffles: their shuffles
+sample_order    samples of each stream in an epoch, and their order without packs
+mosaic_order    the same in MosaicML's orders, with its batches and shuffles
 packing         lengths in that order -> packs; kernels/: its compiled loops
 pack_range      consecutive packs as arrays
-block_packs     the packs of a shuffle block, a stretch at a time; block_counts: how many there are
-fixed_packs     packs of the first epoch in the order of another
-epoch_plan      the packs of an epoch by their numbers, and of a sample
+block_packs     packs of a shuffle block; packs of the first epoch in the order of another
+epoch_plan      packs of an epoch by number, packs of a sample, numbers of packs
 short_epochs    epochs of few samples, many at a time
-pack_plan       the numbered packs of an epoch, any of them at once
-measured_block, lane_state, lanes   the same where lengths are measured on the way
-next_use        when each shard is needed next
-weights         shares of several sources along a run
-source_ranges   packs of several sources and epochs
-source_turns    sources in turn, as arrays
+pack_plan       the numbered packs of an epoch, with random access
+lanes           packs where lengths are measured while reading; their planner
+next_use        the next use of each shard
+source_ranges   packs of several sources and epochs; shares of the sources along a run
 mixture         several plans and weights -> the packs of each step
 assign          the packs of a step -> ranks, by cost
-cursor, lane_cursor     where training stands
-horizon         how far ahead the packs that a source has left can lie
-left_out        samples that a run leaves out, whose segments are padding
-ledger          what was in a step, and where a sample was or will be
-planner, lane_planner   cursor -> (work of this rank, cursor after it)
-ahead           how far workers are ahead of the step at hand
+cursor, lane_cursor     position of training
+left_out        samples that a run leaves out; their segments are padding
+ledger          the content of a step, and the step of a sample; the packs that a source has left
+planner         cursor -> (work of this rank, cursor after it); how far workers are ahead
 """

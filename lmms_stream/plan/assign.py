@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .kernels.deal import PAD, deal, settle
-from .kernels.deal_both import deal_both
+from .kernels.deal import PAD, deal, deal_both, settle
 from .pack_range import PackRange
 
 SHARE_BITS = 30  # a pack's part of the cost of its list is told in 2**-30

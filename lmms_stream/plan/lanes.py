@@ -11,17 +11,20 @@ lanes of its own when R * W divides M.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError, PackingError
-from .lane_state import CarriedPacks, LaneState
-from .measured_block import Measure, MeasuredBlock
-from .order import EpochOrder, OrderConfig
-from .packing import OpenPacks, PackingConfig, block_seed, pack_window
+from ..types import Segments
+from .lane_cursor import CarriedPacks, LaneAfter, LaneCursor, LaneState
+from .order import EpochOrder, OrderConfig, shards_of
+from .packing import MAX_LENGTH, BlockSegments, OpenPacks, PackingConfig, block_seed, cut_overlong, pack_window
+from .planner import Planned, StepConfig, Work
 
 MAX_DEFAULT_LANES = 64
 MIN_WINDOWS_PER_DEFAULT_LANE = 2
@@ -246,3 +249,169 @@ class Lane:
                 f"{len(carried.sizes)} packs carried): restore its dataset, order and packing settings, or use another "
                 "checkpoint"
             )
+
+
+# A shuffle block of which samples are measured as they are needed. sample ids + measure -> [this] -> segments.
+
+UNMEASURED = -1  # the tokens of a sample that has no length: it takes no room, as if the dataset did not have it
+
+# sample ids -> tokens of each, or UNMEASURED, int64[n]; where the dataset may have media, tokens and patches of each,
+# int64[n, 2]
+Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowSegments:
+    """The segments of one window.
+
+    samples: indices in the block. expected, patches: of each segment's sample, as measured. lengths: tokens of each
+    segment. pieces: 0 unless samples are split. The window after it begins with piece next_piece of sample
+    next_sample, which is one past the last at the end of the block. num_overlong: samples longer than a pack that
+    have their first piece in the window.
+    """
+
+    samples: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    patches: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    pieces: NDArray[np.int64]
+    next_sample: int
+    next_piece: int
+    num_overlong: int
+
+
+class MeasuredBlock:
+    """A shuffle block whose samples are measured as they are needed, from its sample `first` on."""
+
+    def __init__(self, sample_ids: NDArray[np.int64], first: int, *, packing: PackingConfig, measure: Measure):
+        self.sample_ids = sample_ids
+        self._packing = packing
+        self._measure = measure
+        self._lengths = np.zeros(len(sample_ids), np.int32)
+        self._patches: NDArray[np.int64] | None = None  # where measuring tells them
+        self._num_measured = first
+
+    def window(self, sample: int, piece: int) -> WindowSegments:
+        """The window that begins with a piece of a sample; measures what it lacks."""
+        num_segments = self._packing.samples_at_once or sys.maxsize
+        stop = piece + num_segments
+        while True:
+            # One more is needed, as samples may take no room, to know whether the window is the last of the block.
+            enough = stop + 1
+            segments = self._segments(sample)
+            if len(segments.lengths) >= enough or self._num_measured == len(self.sample_ids):
+                break
+            self._measure_next(enough - len(segments.lengths))
+        samples = segments.positions.astype(np.int64) + sample
+        pieces = np.zeros_like(samples) if segments.pieces is None else segments.pieces.astype(np.int64)
+        following = self._num_measured, 0
+        if len(samples) > stop:
+            following = int(samples[stop]), int(pieces[stop])
+        mine = samples[piece:stop]
+        met = self._lengths[sample + (piece > 0) : following[0] + (following[1] > 0)]
+        return WindowSegments(
+            samples=mine,
+            expected=self._lengths[mine].astype(np.int64),
+            patches=np.zeros_like(mine) if self._patches is None else self._patches[mine],
+            lengths=segments.lengths[piece:stop],
+            pieces=pieces[piece:stop],
+            next_sample=following[0],
+            next_piece=following[1],
+            num_overlong=int(np.count_nonzero(met > self._packing.packing_length)),
+        )
+
+    def _segments(self, first: int) -> BlockSegments:
+        """What is packed of the measured samples from `first` on, which positions count from."""
+        lengths = self._lengths[first : self._num_measured]
+        has_media = None if self._patches is None else self._patches[first : self._num_measured] > 0
+        measured = np.flatnonzero(lengths != UNMEASURED).astype(np.int32)
+        if len(measured) == len(lengths):
+            return cut_overlong(lengths, config=self._packing, has_media=has_media)
+        has_media = None if has_media is None else has_media[measured]
+        segments = cut_overlong(lengths[measured], config=self._packing, has_media=has_media)
+        return replace(segments, positions=measured[segments.positions])
+
+    def _measure_next(self, count: int) -> None:
+        """Measure up to `count` more samples, and check that they can be packed."""
+        ids = self.sample_ids[self._num_measured : self._num_measured + count]
+        measured = np.asarray(self._measure(ids))
+        lengths = measured[:, 0] if measured.ndim == 2 else measured
+        if lengths.shape != ids.shape:
+            raise PackingError(f"measure gave {lengths.size} lengths for {len(ids)} samples: it must give one for each")
+        limit = self._packing.packing_length
+        for wrong, explanation in (
+            ((lengths < 1) & (lengths != UNMEASURED), "a sample must have at least one token"),
+            (lengths > MAX_LENGTH, f"a sample may have up to {MAX_LENGTH} tokens"),
+            (
+                (lengths > limit) & (self._packing.overlong == "error"),
+                f"it is longer than packing_length {limit}; raise packing_length, or set overlong to drop, truncate, "
+                "split or keep",
+            ),
+        ):
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise PackingError(f"sample {ids[at]} has length {lengths[at]}: {explanation}")
+        here = slice(self._num_measured, self._num_measured + len(ids))
+        self._lengths[here] = lengths
+        if measured.ndim == 2:
+            self._patches = np.zeros(len(self.sample_ids), np.int64) if self._patches is None else self._patches
+            self._patches[here] = measured[:, 1]
+        self._num_measured += len(ids)
+
+
+# What a reader does in lanes. order + measure + cursor -> [lane planner] -> (work, lane after it); arithmetic only.
+
+
+class LanePlanner:
+    """The works of worker `worker` of num_workers in the group that config.world names: each is one pack, without end.
+
+    The worker owns whole lanes (see check_lanes). order: its canonical nodes are the lanes.
+    """
+
+    def __init__(
+        self,
+        samples_per_shard: Sequence[int] | NDArray[np.int64],
+        config: StepConfig,
+        *,
+        source: str,
+        order: OrderConfig,
+        packing: PackingConfig,
+        measure: Measure,
+        worker: int = 0,
+        num_workers: int = 1,
+    ):
+        self._samples_per_shard = np.asarray(samples_per_shard, np.int64)
+        self._first_ids = np.cumsum(self._samples_per_shard) - self._samples_per_shard
+        self._config = config
+        self._source = source
+        self._order = order
+        self._packing = packing
+        self._measure = measure
+        self._worker = worker
+        self._num_workers = num_workers
+
+    def plan(self, cursor: LaneCursor) -> Iterator[Planned]:
+        """What there is to do from a cursor on, pack by pack."""
+        world, num_lanes = self._config.world, int(self._order.num_canonical_nodes or 1)
+        lanes: dict[int, Lane] = {}
+        begin = cursor.packs + (world.group - cursor.packs) % world.num_groups
+        for batch_number in count(self._worker, self._num_workers):
+            number = (begin + batch_number * world.num_groups) % num_lanes
+            if number not in lanes:
+                lanes[number] = Lane(
+                    self._samples_per_shard,
+                    order=self._order,
+                    packing=self._packing,
+                    lane=number,
+                    measure=self._measure,
+                    state=cursor.states.get(number),
+                )
+            epoch, pack = lanes[number].state.epoch, lanes[number].next_pack()
+            shard_ids = shards_of(pack.sample_ids, self._first_ids)
+            indices = pack.sample_ids - self._first_ids[shard_ids]
+            segments = Segments(pack.sample_ids, pack.starts, pack.lengths, shard_ids, indices, pack.expected)
+            step, micro_batch = divmod(batch_number, self._config.micro_batches)
+            bounds = np.array([0, len(pack.sample_ids)])
+            patches = [int(pack.patches.sum())] if pack.patches.any() else ()
+            work = Work(self._source, step, [micro_batch], bounds, segments, patches, [epoch])
+            yield Planned(work, LaneAfter(number, lanes[number].state))

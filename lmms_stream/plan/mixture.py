@@ -27,9 +27,21 @@ from .cursor import Cursor, SourceCursor
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .pack_range import PackRange, ends_of
-from .source_ranges import SourceBlock, SourceRange, SourceRanges, by_epoch, join, join_patches
-from .source_turns import SourceTurns
-from .weights import UNIT, Weights, checked_epochs, parse_schedule, passed_on, to_quotas
+from .source_ranges import (
+    UNIT,
+    SourceBlock,
+    SourceRange,
+    SourceRanges,
+    SourceTurns,
+    Weights,
+    by_epoch,
+    checked_epochs,
+    join,
+    join_patches,
+    parse_schedule,
+    passed_on,
+    to_quotas,
+)
 
 MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
 _QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without weights their epochs

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .assign import has_equal_shares, home_nodes
-from .fixed_packs import Turns
+from .block_packs import Turns
 from .order import EpochOrder
 from .pack_plan import PackPlan
 

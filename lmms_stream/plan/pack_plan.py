@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LengthsError, PackingError
-from .block_counts import Counting, CountsCache, block_counts, count_blocks
 from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, PlanInputs
-from .epoch_plan import Amounts, EpochPlan
+from .epoch_plan import Amounts, Counting, CountsCache, EpochPlan, block_counts, count_blocks
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange, no_packs

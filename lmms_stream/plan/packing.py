@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_fields
 from ..errors import ConfigError, PackingError
-from .kernels.best_fit import best_fit
-from .kernels.first_fit import first_fit, next_fit
+from .kernels.best_fit import best_fit, first_fit, next_fit
 
 Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 

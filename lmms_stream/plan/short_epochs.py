@@ -13,8 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels.short_epochs import BEST_FIT, FIRST_FIT, NEXT_FIT, EpochPacks, Rules, SourceFacts, pack_epochs
-from .kernels.streams import STATE_WORDS, begin_stream, seeded_words, shuffle
+from .kernels.short_epochs import (
+    BEST_FIT,
+    FIRST_FIT,
+    NEXT_FIT,
+    STATE_WORDS,
+    EpochPacks,
+    Rules,
+    SourceFacts,
+    begin_stream,
+    pack_epochs,
+    seeded_words,
+    shuffle,
+)
 from .lengths import Lengths
 from .order import OrderConfig
 from .pack_range import PackRange, ends_of, runs

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from fractions import Fraction
+from numbers import Real
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import plain_number, whole_number
+from ..errors import ConfigError
+from .cursor import SourceCursor
+from .kernels.turns import take_epochs
 from .pack_range import PackRange, ends_of, runs
 
 
@@ -133,3 +140,197 @@ def join(arrays: object) -> NDArray[np.int64]:
     """Arrays one after another; there may be none."""
     joined: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *arrays])  # type: ignore[misc]
     return joined.astype(np.int64, copy=False)
+
+
+# The sources of a mixture as arrays while they take turns. cursors + shares -> [this] -> ranges, cursors after them.
+#
+# A step of a thousand sources has packs of most of them, and often one comes to the end of its epoch: what is known of
+# them is looked up once a step, and written back once.
+
+MAX_ROWS = 1 << 14  # ranges that are taken at once, and one of each source more
+MAX_COUNTS = 1 << 16  # of epochs of all sources that are looked at together
+
+
+class SourceTurns:
+    """The sources that have packs left: `names`, and `epochs`, the epoch that each is in.
+
+    sources: all cursors, which `write` moves. numbers: of the names, as SourceRanges has them. known_counts: numbers of
+    packs of an epoch of a source and of the next epochs that are counted with it (see PackPlan). num_epochs: of a
+    source; None: it ends with its present epoch, and stays there. most: maximum number of packs.
+    """
+
+    def __init__(
+        self,
+        sources: MutableMapping[str, SourceCursor],
+        names: Sequence[str],
+        *,
+        numbers: Sequence[int],
+        known_counts: Callable[[str, int], NDArray[np.int64]],
+        num_epochs: Callable[[str], float] | None,
+        most: int,
+    ):
+        self._sources, self._num_epochs = sources, num_epochs
+        self._most_known = min(most + 1, max(1, MAX_COUNTS // max(1, len(names))))  # epochs of each
+        self._known_counts = known_counts
+        cursors = [sources[name] for name in names]
+        self.names = [*names]
+        self._numbers = np.array(numbers, np.int64)
+        self._first_epochs = np.array([at.epoch for at in cursors], np.int64)  # of the counts that are known
+        self._at = np.zeros(len(names), np.int64)  # epochs after those
+        self._packs = np.array([at.packs for at in cursors], np.int64)
+        self._credits = np.array([at.credit for at in cursors], np.int64)
+        self._counts = [self._known(name, at.epoch) for name, at in zip(names, cursors, strict=True)]
+        self._joined: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None  # the counts, as take_epochs has them
+        self._ended: int | None = None  # the number of the one whose known epochs are over
+
+    def _known(self, name: str, epoch: int) -> NDArray[np.int64]:
+        most = 1 if self._num_epochs is None else min(self._most_known, self._num_epochs(name) - epoch)
+        return self._known_counts(name, epoch)[: int(most)]
+
+    @property
+    def epochs(self) -> list[int]:
+        epochs: list[int] = (self._first_epochs + self._at).tolist()
+        return epochs
+
+    def go_on(self) -> bool:
+        """Whether any has packs left; those of an epoch that begins are counted now, and not before."""
+        if self._ended is not None:
+            number, self._ended = self._ended, None
+            self._begin_epoch(number)
+        return bool(self.names)
+
+    def _begin_epoch(self, number: int) -> None:
+        name = self.names[number]
+        self._joined = None
+        if self._num_epochs is not None:
+            self._next_epoch(number)
+            if self._first_epochs[number] < self._num_epochs(name):
+                self._counts[number] = self._known(name, int(self._first_epochs[number]))
+                return
+        self._sources[name] = self._cursor(number)
+        del self.names[number], self._counts[number]
+        self._numbers, self._first_epochs, self._at, self._packs, self._credits = (
+            np.delete(values, number)
+            for values in (self._numbers, self._first_epochs, self._at, self._packs, self._credits)
+        )
+
+    def _next_epoch(self, number: int) -> None:
+        self._first_epochs[number] += self._at[number] + 1
+        self._at[number] = self._packs[number] = 0
+
+    def take(
+        self,
+        count: int,
+        quotas: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        *,
+        least: int,
+        until: SourceRange | None,
+        ranges: list[NDArray[np.int64]] | None,
+    ) -> tuple[int, bool]:
+        """Take the next `count` packs, or fewer: as far as epochs are known, or up to a pack; how many were taken.
+
+        quotas, ends, least: see take_turns. until: a range of one pack. Also whether that one was taken, or is behind.
+        ranges: rows of SourceRanges; those taken are added, up to the end of an epoch of any source each.
+        """
+        wanted = self.names.index(until.source) if until is not None and until.source in self.names else None
+        stop = np.array([-1, 0, 0])
+        if until is not None and wanted is not None:
+            stop = np.array([wanted, until.epoch - self._first_epochs[wanted], until.first])
+        self._credits += share_out(-int(self._credits.sum()), quotas[0])
+        if self._joined is None:
+            self._joined = np.concatenate(self._counts), ends_of(np.array([len(each) for each in self._counts]))
+        rows = np.empty((0 if ranges is None else min(count, MAX_ROWS) + len(self.names), 4), np.int64)
+        done, num_rows, ended = take_epochs(
+            count, self._at, self._packs, *self._joined, self._credits, quotas, ends, UNIT, least, stop, rows
+        )
+        self._ended = ended if ended >= 0 else None
+        if ranges is not None:
+            taken = rows[:num_rows]
+            taken[:, 1] += self._first_epochs[taken[:, 0]]
+            taken[:, 0] = self._numbers[taken[:, 0]]
+            ranges.append(taken)
+        if until is None or wanted is None:
+            return done, False
+        return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
+
+    def write(self) -> None:
+        """Move the cursors to where the sources stand."""
+        if self._ended is not None and self._num_epochs is not None:  # the next epoch follows at once
+            self._next_epoch(self._ended)
+        values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
+        for name, epoch, packs, credit in values:
+            self._sources[name] = SourceCursor(self._sources[name].plan, epoch, packs, credit)
+
+    def _cursor(self, number: int) -> SourceCursor:
+        before, packs, credit = self._sources[self.names[number]], self._packs[number], self._credits[number]
+        return SourceCursor(before.plan, int(self._first_epochs[number] + self._at[number]), int(packs), int(credit))
+
+
+# Weights of sources along a run -> their shares of each phase, in whole numbers. Integer arithmetic only.
+
+Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
+UNIT = 1 << 40  # of shares and of what is lacked of them: a pack
+
+
+def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"weights must map sources to shares, or first steps to such maps, got {weights!r}")
+    by_step: dict[Any, Any] = {key: value for key, value in weights.items() if isinstance(value, Mapping)}
+    if len(by_step) not in (0, len(weights)) or any(isinstance(step, str) for step in by_step):
+        raise ConfigError(f"weights must map sources to shares, or first steps to such maps, got {dict(weights)!r}")
+    for step in by_step:
+        whole_number("a first step of weights", step, least=0)
+    schedule: list[tuple[Any, Any]] = sorted(by_step.items()) if by_step else [(0, weights)]
+    if schedule[0][0] != 0:
+        raise ConfigError(f"a schedule of weights must begin at step 0, got step {schedule[0][0]}")
+    checked: list[tuple[int, Weights]] = []
+    for step, shares in schedule:
+        for name, share in shares.items():
+            if name not in names:
+                raise ConfigError(f"weights name {name!r}, the sources are {', '.join(names)}")
+            if isinstance(share, bool) or not (isinstance(share, Real) and math.isfinite(share) and float(share) >= 0):
+                raise ConfigError(f"the weight of {name!r} must be a number that is 0 or more, got {share!r}")
+        if not any(shares.values()):
+            raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
+        checked.append((int(step), {name: plain_number(share) for name, share in shares.items()}))
+    return checked
+
+
+def checked_epochs(max_epochs: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how often each source is read at most; ConfigError unless sources are mapped to whole numbers."""
+    if not isinstance(max_epochs, Mapping | None):
+        raise ConfigError(f"max_epochs must map sources to numbers of epochs, got {max_epochs!r}: write {{SOURCE: 2}}")
+    counts = (max_epochs or {}).items()
+    return {name: whole_number(f"max_epochs of {name!r}", count, least=1) for name, count in counts}
+
+
+def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:
+    """Shares in whole numbers that add up to UNIT: int64[len(shares)]; what rounding leaves goes to the most rounded.
+
+    >>> to_quotas([Fraction(3), Fraction(1)]).tolist() == [3 * UNIT // 4, UNIT // 4]
+    True
+    """
+    denominator = math.lcm(*(share.denominator for share in shares))
+    numbers = [share.numerator * (denominator // share.denominator) for share in shares]
+    total = sum(numbers)
+    quotas, rests = map(list, zip(*(divmod(number * UNIT, total) for number in numbers), strict=True))
+    by_rest = sorted(range(len(shares)), key=lambda number: (-rests[number], number))
+    for number in by_rest[: UNIT - sum(quotas)]:
+        quotas[number] += 1
+    return np.array(quotas, np.int64)
+
+
+def passed_on(weights: Sequence[list[Fraction]]) -> list[list[Fraction]]:
+    """The weights of each phase, or where all are 0 those of the next that has some, or else of the last before it."""
+    some = [number for number, shares in enumerate(weights) if any(shares)]
+    return [
+        weights[min((other for other in some if other >= number), default=some[-1])] for number in range(len(weights))
+    ]
+
+
+def share_out(credit: int, quotas: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A credit shared in proportion: int64, of the shape of quotas, which add up to UNIT."""
+    shares = np.array([credit * int(quota) // UNIT for quota in quotas.tolist()], np.int64) if credit else 0 * quotas
+    shares[int(np.argmax(quotas))] += credit - int(shares.sum())
+    return shares

@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..processors.parallelism import ONE_THREAD
-from .ending import end_with_parent
-from .fork_server import start_context
-from .main_guard import check_main_guard
+from .family import end_with_parent
+from .fork_server import check_main_guard, start_context
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -284,3 +285,27 @@ def result_of(answer: Any, task: str) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+# What can be sent to another interpreter. value -> what stands in the way.
+
+
+def obstacle(given: Any) -> str | None:
+    """Why another interpreter cannot be sent this: it cannot be pickled, or is of the program's main module."""
+    pickler = _MainFinder(BytesIO())
+    try:
+        pickler.dump(given)
+    except Exception as error:  # noqa: BLE001 - whatever pickling raises, the value cannot be sent
+        return f"it cannot be pickled ({error})"
+    return f"{pickler.found} is defined in the program's main module" if pickler.found else None
+
+
+class _MainFinder(pickle.Pickler):
+    """Notes a class or function of the main module in what it pickles."""
+
+    found: str | None = None
+
+    def reducer_override(self, given: Any) -> Any:
+        if isinstance(given, type | FunctionType) and given.__module__ == "__main__":
+            self.found = given.__qualname__
+        return NotImplemented

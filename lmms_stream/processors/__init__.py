@@ -1,24 +1,22 @@
 """Sample -> tokens, labels and media inputs: one module per kind of data.
 
-base            what a processor is; spans: which tokens are learnt
-measured        the lengths of samples, several at once
+base            the interface of a processor; spans of tokens that are trained on
+measured        lengths of samples, several at once
 tokenizers      fast tokenizers; it and families/installed alone import transformers; parallelism: their threads
-byte_tokens     where the tokens of byte-level tokenizers lie, told from their ids
-json_text       JSON texts -> values, integers of any size as they are
+byte_tokens     places of the tokens of byte-level tokenizers, from their ids
+json_text       JSON texts -> values, integers of any size unchanged
 stored_chat     a stored conversation -> its messages, checked
-chat_template   a conversation -> its text, and what of it is marked
-thoughts        thoughts of answers that follow the generation prompt
-stops           which tokens end answers of a template
-conversation    a stored conversation -> its text and tokens, and which of them are learnt
-chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
-documents       the processor of several documents in a sample of tokens
+chat_template   a conversation -> its text and marks, thoughts of answers among it
+not_shown       content that a template does not show, counted
+stops           tokens that end the answers of a template
+conversation    a stored conversation -> its text, tokens and trained spans
+chat, text      processors of texts and documents; token_kernels: the compiled loop that fills packs from shards
+image           the processor of images to generate, and its settings
 media/          bytes of media -> facts and pixels; families/: what is special about a family of models
-image           the processor of images that are to be made; image_settings: how it is set
-preference      the processors of answers to compare; preference_media: of those with media
-placeholders    where media stand in a text
+preference      processors of answers to compare; preference_media: of those with media
 installed       families whose media transformers' own processor reads; agreement: whether it reads them as we do
-multimodal      the processor of conversations with media
-blocks          which tokens see which in sequences of texts, images to see and images to make
+multimodal      the processor of conversations with media, and the places of media in text
+blocks          which tokens attend to which in sequences of texts and images
 bagel_images    images as BAGEL's encoders take them; bagel: the processor of its sequences
 """
 
@@ -32,7 +30,7 @@ from ..errors import ConfigError
 from .bagel_images import BagelSettings
 from .base import Compared, Processor
 from .families.settings import MediaSettings
-from .image_settings import ImageSettings, Objective
+from .image import ImageSettings, Objective
 
 if TYPE_CHECKING:
     from .conversation import Learn
@@ -132,8 +130,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
     def build(self) -> Processor:
         if self.kind == "tokens":
-            from .documents import DocumentsProcessor
-            from .text import TokensProcessor
+            from .text import DocumentsProcessor, TokensProcessor
 
             return DocumentsProcessor() if self.isolate_documents else TokensProcessor()
         if self.type is None and self.path is not None and not self._has_media():

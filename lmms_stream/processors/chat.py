@@ -10,10 +10,9 @@ import numpy as np
 
 from ..errors import DataError
 from ..types import Processed, Sample
-from .base import Tokens, measured_tokens, or_error, through
+from .base import Tokens, labels_of, measured_tokens, or_error, through
 from .conversation import Chat, Conversations, Rendered
 from .conversation import Learn as Learn
-from .spans import labels_of
 from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:

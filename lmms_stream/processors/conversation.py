@@ -11,14 +11,12 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
-from .base import Tokens, or_error
+from .base import Tokens, learnt_of, or_error, spans_of
 from .byte_tokens import Span
-from .chat_template import TODAY, ChatTemplate, Messages, Render
+from .chat_template import TODAY, ChatTemplate, Messages, Render, Thoughts
 from .not_shown import NotShown, bits_of_ends
-from .spans import learnt_of, spans_of
 from .stops import Stops
 from .stored_chat import read_chat
-from .thoughts import Thoughts
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation

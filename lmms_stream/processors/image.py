@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_fields
 from ..errors import ConfigError, DataError
 from ..extras import need
 from ..types import Processed, Sample
 from .base import Measured, SeenMedium
-from .image_settings import Crop, ImageSettings, Objective
 from .media.images import decode_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 _RESIZED = 1.5  # of image_size: the shorter side of what a random crop is cut out of, as 384 for 256
 
@@ -130,3 +131,32 @@ def cropped(image: Image, size: int, at: Sequence[float] | None = None) -> NDArr
     else:
         top, left = (int(share * (side + 1)) for share, side in zip(at, room, strict=True))
     return pixels[top : top + size, left : left + size]
+
+
+# Settings of the processor of images that are to be made.
+
+Crop = Literal["center", "random"]
+Objective = Literal["flow_matching", "reconstruction"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """What an image becomes that a model is to make."""
+
+    # Images that are to be made
+    image_size: int | None = None  # its sides, in pixels
+    # "center": the largest square in its middle; "random": a square of the image, whose shorter side is half as long
+    # again
+    crop: Crop | None = None
+    flip: bool | None = None  # whether half of the images are mirrored
+    augment_seed: int | None = None  # of what is drawn
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="processor.")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        if self.image_size is not None and self.image_size < 1:
+            raise ConfigError(f"processor.image_size must be at least 1 pixel, got {self.image_size}")
+        if self.augment_seed is not None and self.augment_seed < 0:
+            raise ConfigError(f"processor.augment_seed must be 0 or more, got {self.augment_seed}")

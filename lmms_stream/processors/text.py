@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from ..types import Columns, Processed, Rows, Sample, Segments
+from ..types import Columns, Processed, Role, Rows, Sample, Segments
 from .base import IGNORED_LABEL, SegmentError, Tokens
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -183,3 +183,37 @@ def _layout(columns: Columns) -> tuple[NDArray[np.int64], int, int]:
             )
     column_bytes = np.array([-1 if size is None else size for size in columns.sizes], np.int64)
     return column_bytes, columns.names.index("input_ids"), columns.names.index("loss_spans")
+
+
+# Samples of several documents, which were laid end to end at conversion -> documents that do not see each other.
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsProcessor:
+    """What TokensProcessor makes, with each document, or piece of one, as a sequence of its own.
+
+    `document_starts`, int32[k], are the tokens at which they begin, 0 first. `sequences` are the tokens and the role of
+    each, int64[k, 2]; see Role. DataError for starts that do not ascend from 0 within the sample.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (*TokensProcessor.columns, "document_starts")
+    schema: ClassVar[str] = TokensProcessor.schema
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """TokensProcessor's: samples have the same lengths, so the same lengths index is read."""
+        return TokensProcessor().description
+
+    def measure(self, sample: Sample) -> int:
+        return TokensProcessor().measure(sample)
+
+    def process(self, sample: Sample) -> Processed:
+        processed = TokensProcessor().process(sample)
+        starts = np.asarray(sample["document_starts"], np.int64)
+        lengths = np.diff(starts, append=len(processed["input_ids"]))
+        if starts.ndim != 1 or starts[:1].tolist() != [0] or (lengths < 1).any():
+            raise DataError(
+                f"its documents begin at the tokens {str(starts.tolist())[:80]}, expected some of its "
+                f"{len(processed['input_ids'])} that ascend from 0: convert it again"
+            )
+        return {**processed, "sequences": np.stack([lengths, np.full(len(starts), Role.DOCUMENT)], axis=1)}

@@ -1,23 +1,15 @@
 """Prompts for reinforcement learning, behind Relax's names: rows of files or shards -> samples -> groups for rollouts.
 
-sample          what is generated and rewarded
-paths           what is typed -> files, folders and slices of them
-spans           bytes of a file between offsets, here or in a store
+sample          a sample: generated and rewarded; samples as JSON and arrays, written atomically
 row_files       rows by number: lines of JSON, samples of shards; row_groups: of Parquet
-rows            the rows of all that is named, as one sequence
-messages        a row's prompt, media and tools -> messages
-multimodal_config   MultimodalConfig: limits on media
-prompts         a row -> a sample: the text of its prompt, its media, its length
-permutation     the shuffled order of an epoch, at any position of it
-cursor          IndexManager: an epoch, its order, and the position in it
+rows            typed text -> files, folders and slices -> the rows of all, as one sequence
+prompts         a row -> messages -> a sample: the text of its prompt, its media, its length; MultimodalConfig
+cursor          IndexManager: an epoch, its shuffled order, and the position in it
 base            BaseDataset: what both datasets share, the order and the batches
 dataset         Dataset: all samples in memory
-sample_buffer   SampleBuffer: the samples that were used last
-ahead           chunks of samples that are made in the background
-streaming       StreamingDataset: samples that are made when they are asked for
-arguments       the flags of all this, with their defaults
-opening         what args name -> datasets, functions
-saved           samples and counts as JSON and arrays, written atomically
+streaming       StreamingDataset: samples made on demand, chunks of them in the background; SampleBuffer
+arguments       the flags, with their defaults
+opening         arguments -> datasets, functions
 relax_states    Relax's own states, and its order
 in_flight       groups that were handed out and have not come back
 data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups
@@ -38,10 +30,10 @@ if TYPE_CHECKING:
     from .data_source import RolloutDataSourceWithBuffer as RolloutDataSourceWithBuffer
     from .data_source import pop_first as pop_first
     from .dataset import Dataset as Dataset
-    from .multimodal_config import MultimodalConfig as MultimodalConfig
+    from .prompts import MultimodalConfig as MultimodalConfig
     from .rollouts import RolloutManager as RolloutManager
     from .sample import Sample as Sample
-    from .sample_buffer import SampleBuffer as SampleBuffer
+    from .streaming import SampleBuffer as SampleBuffer
     from .streaming import StreamingDataset as StreamingDataset
 
 _HOME = {

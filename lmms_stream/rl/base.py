@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError, DataError
-from .cursor import IndexManager
-from .multimodal_config import MultimodalConfig
-from .permutation import ORDERS, Order, Permutation
-from .prompts import OVERLONG, Outcome, Prompts
+from .cursor import ORDERS, IndexManager, Order, Permutation
+from .prompts import OVERLONG, MultimodalConfig, Outcome, Prompts
 from .rows import open_rows
 from .sample import Sample
 

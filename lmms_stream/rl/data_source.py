@@ -14,8 +14,7 @@ from .base import BaseDataset
 from .in_flight import Group, InFlight
 from .opening import load_function, load_processor, open_dataset
 from .relax_states import FOLDERS, follow_relax, read_relax_state
-from .sample import Sample
-from .saved import load_state, save_state
+from .sample import Sample, load_state, save_state
 
 BufferFilter = Callable[[Any, int | None, list[Group], int], list[Group]]
 _FILE = "global_dataset_state_dict"

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from .arguments import refuse_unheard, setting
 from .base import BaseDataset
 from .dataset import Dataset
-from .multimodal_config import MultimodalConfig
+from .prompts import MultimodalConfig
 from .streaming import StreamingDataset
 
 

@@ -6,23 +6,27 @@ kept of it is a few bytes for many rows.
 
 from __future__ import annotations
 
+import io
+import os
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ..converters.sources.files import StoredFile, identity
 from ..converters.sources.table import BOM, json_row
-from ..errors import DataError, if_lfs_pointer
+from ..errors import DataError, ObjectChangedError, if_lfs_pointer
 from ..mds.core import PackedDataset
 from ..mds.streams import StreamConfig
 from ..processors.json_text import parsed_all
 from ..processors.stored_chat import read_chat
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from ..storage.fetch_config import FetchConfig
-from .spans import Spans
 
 STRIDE = 8
 BLOCK_BYTES = 1 << 14
@@ -224,3 +228,70 @@ def needed(columns: Sequence[str], names: Sequence[str]) -> list[str]:
     if not columns or columns[0] not in names:
         return [*names]
     return [name for name in names if name in columns]
+
+
+# Bytes of a file between offsets: of a file on this node, and of an object whose store gives ranges.
+#
+# Each is a class with the members of Spans, and refuses to go on once the file holds something else.
+
+Span = tuple[int, int]  # the first byte, and the one after the last
+LOCAL_BYTES, REQUEST_BYTES = 1 << 20, 1 << 23  # of spans that are read together, at most
+GAP_BYTES = 1 << 18  # that a request reads in vain rather than that there are two
+THREADS = 16  # requests at once
+
+
+class Spans(Protocol):
+    """together: bytes that are worth one read, at most; gap: bytes between two spans that may be read along."""
+
+    together: int
+    gap: int
+
+    def open(self) -> IO[bytes]:
+        """All of it from the first byte on, once."""
+        ...
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]: ...
+
+
+class LocalSpans:
+    together = LOCAL_BYTES
+    gap = 0
+
+    def __init__(self, path: Path, *, name: str):
+        self._path = path
+        self._name = name
+        with disk_errors(name):
+            self._identity = identity(path.stat())
+
+    def open(self) -> IO[bytes]:
+        return self._path.open("rb", buffering=0)
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        with disk_errors(self._name):
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if identity(os.fstat(file)) != self._identity:
+                    raise ObjectChangedError(self._name)
+                found = [os.pread(file, stop - start, start) for start, stop in spans]
+            finally:
+                os.close(file)
+        if any(len(data) != stop - start for data, (start, stop) in zip(found, spans, strict=True)):
+            raise ObjectChangedError(self._name)
+        return found
+
+
+class StoredSpans:
+    together = REQUEST_BYTES
+    gap = GAP_BYTES
+
+    def __init__(self, file: StoredFile):
+        self._file = file
+
+    def open(self) -> IO[bytes]:
+        return io.BufferedReader(self._file.open_raw(), REQUEST_BYTES)
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        if len(spans) == 1:
+            return [self._file.request(*spans[0])]
+        with ThreadPoolExecutor(min(THREADS, len(spans)), thread_name_prefix="lmms_stream-rl-ranges") as pool:
+            return [*pool.map(lambda span: self._file.request(*span), spans)]

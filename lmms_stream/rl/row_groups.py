@@ -32,7 +32,7 @@ from ..converters.sources.arrow import (
 from ..converters.sources.arrow_values import Convert, converters
 from ..converters.sources.files import File, LocalFile
 from ..errors import DataError, ObjectChangedError, if_lfs_pointer
-from ..storage.disk_errors import disk_errors
+from ..storage.failures import disk_errors
 from .row_files import RowOrError, needed, scattered
 
 MAX_OPEN_GROUPS = 4096  # each takes a file descriptor

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import whole_number
-from .ahead import Ahead, Key
+from ..errors import DataError
 from .base import BaseDataset
 from .prompts import Outcome
-from .sample_buffer import SampleBuffer
+from .sample import Sample
 
 
 class StreamingDataset(BaseDataset):
@@ -158,3 +161,152 @@ class StreamingDataset(BaseDataset):
         _, epoch_id, number = key
         start = number * self._chunk_size
         return self.index_manager.of_epoch(epoch_id).between(start, min(start + self._chunk_size, self.num_rows))
+
+
+# Chunks of an epoch that are made in the background, in the order in which they will be asked for.
+
+T = TypeVar("T")
+Key = tuple[str, int, int]  # an order's name, an epoch, and a chunk of it
+
+
+class Ahead(Generic[T]):
+    """make: rows -> what is kept of them; threads call it. Nothing waits for room: at most the chunks of the last
+    `keep` are held, so a chunk of any size passes.
+
+    Before this process is forked, what was begun is ended: a child would have its locks as they were then.
+    """
+
+    def __init__(self, make: Callable[[NDArray[np.int64]], list[T]], *, num_threads: int):
+        self._make = make
+        self._num_threads = num_threads
+        self._num_busy = 0
+        self._lock = threading.Lock()
+        self._waiting: dict[Key, NDArray[np.int64]] = {}  # rows of chunks that no thread has begun, in order of need
+        self._begun: dict[Key, Future[list[T]]] = {}
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="lmms_stream-rl")
+        self._end = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        _ALIVE.add(self)
+
+    def take(self, key: Key) -> list[T] | None:
+        """The chunk, once it is made; None if no thread has begun it. Errors are raised as `make` raised them."""
+        with self._lock:
+            self._waiting.pop(key, None)
+            future = self._begun.pop(key, None)
+        return None if future is None else future.result()
+
+    def keep(self, following: Iterable[tuple[Key, Callable[[], NDArray[np.int64]]]]) -> None:
+        """Begin these chunks, each given by its rows, unless they were begun, and let go of all others."""
+        wanted = dict(following)
+        with self._lock:
+            self._begun = {key: future for key, future in self._begun.items() if key in wanted}
+            self._waiting = {key: rows() for key, rows in wanted.items() if key not in self._begun}
+            num_more = max(0, min(self._num_threads, len(self._waiting)) - self._num_busy)
+            self._num_busy += num_more
+        for _ in range(num_more):
+            self._pool.submit(self._make_those_waiting)
+
+    def _make_those_waiting(self) -> None:
+        while True:
+            with self._lock:
+                key = next(iter(self._waiting), None)
+                if key is None:
+                    self._num_busy -= 1
+                    return
+                rows = self._waiting.pop(key)
+                future: Future[list[T]] = Future()
+                self._begun[key] = future
+            try:
+                future.set_result(self._make(rows))
+            except BaseException as error:  # noqa: BLE001 - raised where the chunk is taken
+                future.set_exception(error)
+
+    def rest(self) -> None:
+        """Forget what no thread has begun, and wait for what threads are at."""
+        with self._lock:
+            self._waiting.clear()
+            begun = [*self._begun.values()]
+        wait(begun)
+
+    def close(self) -> None:
+        self.keep(())
+        self._end()
+
+
+_ALIVE: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+
+
+def _rest_all() -> None:
+    for each in list(_ALIVE):
+        each.rest()
+
+
+os.register_at_fork(before=_rest_all, after_in_child=_ALIVE.clear)
+
+
+# SampleBuffer: the samples that were used last, by their rows.
+
+# What is kept of a sample: its prompt, label, metadata and media. Samples themselves would cost more than to make them
+# again: Python's garbage collector goes through each of them, and its lists, again and again.
+_Kept = tuple[Any, Any, dict[str, Any], Any, Any] | Sample | DataError | str
+
+
+class SampleBuffer:
+    """At most max_size rows; the row that was not used for longest gives way. Threads may use it at once."""
+
+    def __init__(self, max_size: int = 10000):
+        self.max_size = max_size
+        self._held: OrderedDict[int, _Kept] = OrderedDict()
+        self._hits = 0
+        self._misses = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the rows asked for that were here."""
+        return self._hits / max(self._hits + self._misses, 1)
+
+    def get(self, idx: int) -> Sample | None:
+        """The sample of a row; None where it is not here, or was dropped."""
+        found = self.outcomes([idx]).get(idx)
+        return found if isinstance(found, Sample) else None
+
+    def put(self, idx: int, sample: Sample) -> None:
+        self._put([(idx, sample)])
+
+    def clear(self) -> None:
+        """Forget all rows and counts."""
+        with self._lock:
+            self._held.clear()
+            self._hits = self._misses = 0
+
+    def outcomes(self, rows: list[int]) -> dict[int, Outcome]:
+        """Those of the rows that are here."""
+        found: dict[int, Outcome] = {}
+        with self._lock:
+            if not self._held.keys().isdisjoint(rows):
+                for row in rows:
+                    if row in self._held:
+                        self._held.move_to_end(row)
+                        kept = self._held[row]
+                        found[row] = Sample.of(*kept) if isinstance(kept, tuple) else kept
+            self._hits += len(found)
+            self._misses += len(rows) - len(found)
+        return found
+
+    def keep(self, rows: list[int], outcomes: Iterable[Outcome]) -> None:
+        """Hold what rows became, of samples the parts that they are made of."""
+        self._put(
+            (row, (each.prompt, each.label, each.metadata, each.multimodal_inputs, each.teacher_multimodal_inputs))
+            if isinstance(each, Sample)
+            else (row, each)
+            for row, each in zip(rows, outcomes, strict=True)
+        )
+
+    def _put(self, held: Iterable[tuple[int, _Kept]]) -> None:
+        with self._lock:
+            self._held.update(held)
+            while len(self._held) > self.max_size:
+                self._held.popitem(last=False)

@@ -1,14 +1,12 @@
-"""What a cluster will do with a plan: bytes, requests, waiting, memory and cost, from indexes and lengths alone.
+"""What a cluster will do with a plan: bytes, requests, waiting, memory and cost, from indexes and lengths only.
 
 cluster     nodes, links, caches and prices
 sources     the datasets of a run -> plans and shards
-described   the same of sources that do not exist yet, from a few numbers
-needs       mixture + step config -> the shards that each node reads in each step
-outlook     blocks entered -> when a node needs its shards next
-replay      needs + caches -> downloads; kernels: its compiled loops
+described   plans and shards of datasets that do not exist yet, from a few numbers
+needs       mixture + step config -> the shards that each node reads in each step, and their next use
+replay      needs + caches -> downloads
 links       downloads + links -> waiting
-memory      what a loader worker keeps
-measured    downloads -> figures
+measured    downloads -> figures; memory of a loader worker
 run         simulate(): datasets + cluster -> figures
 compare     the same run with other settings, and advice
 page        figures -> an HTML page

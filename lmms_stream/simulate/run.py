@@ -14,15 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ConfigError
-from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead, steps_ahead, steps_asked_ahead
 from ..plan.assign import check_global_batch, num_steps
-from ..plan.planner import StepConfig
-from ..plan.weights import Weights
+from ..plan.planner import StepConfig, in_whole_steps, items_ahead, packs_ahead, steps_ahead, steps_asked_ahead
+from ..plan.source_ranges import Weights
 from .cluster import Cluster
 from .figures import Simulation
 from .measured import Measured
-from .needs import Needs
-from .outlook import Outlook
+from .needs import Needs, Outlook
 from .replay import Cache, Downloads, Replay
 from .sources import Datasets, Sources
 

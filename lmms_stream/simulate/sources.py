@@ -19,7 +19,7 @@ from ..plan.cursor import SOURCE
 from ..plan.mixture import Mixture
 from ..plan.order import OrderConfig
 from ..plan.pack_plan import PackPlan
-from ..plan.weights import Weights
+from ..plan.source_ranges import Weights
 from ..processors.base import PackFiller
 from ..storage.sizes import parse_bytes
 from .cluster import Cluster

@@ -2,18 +2,16 @@
 
 storage         a URL -> a store: local (folders), s3 (through boto3), gcs, azure and hub (through their own
                 libraries), clouds (others, through MosaicML's code); clients: one for each process
-failures        kinds of failed requests, the same for every store
-retry           requests that are tried again, and bounded in time
-disk_errors     what a disk refuses, said with the remedy
+failures        kinds of failed requests, the same for every store; errors of disks with their remedies
+retry           requests that are tried again, and bounded in time; threads that forks wait for
 sizes           sizes in bytes as people write them
 mapping         files in memory, without open descriptors
-locks           locks between processes; threads: threads that forks wait for
-temporaries     names of files while they are written
-fetch_config    how shards come to this node
-cache           copies of a remote dataset's files on this node; wanted: what they must be; tally: how many were there
-peers           files from the caches of other nodes; peer_server: what gives them; peer_directory: who has which
-record          what is known of a copy
-outlook         what is known of when copies are needed next
-ledger          what downloads take in a folder; room: the limit that they keep to
+locks           locks between processes; names of files while they are written
+fetch_config    settings of downloads
+cache           copies of a remote dataset's files on this node; tally: counts of hits and downloads
+peers           files from the caches of other nodes; peer_server: what gives them, and who has which
+record          known facts of a copy
+outlook         next use of copies
+room            the limit of a cache folder, and the journal of its files
 prefetch        downloads ahead of their reader
 """

@@ -22,8 +22,7 @@ from ..errors import ObjectChangedError, ObjectMissingError, StorageError
 from ..extras import install
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients, Watched
-from .disk_errors import disk_error
-from .failures import first_line, is_out_of_reach
+from .failures import disk_error, first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
 T = TypeVar("T")

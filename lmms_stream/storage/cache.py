@@ -18,25 +18,25 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError, StorageError
-from .disk_errors import disk_error, disk_errors
+from .failures import disk_error, disk_errors
 from .local import LocalStorage, can_write
-from .locks import lock_of, locked
+from .locks import give_name, leftovers, lock_of, locked, remove_leftovers, temporary_name
 from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
 from .room import CacheRoom
 from .storage import Storage
 from .tally import FetchTally
-from .temporaries import give_name, leftovers, remove_leftovers, temporary_name
-from .wanted import Wanted
 
 if TYPE_CHECKING:
     from .peers import Peers
+
 
 _PEER_POLL_S = 0.05  # between looks for what a peer downloads
 logger = logging.getLogger("lmms_stream")
@@ -414,3 +414,25 @@ def _set_aside(path: Path) -> None:
     other = next(each for number in count(1) if not (each := path.with_name(f"{path.name}.changed-{number}")).exists())
     path.rename(other)
     logger.warning("%s was changed after its download: it is kept as %s and downloaded again", path, other.name)
+
+
+# What a file in the cache must be.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).
+
+    name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
+    by_size: `valid` knows the size alone, so that the store's tag of the object must tell whether a copy is current.
+    decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
+    remember: of a local dataset's own object too, that it was found valid, so that it is read through once a node.
+    """
+
+    name: str
+    identity: str
+    num_bytes: int
+    valid: Callable[[Path], bool]
+    by_size: bool = False
+    decode: Callable[[bytes], bytes] | None = None
+    remember: bool = False

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from ..errors import ObjectMissingError, StorageError
 from ..extras import install
 from ..types import StoredObject
-from .disk_errors import disk_error
-from .failures import answer_of, first_line, is_out_of_reach
+from .failures import answer_of, disk_error, first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
 SCHEMES = ("azure-dl", "oci", "sftp", "dbfs", "alipan")

@@ -10,8 +10,11 @@ import errno
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import RemoteDisconnected
 from typing import Any
+
+from ..errors import LmmsStreamError, StorageError
 
 _THROTTLED_OR_UNWELL = {408, 425, 429, 500, 502, 503, 504, 509, *range(520, 528)}  # 520 and more: Cloudflare's
 _UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -98,3 +101,27 @@ def _is_of_the_network(error: BaseException) -> bool:
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN  # a name that does not exist is not an outage
     return isinstance(error, OSError) and error.errno in _UNREACHABLE
+
+
+# What a disk refuses, as an error that names the path and the remedy.
+
+FREE_SOME = "free some, or name another folder (as local, as --work, as the target), or set cache_limit"
+
+
+def disk_error(where: str, error: OSError, *, room: str = FREE_SOME) -> StorageError:
+    """What the disk refused, with the remedy; room: that of a disk that is full."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageError(f"{where}: no room on the disk of this node ({error.strerror}): {room}")
+    file = f": {error.filename}" if error.filename else ""
+    return StorageError(f"{where}: {error.strerror}{file}: check the path and its rights")
+
+
+@contextmanager
+def disk_errors(where: str, *, room: str = FREE_SOME) -> Iterator[None]:
+    """What the disk refuses inside is a StorageError, see disk_error."""
+    try:
+        yield
+    except LmmsStreamError:
+        raise
+    except OSError as error:
+        raise disk_error(where, error, room=room) from error

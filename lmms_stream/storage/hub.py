@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 from ..errors import ObjectMissingError, StorageError
 from ..types import StoredObject
 from .clouds import WholeObjects
-from .disk_errors import disk_error
-from .failures import answer_of, causes, is_out_of_reach
+from .failures import answer_of, causes, disk_error, is_out_of_reach
+from .locks import folder_beside
 from .retry import DEFAULT_RETRY, Retry, persist
-from .temporaries import folder_beside
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0  # for an answer without a body

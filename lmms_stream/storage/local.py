@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..errors import LmmsStreamError, ObjectChangedError, ObjectMissingError
 from ..types import StoredObject
-from .disk_errors import disk_error, disk_errors
+from .failures import disk_error, disk_errors
 
 T = TypeVar("T")
 

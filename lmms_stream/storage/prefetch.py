@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import StorageError
 from .fetch_config import FetchConfig
-from .threads import start_thread
+from .retry import start_thread
 
 _BUSY_S, _NEEDED_S = 0.2, 0.02  # seconds between looks for a shard that another process downloads
 _IDLE_S = 2.0  # seconds after which a thread without work ends

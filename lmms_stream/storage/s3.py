@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..errors import ObjectChangedError, ObjectHiddenError, ObjectMissingError, StorageError
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients
-from .disk_errors import disk_error
-from .failures import answer_of, is_out_of_reach
+from .failures import answer_of, disk_error, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
 if TYPE_CHECKING:

@@ -1,24 +1,24 @@
 """Batches -> steps -> checkpoints, with FSDP2. `torchrun … -m lmms_stream.train` runs it.
 
-run/            how a run trains, its processes, its schedule
-model/          a transformers model as it is run on packs
-reference/      what a task compares the model with; referenced: that of a run
+run/            settings, processes, schedule of a run
+model/          a transformers model as it runs on packs
+reference/      the model that a task compares with
 checkpoint/     what is saved and resumed
-report/         what a run tells
-habits/         what users of transformers and TRL give, as a run needs it
+report/         what a run reports
+habits/         arguments of transformers and TRL -> settings of a run
 run_config      a run as one YAML file
-functions       what a trainer was given; data: its datasets, opened
+functions       functions given to a trainer; data: its opened datasets
 protocol        what the files below see of a trainer
-evaluate        the loss on datasets that are not trained on; predictions: what compute_metrics makes of them
-filled          a model that a checkpoint fills, without weights
-parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
-members         of transformers' Trainer, that scripts call and that do not train
+evaluate        the loss on evaluation datasets, and predictions for compute_metrics
+parts           what a trainer builds on first use, a reference model among it
+standing        the state of a trainer, saved and resumed; a model that a checkpoint fills
 loop            one run of a trainer, step by step
-trainer         FSDP2SFTTrainer: what is given, built, and may be changed
-limits/         a run's config -> which part of the run is its limit
+members         members of transformers' Trainer that scripts call, apart from training
+trainer         FSDP2SFTTrainer: arguments, parts, override points
+limits/         a run's config -> the part of the run that limits it
 launched        a run that LMMS Engine's launch file describes
 prepared        a run's file -> its trainer
-launch          the command that starts a run; torchrun: of several ranks, which it tells to stop
+launch          the command that starts a run; torchrun: of several ranks, with their end
 """
 
 from __future__ import annotations

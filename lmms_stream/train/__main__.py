@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import LmmsStreamError
-from ..processes.ending import end_process
+from ..processes.family import end_process
 from .prepared import lost_ranks_named, prepare, without_collections
 
 USAGE = """usage: torchrun … -m lmms_stream.train RUN.yaml [SETTING=VALUE ...]

@@ -14,12 +14,11 @@ from ..errors import ConfigError, LmmsStreamError
 from ..loader.bad_samples import BadSamples
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
-from ..loader.worker_end import is_of_worker_code
+from ..loader.workers import is_of_worker_code
 from ..mds.core import opens_loader, processor_of
 from ..processors.base import Processor
 from ..types import Batch, World
-from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut
-from .report.overlong import tell_beyond_positions, tell_overlong
+from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut, tell_beyond_positions, tell_overlong
 from .run.distributed import gather_objects
 from .run.peers import share_shards
 from .run.settings import Datasets, Packed, TrainConfig

@@ -17,7 +17,7 @@ from .habits.arguments import LAUNCHED, group_ranks
 from .habits.given import Given
 from .habits.launch_file import Launch, launch_of
 from .habits.resolve import resolve
-from .report.engine_figures import engine_figures
+from .report.metrics import engine_figures
 from .run.settings import Datasets, TrainConfig
 from .tasks.registry import build_task
 from .tasks.task import Task

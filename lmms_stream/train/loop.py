@@ -12,17 +12,15 @@ import torch.distributed as dist
 from transformers.trainer_utils import TrainOutput
 
 from ..errors import ConfigError, TrainingError
-from ..loader.stretches import begin_stretch, stretch_of
+from ..loader.loader import begin_stretch, stretch_of
 from ..signals import StopSignal
 from ..types import Batch
 from .protocol import Trainer
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .run.clipping import clip_gradients
-from .run.clock import SaveClock
+from .run.counts import TrainedOn, read
 from .run.distributed import cpu_group, seed_step
-from .run.flow import Flow
-from .run.reading import read
-from .run.trained_on import TrainedOn
+from .run.flow import Flow, SaveClock
 from .standing import state_of
 
 

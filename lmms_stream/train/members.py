@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..extras import need
 from ..loader.loader import PackedLoader
 from ..types import Batch, World
-from .checkpoint.paths import CHECKPOINTS_NAME
+from .checkpoint.store import CHECKPOINTS_NAME
 from .data import RunData, named_evaluations
 from .evaluate import mean_losses
 from .model.model import PackedModel

@@ -17,10 +17,10 @@ from .model.model import PackedModel
 from .reference.reference import Reference
 from .report.meter import Meter
 from .report.run_log import RunLog
-from .run.average import Average
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.flow import Best
+from .run.optimizers import Average
 from .run.phases import Phases
 from .run.schedules import Schedule
 from .run.settings import TrainConfig

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ..processes.ending import end_process
+from ..processes.family import end_process
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each start of the ranks has a store of its own
 TOLD_STATUS = 1  # exit status of torchrun that a signal told to end

@@ -19,7 +19,6 @@ from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
-from .filled import Finish, finish, model_to_fill, model_to_share, resume_choice
 from .functions import Functions, compared_by, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
@@ -30,17 +29,16 @@ from .model.isolation import positions_of
 from .model.model import PackedModel
 from .parts import Parts
 from .report.run_log import RunLog
-from .run.adopted import adopt_optimizer
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.flow import Best, Control
 from .run.mesh import join_world
-from .run.optimizers import build_optimizer, groups_of
+from .run.optimizers import adopt_optimizer, build_optimizer, groups_of
 from .run.phases import Phases
 from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, Packed, TrainConfig
-from .standing import resume, trainer_state
+from .standing import Finish, finish, model_to_fill, model_to_share, resume, resume_choice, trainer_state
 from .tasks.function import losses_of_function
 from .tasks.task import LossSum, Task
 

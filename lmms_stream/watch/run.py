@@ -8,8 +8,7 @@ from typing import Any
 
 from ..train.report.train_log import History, keep
 from .panels import number, panels_of, steps_per_s
-from .source import RunSource
-from .tail import LogTail
+from .source import LogTail, RunSource
 
 SILENT_S = 120.0  # without a record, after which a run may have ended; more where its records take long
 _MOST_ALERTS, _MOST_CHECKPOINTS, _MOST_SAMPLES = 50, 20, 200

@@ -7,16 +7,18 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from ..config import build_config
+from ..converters.stored.inspect.page import render_note, render_sample
+from ..converters.stored.inspect.summary import inspect_sample
 from ..errors import ConfigError, LmmsStreamError
 from .run import WatchedRun
-from .samples import sample_page
 
 HOST = "127.0.0.1"
 # The page's own script and style run, and nothing else; a sample is in a frame of this server's, which runs nothing.
@@ -134,3 +136,36 @@ class _Answer(BaseHTTPRequestHandler):
 
     def log_message(self, form: str, *args: Any) -> None:
         logger.debug(form, *args)
+
+
+# One sample of a run's datasets as a page, as `inspect` shows it: escaped, and nothing of it is executed.
+
+
+def sample_page(datasets: Mapping[str, Mapping[str, Any]], sample: str) -> str:
+    """The page of a sample, named as in a log: its number, after its source where there are several datasets.
+
+    datasets: settings of a run's datasets by name, that of one alone "". What cannot be shown is said on the page.
+    """
+    try:
+        return _shown(datasets, sample)
+    except LmmsStreamError as error:
+        return render_note(f"sample {sample}", str(error))
+
+
+def _shown(datasets: Mapping[str, Mapping[str, Any]], sample: str) -> str:
+    from ..mds.dataset_config import DatasetConfig
+
+    source, _, number = sample.rpartition(":")
+    if source not in datasets:
+        raise ConfigError(
+            f"the datasets of sample {sample!r} are not known: watch the YAML file that the run is trained by"
+        )
+    if not number.isdecimal():
+        raise ConfigError(f"{sample!r} is no sample: name its number, after its source where there are several")
+    config = build_config(DatasetConfig, datasets[source], source=f"dataset {source}".strip())
+    if config.dataset_type is not None:
+        raise ConfigError(
+            f"the samples of dataset_type {config.dataset_type!r} are rows of its sources: convert them to see samples"
+        )
+    view, num_samples = inspect_sample(config.remote, int(number), processor=config.processor.build())
+    return render_sample(view, num_samples=num_samples, url=config.remote)

@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.errors import DataError
-from lmms_stream.mds.local_dataset import LocalDataset
+from lmms_stream.mds.mosaic_shards import LocalDataset
 from lmms_stream.processors.stored_chat import read_chat, read_preference
 
 ASKED = [{"from": "human", "value": "Which?"}]

@@ -16,7 +16,7 @@ from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.writing.shares import Part
+from lmms_stream.converters.writing.reading import Part
 from lmms_stream.errors import DataError, ObjectMissingError
 from lmms_stream.rl import Dataset
 from lmms_stream.storage.storage import open_storage

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lmms_stream.cli.convert_summary import unread_lines
+from lmms_stream.cli.console_datasets import unread_lines
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run

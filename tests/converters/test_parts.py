@@ -21,7 +21,7 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.options import DEFAULT_SHARD_BYTES
 from lmms_stream.converters.part import PartReport, convert_part
 from lmms_stream.converters.stored.verify import verify_dataset
-from lmms_stream.converters.writing.shares import Part, Share
+from lmms_stream.converters.writing.reading import Part, Share
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage

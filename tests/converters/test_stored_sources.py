@@ -21,8 +21,7 @@ from lmms_stream.errors import ConfigError, DataError, ObjectMissingError, Shard
 from lmms_stream.mds.index import DATASET_NAME
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.provenance import Provenance
-from lmms_stream.mds.shard import Shard
-from lmms_stream.mds.shard_files import fetch_shard
+from lmms_stream.mds.shard import Shard, fetch_shard
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import LocalCache

@@ -20,12 +20,12 @@ import pytest
 import torch
 from datasets import Dataset
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.datasets.lanes_of_sources import reading_packs
 from lmms_stream.datasets.names import Source, sources_of
 from lmms_stream.datasets.rows_of_sources import LOOK_ROWS
+from lmms_stream.datasets.source_reader import reading_packs
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.plan.lane_state import LaneState
+from lmms_stream.plan.lane_cursor import LaneState
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Batch, World
 from torch.utils.data import DataLoader

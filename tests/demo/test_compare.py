@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lmms_stream.demo.compare import Run, compare_runs
+from lmms_stream.demo.jobs import Run, compare_runs
 from lmms_stream.errors import TrainingError
 
 

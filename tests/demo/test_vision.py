@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import transformers
 from lmms_stream.converters.convert import convert
-from lmms_stream.demo.charts import write_charts
-from lmms_stream.demo.pictures import write_pictures
+from lmms_stream.demo.pictures import write_charts, write_pictures, write_videos
 from lmms_stream.demo.tiny_vlm import model_fields, save_processor
-from lmms_stream.demo.videos import write_videos
 from lmms_stream.errors import DataError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lmms_stream.train.run import muon
+from lmms_stream.train.run import optimizers
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.optimizers import build_optimizer
 from lmms_stream.train.run.settings import TrainConfig
@@ -26,13 +26,13 @@ def main() -> None:
     init_distributed(60.0)
     found = {}
     shapes: list[tuple[int, ...]] = []
-    made_by = muon.orthogonal
+    made_by = optimizers.orthogonal
 
     def counted(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
         shapes.append(tuple(matrix.shape))
         return made_by(matrix, steps=steps)
 
-    muon.orthogonal = counted
+    optimizers.orthogonal = counted
     for name, settings in job["settings"].items():
         model = copy.deepcopy(job["model"])
         fully_shard(model)

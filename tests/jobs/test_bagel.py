@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmms_stream.demo.compare import read_run
+from lmms_stream.demo.jobs import read_run
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log

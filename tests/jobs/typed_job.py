@@ -21,8 +21,7 @@ from lmms_stream.train.habits.opened import opened
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.tasks.reconstruction import Reconstruction
-from lmms_stream.train.tasks.terms import L1, HingeGAN, Term
+from lmms_stream.train.tasks.reconstruction import L1, HingeGAN, Reconstruction, Term
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 
 

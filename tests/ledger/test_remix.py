@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.ledger.amounts import amounts_of
-from lmms_stream.ledger.ends import step_after, steps_to_end
+from lmms_stream.ledger.amounts import amounts_of, step_after, steps_to_end
 from lmms_stream.ledger.remix import Change, changed, describe_change
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.ledger import Ledger, Stretch

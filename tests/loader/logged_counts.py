@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from lmms_stream.mds.pack_counts import PackCountsFolder
+from lmms_stream.mds.core import PackCountsFolder
 from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan

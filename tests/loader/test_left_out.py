@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, DataError, StorageError, WorkerError
 from lmms_stream.loader.bad_samples import BadSamples, is_of_sample
-from lmms_stream.loader.drop_list import DropList
-from lmms_stream.loader.left_out_list import append_left_out, read_left_out, write_left_out
+from lmms_stream.loader.drop_list import DropList, append_left_out, read_left_out, write_left_out
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.loader.worker import START_BYTES
 from lmms_stream.loader.workers import StartMethod

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds import pack_counts
-from lmms_stream.mds.pack_counts import KEPT_FILES, PackCountsFolder
+from lmms_stream.mds import core
+from lmms_stream.mds.core import KEPT_FILES, PackCountsFolder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
@@ -80,7 +80,7 @@ def test_the_loader_has_counted_an_epoch_before_its_workers_begin_it(tmp_path: P
 def test_80_epochs_leave_a_bounded_number_of_files_and_the_last_ones_at_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack_counts, "KEPT_FILES", 32)
+    monkeypatch.setattr(core, "KEPT_FILES", 32)
     plan = small_plan(tmp_path / "counts")
     expected = [plan.num_packs(epoch) for epoch in range(80)]
     assert len(list((tmp_path / "counts").iterdir())) == 32 + 1  # and the log

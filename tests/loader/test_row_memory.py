@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.loader.row_memory import MAX_FREE, RowMemory
+from lmms_stream.loader.media_memory import MAX_FREE, RowMemory
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
-from lmms_stream.plan.ahead import TOKENS_PER_FILL
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.planner import TOKENS_PER_FILL
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Rows
 

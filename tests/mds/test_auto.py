@@ -21,7 +21,7 @@ from lmms_stream.mds.measuring import lock_folder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processes.alone import call_alone
-from lmms_stream.processes.sendable import obstacle
+from lmms_stream.processes.pool import obstacle
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.locks import locked

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
+from lmms_stream.converters.writing.encoding import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, ShardError
 from lmms_stream.mds.decoding import DTYPE_CODES, check_encoding, decoder
 from PIL import Image

@@ -32,9 +32,9 @@ from lmms_stream import (
     TextProcessor,
     TrainConfig,
 )
-from lmms_stream.converters.writing.column_encoders import column_encoder, fixed_size
+from lmms_stream.converters.writing.encoding import column_encoder, fixed_size
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
-from lmms_stream.mds import mosaic, mosaic_loader, packed
+from lmms_stream.mds import mosaic, packed
 from lmms_stream.mds.epochs import EpochCounter
 from lmms_stream.mds.mosaic_streams import weigh
 from lmms_stream.plan.order import OrderConfig
@@ -177,7 +177,7 @@ def test_a_long_epoch_is_worked_out_by_one_process_for_all(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [numbers(dataset) for dataset in [StreamingDataset(remote=str(folder), **SMALL)] for _ in range(2)]
-    monkeypatch.setattr("lmms_stream.mds.epoch_work.MAX_SAMPLES_EACH", 10)
+    monkeypatch.setattr("lmms_stream.mds.epochs.MAX_SAMPLES_EACH", 10)
     dataset = StreamingDataset(remote=str(folder), local=str(tmp_path), **SMALL)
     assert [numbers(dataset), numbers(dataset)] == expected
     files = list((tmp_path / "_lmms" / "orders").glob("*.npy"))
@@ -203,7 +203,7 @@ def test_a_long_epoch_is_worked_out_by_one_process_for_all(
 def test_an_order_that_cannot_be_written_leaves_no_temporary_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmms_stream.mds.epoch_work.MAX_SAMPLES_EACH", 10)
+    monkeypatch.setattr("lmms_stream.mds.epochs.MAX_SAMPLES_EACH", 10)
     dataset = StreamingDataset(remote=str(folder), local=str(tmp_path), **SMALL)
     dataset.batching_method = "no such method"
     with pytest.raises(KeyError, match="no such method"):
@@ -456,7 +456,7 @@ def test_what_was_imported_before_mosaicmls_package_is_of_its_types(
     assert isinstance(plain, streaming.StreamingDataset)
     assert type(plain) is PackedStreamingDataset
     dataset = mosaic.StreamingDataset(local=folder, **SMALL)
-    for kind in (mosaic_loader.StreamingDataLoader, streaming.StreamingDataLoader):
+    for kind in (mosaic.StreamingDataLoader, streaming.StreamingDataLoader):
         loader = kind(dataset, batch_size=4, collate_fn=as_lists)
         assert isinstance(loader, streaming.StreamingDataLoader)
         next(iter(loader))

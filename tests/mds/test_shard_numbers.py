@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.mds.index import ShardInfo
-from lmms_stream.mds.shard_list import ListedShards
-from lmms_stream.mds.shard_numbers import UNKNOWN, ShardNumbers
+from lmms_stream.mds.shard_list import UNKNOWN, ListedShards, ShardNumbers
 from lmms_stream.mds.streams import StoredDataset, StreamConfig
 from lmms_stream.storage.fetch_config import FetchConfig
 

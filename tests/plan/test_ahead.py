@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from lmms_stream.plan.ahead import MAX_STEPS_PER_ITEM, in_whole_steps, steps_asked_ahead
-from lmms_stream.plan.planner import StepConfig
+from lmms_stream.plan.planner import MAX_STEPS_PER_ITEM, StepConfig, in_whole_steps, steps_asked_ahead
 from lmms_stream.types import World
 
 STEPS = StepConfig(global_batch=64, world=World(world_size=2))

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError, PackingError
-from lmms_stream.plan.lane_state import LaneState
-from lmms_stream.plan.lanes import Lane, LanePack, allowed_readers, check_lanes, default_lanes
+from lmms_stream.plan.lane_cursor import LaneState
+from lmms_stream.plan.lanes import UNMEASURED, Lane, LanePack, allowed_readers, check_lanes, default_lanes
 from lmms_stream.plan.lengths import Lengths as PlanLengths
 from lmms_stream.plan.lengths import hash_lengths
-from lmms_stream.plan.measured_block import UNMEASURED
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import MAX_LENGTH, Overlong, PackingConfig, block_seed, pack

@@ -20,6 +20,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.plan.mosaic_order import (
+    ALGORITHMS,
     BATCHING_METHODS,
     PARTITIONS,
     MosaicOrder,
@@ -28,7 +29,6 @@ from lmms_stream.plan.mosaic_order import (
     mosaic_work,
     sampled,
 )
-from lmms_stream.plan.mosaic_shuffles import ALGORITHMS
 
 from ..strategies import examples, seeds
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError, PackingError
 from lmms_stream.plan.cursor import Cursor, SourceCursor
-from lmms_stream.plan.lane_state import CarriedPacks, LaneState
+from lmms_stream.plan.lane_cursor import CarriedPacks, LaneState
 from lmms_stream.plan.lengths import Lengths as PlanLengths
 from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.mixture import Mixture

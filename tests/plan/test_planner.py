@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.lane_cursor import LaneAfter, LaneCursor
-from lmms_stream.plan.lane_planner import LanePlanner
-from lmms_stream.plan.lanes import Lane
+from lmms_stream.plan.lanes import Lane, LanePlanner
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.plan import shares
+from lmms_stream.plan import sample_order
 from lmms_stream.plan.order import EpochOrder, OrderConfig, in_stored_order
-from lmms_stream.plan.sample_order import Reader, SampleOrder, positions_read
-from lmms_stream.plan.shares import StreamShare, samples_chosen
+from lmms_stream.plan.sample_order import Reader, SampleOrder, StreamShare, positions_read, samples_chosen
 from numpy.typing import NDArray
 
 from ..strategies import examples, order_configs, shard_sizes
@@ -550,6 +549,6 @@ def test_an_epoch_size_of_no_whole_number_is_refused(size: float) -> None:
 
 
 def test_the_examples_in_the_docstrings_are_true() -> None:
-    results = doctest.testmod(shares)
+    results = doctest.testmod(sample_order)
     assert results.attempted >= 2
     assert results.failed == 0

@@ -16,8 +16,16 @@ from lmms_stream.errors import CursorError
 from lmms_stream.plan import short_epochs
 from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.kernels.best_fit import _sort_few, _sort_window
-from lmms_stream.plan.kernels.short_epochs import EpochPacks, Rules, SourceFacts, pack_epochs
-from lmms_stream.plan.kernels.streams import STATE_WORDS, begin_stream, seeded_words, shuffle
+from lmms_stream.plan.kernels.short_epochs import (
+    STATE_WORDS,
+    EpochPacks,
+    Rules,
+    SourceFacts,
+    begin_stream,
+    pack_epochs,
+    seeded_words,
+    shuffle,
+)
 from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.plan.kernels import turns
 from lmms_stream.plan.kernels.turns import NEVER, take_epochs, take_turns
-from lmms_stream.plan.weights import UNIT, to_quotas
+from lmms_stream.plan.source_ranges import UNIT, to_quotas
 
 from ..strategies import examples
 

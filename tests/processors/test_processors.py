@@ -10,8 +10,7 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.documents import DocumentsProcessor
-from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from lmms_stream.processors.text import DocumentsProcessor, TextProcessor, TokensProcessor
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

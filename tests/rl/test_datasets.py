@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectChangedError, ObjectMissingError
 from lmms_stream.rl import BaseDataset, Dataset, Sample, StreamingDataset
-from lmms_stream.rl.permutation import BLOCK, SMALL, Permutation
+from lmms_stream.rl.cursor import BLOCK, SMALL, Permutation
 from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.storage import open_storage
 from transformers import AutoTokenizer

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmms_stream.storage.cache import LocalCache
+from lmms_stream.storage.cache import LocalCache, Wanted
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.room import CacheRoom
-from lmms_stream.storage.wanted import Wanted
 from lmms_stream.types import StoredObject
 
 OBJECT_BYTES = 1000

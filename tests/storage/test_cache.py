@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.errors import StorageError
-from lmms_stream.mds.core import PackedDataset
-from lmms_stream.mds.pack_counts import PackCountsFolder
+from lmms_stream.mds.core import PackCountsFolder, PackedDataset
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.mds.shard_files import fetch_shard
+from lmms_stream.mds.shard import fetch_shard
 from lmms_stream.mds.streams import StreamConfig
-from lmms_stream.storage.cache import LocalCache, default_cache_folder
+from lmms_stream.storage.cache import LocalCache, Wanted, default_cache_folder
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.storage.wanted import Wanted
 from streaming import MDSWriter
 
 

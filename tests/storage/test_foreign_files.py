@@ -10,11 +10,10 @@ from shutil import copyfile
 import pytest
 from lmms_stream.errors import StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.storage.cache import LocalCache
+from lmms_stream.storage.cache import LocalCache, Wanted
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.local import CopiedFolder
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.storage.wanted import Wanted
 from streaming import MDSWriter
 
 from ..rounds import rounds

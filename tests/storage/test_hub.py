@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from lmms_stream.storage.temporaries import folder_beside, remove_leftovers, temporary_name
+from lmms_stream.storage.locks import folder_beside, remove_leftovers, temporary_name
 
 from ..conftest import run_command, write_tokens
 

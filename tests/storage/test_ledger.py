@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from lmms_stream.storage.cache import LocalCache
-from lmms_stream.storage.ledger import HEADER_BYTES, LEDGER_NAME, Entry, Ledger, find_download
 from lmms_stream.storage.locks import locked
 from lmms_stream.storage.record import Record, touch
-from lmms_stream.storage.room import CacheRoom
+from lmms_stream.storage.room import HEADER_BYTES, LEDGER_NAME, CacheRoom, Entry, Ledger, find_download
 
 from ..rounds import in_long_rounds
 from .counting import OBJECT_BYTES, Remote, held, limited_cache, limited_caches, object_wanted
@@ -50,7 +49,7 @@ def test_downloads_into_a_full_cache_of_8000_shards_do_not_read_the_records_of_a
 
     fill(tmp_path, objects=8000)
     cache = limited_cache(tmp_path, objects=8000)
-    monkeypatch.setattr("lmms_stream.storage.ledger.find_download", read_record)
+    monkeypatch.setattr("lmms_stream.storage.room.find_download", read_record)
     cache.fetch("first", object_wanted("first"))
     assert len(read) <= 2 * 8000  # one look at all of them, which serves all processes, and those that give way
     read.clear()

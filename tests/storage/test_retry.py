@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from lmms_stream.errors import ConfigError, StorageError
-from lmms_stream.storage.disk_errors import disk_error
+from lmms_stream.storage.failures import disk_error
 from lmms_stream.storage.retry import Retry, persist
 
 

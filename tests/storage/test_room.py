@@ -12,7 +12,7 @@ import pytest
 from lmms_stream.errors import ConfigError, StorageError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.mds.shard_files import fetch_shard
+from lmms_stream.mds.shard import fetch_shard
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor

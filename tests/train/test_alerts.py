@@ -11,7 +11,7 @@ import pytest
 import yaml
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.provenance import packed_rows, write_provenance
-from lmms_stream.train.report.spikes import FEWEST, Episode, Spikes
+from lmms_stream.train.report.alerts import FEWEST, Episode, Spikes
 from lmms_stream.train.report.train_log import read_log
 from transformers import TrainerCallback
 

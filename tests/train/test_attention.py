@@ -13,9 +13,8 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing, proving
-from lmms_stream.train.model.isolation import check_lengths, find_fault, tolerances_of
+from lmms_stream.train.model.isolation import check_lengths, find_fault, segments_of, tolerances_of
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.model.proof_samples import segments_of
 from lmms_stream.types import Batch
 from lmms_stream.versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

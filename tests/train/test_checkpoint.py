@@ -17,10 +17,10 @@ from lmms_stream.errors import CheckpointError, ConfigError, CursorError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
-from lmms_stream.train.checkpoint.fingerprint import other_differences
+from lmms_stream.train.checkpoint.saving import other_differences
 from lmms_stream.train.report.train_log import read_log
-from lmms_stream.train.run.clock import SaveClock
 from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.flow import SaveClock
 from lmms_stream.train.run.settings import TrainConfig
 from torch.distributed.fsdp import fully_shard
 from transformers import TrainerCallback

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.interface import (
+from lmms_stream.train.run.distributed import (
     VARIABLE,
     address_for_others,
     chosen,

@@ -12,8 +12,8 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.model import isolation
 from lmms_stream.train.model.choice import prove_compiled, prove_packing
+from lmms_stream.train.model.isolation import segments_of
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.model.proof_samples import segments_of
 from lmms_stream.types import Batch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AttentionMaskInterface

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lmms_stream.errors import DataError
 from lmms_stream.storage.local import LocalStorage
-from lmms_stream.train.report.kept_log import KeptLog, part_name, restore_log
+from lmms_stream.train.report.run_log import KeptLog, part_name, restore_log
 from lmms_stream.train.report.train_log import JsonLines, history, read_log
 
 

@@ -76,7 +76,7 @@ def test_ranks_that_may_be_started_again_are_known_by_the_arguments_of_torchrun(
 def test_a_process_that_ends_without_freeing_its_memory_does_all_else_as_others_do() -> None:
     script = """
 import atexit, sys, threading, time
-from lmms_stream.processes.ending import end_process
+from lmms_stream.processes.family import end_process
 
 class Freed:
     def __del__(self):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, TrainingError
-from lmms_stream.loader.left_out_list import append_left_out, read_left_out
+from lmms_stream.loader.drop_list import append_left_out, read_left_out
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed

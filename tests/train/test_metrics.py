@@ -23,11 +23,17 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.isolation import positions_of
 from lmms_stream.train.model.sharding import freeze
-from lmms_stream.train.report.engine_figures import engine_figures
-from lmms_stream.train.report.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
-from lmms_stream.train.report.overlong import tell_beyond_positions, tell_overlong
-from lmms_stream.train.report.progress import RunProgress
-from lmms_stream.train.report.reporters import check_reporters
+from lmms_stream.train.report.left_out import tell_beyond_positions, tell_overlong
+from lmms_stream.train.report.metrics import (
+    StepCounts,
+    StepWindow,
+    by_source,
+    count_step,
+    engine_figures,
+    finite_mean,
+    source_losses,
+)
+from lmms_stream.train.report.run_log import RunProgress, check_reporters
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
 from lmms_stream.types import Batch
 from rich.console import Console
@@ -346,7 +352,7 @@ def test_a_reporter_that_is_not_installed_is_named_with_the_command(monkeypatch:
 def test_a_folder_of_logs_is_not_taken_for_the_package(tmp_path: Path) -> None:
     """W&B writes to ./wandb, and `python -m` looks there first; here no other package is to be found."""
     (tmp_path / "wandb").mkdir()
-    script = "from lmms_stream.train.report.reporters import check_reporters; import sys; sys.path[:] = sys.argv[1:]; "
+    script = "from lmms_stream.train.report.run_log import check_reporters; import sys; sys.path[:] = sys.argv[1:]; "
     script += "sys.meta_path[:] = sys.meta_path[:3]; sys.path_importer_cache.clear(); check_reporters(['wandb'])"
     result = run_command(sys.executable, "-c", script, str(tmp_path))
     assert "ConfigError: train.report_to wandb needs the package wandb" in result.stderr, result.stderr

@@ -11,8 +11,7 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
-from lmms_stream.processors.documents import DocumentsProcessor
-from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from lmms_stream.processors.text import DocumentsProcessor, TextProcessor, TokensProcessor
 from lmms_stream.train.model import loss
 from lmms_stream.train.model.adapters import add_adapter
 from lmms_stream.train.model.build import ModelConfig

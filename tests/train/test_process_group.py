@@ -19,8 +19,8 @@ from lmms_stream.train.run.distributed import (
     init_distributed,
     takes_cpu_tensors,
     tell_of_restarts,
+    within,
 )
-from lmms_stream.train.run.joining import within
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run

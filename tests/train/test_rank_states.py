@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from lmms_stream.train.report.rank_states import RankState, verdict_of
-from lmms_stream.train.run import flight_recorder
-from lmms_stream.train.run.flight_recorder import flight_recorder_files, record_collectives
+from lmms_stream.train.report.standstill import RankState, verdict_of
+from lmms_stream.train.run import distributed
+from lmms_stream.train.run.distributed import flight_recorder_files, record_collectives
 
 WAITS = RankState(12, "running backward in step 3", 16.0, is_in_collective=True, beat=9)
 EARLY = [WAITS._replace(beat=2)] * 4
@@ -50,7 +50,7 @@ def test_collectives_of_nccl_are_recorded_unless_the_user_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "10"})
-    monkeypatch.setattr(flight_recorder, "_begins", [])
+    monkeypatch.setattr(distributed, "_begins", [])
     assert flight_recorder_files() == ""
     record_collectives(tmp_path)
     assert os.environ == {

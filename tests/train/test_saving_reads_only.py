@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer
 from lmms_stream.train.checkpoint.tensors import tensors_of
 from lmms_stream.train.run.distributed import init_distributed
-from lmms_stream.train.run.muon import Muon
+from lmms_stream.train.run.optimizers import Muon
 from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens

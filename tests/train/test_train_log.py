@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.errors import DataError, StorageError
-from lmms_stream.train.report.profiling import StepProfiler
-from lmms_stream.train.report.reporters import open_reports
-from lmms_stream.train.report.run_log import RunLog
+from lmms_stream.train.report.run_log import RunLog, StepProfiler, open_reports
 from lmms_stream.train.report.train_log import LOG_NAME, JsonLines, history, read_log
 from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
@@ -167,7 +165,7 @@ from contextlib import ExitStack
 from pathlib import Path
 import torch
 from lmms_stream.errors import StorageError
-from lmms_stream.train.report.profiling import StepProfiler
+from lmms_stream.train.report.run_log import StepProfiler
 from lmms_stream.train.report.run_log import RunLog
 from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig

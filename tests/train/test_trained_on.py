@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 from lmms_stream.errors import TrainingError
-from lmms_stream.train.run import trained_on
+from lmms_stream.train.run import counts
+from lmms_stream.train.run.counts import MOST_STEPS, TrainedOn
 from lmms_stream.train.run.distributed import end_distributed
-from lmms_stream.train.run.trained_on import MOST_STEPS, TrainedOn
 
 from ..conftest import write_samples
 from .runs import trainer_of, write_run
@@ -39,7 +39,7 @@ def test_a_run_in_which_nothing_is_trained_on_updates_nothing_and_is_an_error(tm
 
 
 def test_a_source_in_which_nothing_is_trained_on_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained_on, "MOST_STEPS", 4)
+    monkeypatch.setattr(counts, "MOST_STEPS", 4)
     path = write_run(tmp_path / "run.yaml", write(tmp_path / "good", np.array([[9, 60]], np.int32)), max_steps=9)
     settings = yaml.safe_load(path.read_text())
     good = settings.pop("dataset")

@@ -22,9 +22,8 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.train.report.train_log import JsonLines
 from lmms_stream.watch.panels import MAX_POINTS, thinned
 from lmms_stream.watch.run import WatchedRun
-from lmms_stream.watch.samples import sample_page
-from lmms_stream.watch.source import open_run
-from lmms_stream.watch.tail import LogTail
+from lmms_stream.watch.server import sample_page
+from lmms_stream.watch.source import LogTail, open_run
 
 from ..cli.test_run_plot import record, write_log
 from ..conftest import run_cli, write_tokens

@@ -1,9 +1,7 @@
-"""A stored dataset -> what people see of it. Nothing of it is executed.
+"""A stored dataset -> what people see. Nothing of it is executed.
 
-summary     columns, sizes, lengths, and which samples are shown
-seen        what a model sees of media
-origin      samples <-> the rows that they were made of
-sample      a sample: its messages, media, and the text that is trained on
-visible     text that shows itself, control characters too
-page        all that as one HTML page
+summary     columns, sizes, lengths; samples to show, and their source rows
+sample      a sample: messages, media, answers, the text that is trained on
+visible     text with visible control characters
+page        the HTML page
 """

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ....errors import ConfigError, StorageError
-from .sample import MediaView, SampleView, TokensView
-from .seen import SeenView
+from .sample import MediaView, SampleView, SeenView, TokensView
 from .summary import Inspection, LengthsView, describe_lengths, summary
 from .visible import clip, visible
 

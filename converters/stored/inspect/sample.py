@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....errors import ConfigError, DataError
 from ....mds.index import ShardInfo
-from ....processors.base import IGNORED_LABEL, Processor
-from ....processors.documents import DocumentsProcessor
+from ....processors.base import IGNORED_LABEL, Processor, SeeMedia, SeenMedium
 from ....processors.media.facts import SOUND_OF_VIDEO
 from ....processors.media.formats import shown_mime
 from ....processors.media.intervals import interval_of
 from ....processors.media.stored import MediaPart, media_part
 from ....processors.stored_chat import read_chat, read_preference
-from ....processors.text import TextProcessor, TokensProcessor
-from ....types import Processed, Sample
-from .answers import token_parts
-from .seen import SeenView, seen_by
+from ....processors.text import DocumentsProcessor, TextProcessor, TokensProcessor
+from ....types import Processed, Role, Sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ....processors.tokenizers import FastTokenizer
+
 
 _MAX_VALUES = 32  # shown of an array
 
@@ -329,3 +329,91 @@ def _image_file(image: Image) -> bytes:
     encoded = io.BytesIO()
     image.save(encoded, "PNG")
     return encoded.getvalue()
+
+
+# What a model sees of a sample's media, for people to look at. A processor's pixels -> pictures, with their tokens.
+
+_MAX_FRAMES = 32  # shown of a video
+_GAP = 2  # pixels between frames
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenView:
+    """spans: of its tokens, [first, stop) each. label: what it is and how many tokens it has. picture: a PNG of it;
+    of a video its frames, row by row; of a sound its waveform.
+    """
+
+    kind: str
+    spans: tuple[tuple[int, int], ...]
+    label: str
+    picture: bytes
+
+    @staticmethod
+    def of(seen: SeenMedium) -> SeenView:
+        num_frames, height, width = seen.pixels.shape[:3]
+        num_tokens = sum(stop - first for first, stop in seen.spans)
+        label = f"{seen.kind} of {width} x {height}, {num_tokens:,} tokens"
+        if len(seen.frames):
+            numbers = ", ".join(map(str, seen.frames[:_MAX_FRAMES])) + (", …" if num_frames > _MAX_FRAMES else "")
+            label = f"{seen.kind} of {num_frames} frames of {width} x {height}, {num_tokens:,} tokens: frames {numbers}"
+            label += f"; sound: {seen.heard}" if seen.heard else ""
+        elif seen.heard:
+            label = f"{seen.kind} of {seen.heard}, {num_tokens:,} tokens"
+        return SeenView(kind=seen.kind, spans=tuple(seen.spans), label=label, picture=_png(seen.pixels[:_MAX_FRAMES]))
+
+
+def seen_by(processor: Processor | None, sample: Sample) -> tuple[SeenView, ...]:
+    """What a processor of media makes of a sample's; none of another. Raises what the processor raises."""
+    see: SeeMedia | None = getattr(processor, "see_media", None)
+    return () if see is None else tuple(SeenView.of(each) for each in see(sample))
+
+
+def _png(frames: NDArray[np.uint8]) -> bytes:
+    """Frames uint8[N, H, W, 3] as one picture, about as wide as high."""
+    from PIL import Image
+
+    num_frames, height, width, _ = frames.shape
+    columns = min(num_frames, max(1, round(math.sqrt(num_frames * height / width))))
+    rows = -(-num_frames // columns)
+    sheet = np.full((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, 3), 255, np.uint8)
+    for number, frame in enumerate(frames):
+        top, left = number // columns * (height + _GAP), number % columns * (width + _GAP)
+        sheet[top : top + height, left : left + width] = frame
+    buffer = io.BytesIO()
+    Image.fromarray(sheet).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+# Tokens of sequences as a person sees them: documents, or the prompt of answers once and then each answer. Pure.
+
+_NAMES = {
+    2: {Role.CHOSEN: "chosen", Role.REJECTED: "rejected"},
+    1: {Role.CHOSEN: "answer (good)", Role.REJECTED: "answer (bad)"},
+}  # of a role, by the number of answers
+
+
+def token_parts(processed: Processed) -> list[tuple[str, int, int]]:
+    """What is shown of a sample's tokens: a heading, and the tokens [first, stop) below it.
+
+    Of answers, the prompt of the first and then each answer from its first learnt token; of documents each; of samples
+    that are one sequence all, with no heading.
+    """
+    labels = np.asarray(processed["labels"])
+    if "sequences" not in processed:
+        return [("", 0, len(labels))]
+    sequences = np.asarray(processed["sequences"]).tolist()
+    parts, first = [], 0
+    if sequences[0][1] == Role.DOCUMENT:
+        starts = list(accumulate((length for length, _ in sequences), initial=0))
+        return [
+            (f"document of {stop - start:,} tokens in this sample", start, stop) for start, stop in pairwise(starts)
+        ]
+    for number, (length, role) in enumerate(sequences):
+        learnt = np.flatnonzero(labels[first : first + length] != IGNORED_LABEL)
+        answer = first + (int(learnt[0]) if len(learnt) else 0)
+        if number == 0:
+            parts.append(("prompt", first, answer))
+        name = _NAMES[min(len(sequences), 2)][Role(role)]
+        parts.append((f"{name}, a sequence of {length:,} tokens", answer, first + length))
+        first += length
+    return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from ....errors import ConfigError, LengthsError, ShardError, StorageError
 from ....mds.index import decoded_columns
 from ....mds.provenance import Provenance
-from ....mds.shard import open_shard
-from ....mds.shard_files import fetch_shard
+from ....mds.shard import fetch_shard, open_shard
 from ....processors.base import Processor
 from ....processors.not_shown import counts_text
 from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
-from ....storage.storage import open_storage
+from ....storage.storage import Storage, open_storage
 from ..catalog import Catalog, columns_of, local_file, open_lengths, read_catalog
-from .origin import samples_of_row, with_source, with_sources
 from .sample import SampleView, Viewer
 
 MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
@@ -317,3 +315,47 @@ def histogram(lengths: NDArray[np.integer[Any]]) -> tuple[tuple[int, ...], tuple
     edges = np.unique([low, *between, high])
     counts, _ = np.histogram(lengths, bins=edges)
     return tuple(edges.tolist()), tuple(counts.tolist())
+
+
+# Samples and the rows of sources that they were made of, each found by the other.
+
+
+def with_source(sample: SampleView, provenance: Provenance | None) -> SampleView:
+    """A sample with the row that it was made of, where that is known."""
+    return sample if provenance is None else replace(sample, source=str(provenance.source_of(sample.number)))
+
+
+def with_sources(
+    samples: Sequence[SampleView], storage: Storage, folder: Path, notes: list[str]
+) -> tuple[SampleView, ...]:
+    """The same for samples of a dataset; a note where what it says of them is damaged. folder: for copies."""
+    try:
+        provenance = Provenance.of(storage, folder)
+        return tuple(with_source(sample, provenance) for sample in samples)
+    except (ShardError, StorageError) as error:
+        notes.append(f"the rows that samples were made of are not shown: {error}")
+        return tuple(samples)
+
+
+def samples_of_row(storage: Storage, folder: Path, text: str) -> list[int]:
+    """Numbers of the samples that were made of a row, in order; ConfigError where there is none.
+
+    text: "FILE:ROW", the row counted from 1. folder: for copies.
+    """
+    source, _, row = text.rpartition(":")
+    if not source or not row.isdecimal() or not int(row):
+        raise ConfigError(f"--source {text}: expected FILE:ROW, the row counted from 1")
+    provenance = Provenance.of(storage, folder)
+    if provenance is None:
+        raise ConfigError(
+            f"{storage.url} does not say where its samples come from: convert it again with this release, or leave "
+            "--source out"
+        )
+    found: list[int] = provenance.sample_of(source, int(row)).tolist()
+    if not found:
+        raise ConfigError(
+            f"no sample of {storage.url} was made of row {row} of {provenance.named(source)}: it does not have that "
+            "row, or the row was left out (_lmms/rejects.jsonl says why, where it did not fit); a sample of --concat "
+            "is found by the row that it begins with alone"
+        )
+    return found

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ...loader.pack_collator import PackCollator
-from ...processors.spans import IGNORED_LABEL
+from ...loader.collate import PackCollator
+from ...processors.base import IGNORED_LABEL
 
 __all__ = ["BagelCollator", "LLaVACollator", "VisionCollator"]
 

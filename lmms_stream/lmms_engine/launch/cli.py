@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ...processes.ending import end_process
+from ...processes.family import end_process
 from ...train import __main__ as command
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from .bitmap import clear_bit, least_bit, set_bit
-
 FEW_SAMPLES = 64  # of a window: sorting them by comparison is quicker than looking at every length there may be
 CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kept open for another window
 
@@ -372,3 +370,121 @@ def best_fit_in(
     still_open = bins.opened[:num_open]
     num_packs = _emit(bins, still_open, order, offsets, num_packs)
     return order, offsets[: num_packs + 1].copy(), bins.first[still_open]
+
+
+# A set of small integers that finds the least one from a number up: a bitmap in two levels, for packing_kernels.py.
+#
+# Bit w of the summary says whether word w has a bit. After a change here delete the folder __pycache__: numba sees that
+# a compiled function has changed, but not that one it calls in another file has.
+
+# mypy: allow-untyped-decorators, disable-error-code="return-value, no-any-return"
+
+
+_LOW_BIT_TABLE = np.zeros(64, dtype=np.int64)
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+for _bit in range(64):
+    _LOW_BIT_TABLE[((1 << _bit) * int(_DE_BRUIJN) & (1 << 64) - 1) >> 58] = _bit
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _low_bit(word: np.uint64) -> int:
+    """Index of the lowest set bit of a word that is not 0 (de Bruijn multiplication)."""
+    isolated = word & (~word + np.uint64(1))
+    return _LOW_BIT_TABLE[(isolated * _DE_BRUIJN) >> np.uint64(58)]
+
+
+@njit(cache=True, nogil=True)
+def least_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> int:
+    """The least set bit that is `bit` or more; -1 when there is none."""
+    at = bit >> 6
+    word = words[at] >> np.uint64(bit & 63)
+    if word != np.uint64(0):
+        return bit + _low_bit(word)
+    at += 1
+    block_at = at >> 6
+    if block_at >= len(summary):
+        return -1
+    block = (summary[block_at] >> np.uint64(at & 63)) << np.uint64(at & 63)
+    while block == np.uint64(0):
+        block_at += 1
+        if block_at == len(summary):
+            return -1
+        block = summary[block_at]
+    at = (block_at << 6) + _low_bit(block)
+    return (at << 6) + _low_bit(words[at])
+
+
+@njit(cache=True, nogil=True)
+def set_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
+    words[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
+    summary[bit >> 12] |= np.uint64(1) << np.uint64((bit >> 6) & 63)
+
+
+@njit(cache=True, nogil=True)
+def clear_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
+    words[bit >> 6] &= ~(np.uint64(1) << np.uint64(bit & 63))
+    if words[bit >> 6] == np.uint64(0):
+        summary[bit >> 12] &= ~(np.uint64(1) << np.uint64((bit >> 6) & 63))
+
+
+# The compiled loops of next_fit and first_fit: int32 lengths, each from 1 to `limit`, in; order and offsets out.
+
+# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
+
+
+@njit(cache=True, nogil=True)
+def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    count = len(lengths)
+    offsets = np.empty(count + 1, np.int64)
+    num_packs = 0
+    room = 0
+    samples_left = 0
+    for position in range(count):
+        length = lengths[position]
+        if length > room or samples_left == 0:
+            offsets[num_packs] = position
+            num_packs += 1
+            room = limit
+            samples_left = max_samples
+        room -= length
+        samples_left -= 1
+    offsets[num_packs] = count
+    return np.arange(count).astype(np.int32), offsets[: num_packs + 1].copy()
+
+
+@njit(cache=True, nogil=True)
+def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Each sample into the pack that was opened first among those with room, found in a tree of maxima."""
+    count = len(lengths)
+    leaves = 1
+    while leaves < count:
+        leaves *= 2
+    rooms = np.zeros(2 * leaves, np.int32)  # node n has children 2n and 2n + 1; leaf `leaves + pack`
+    pack_of = np.empty(count, np.int32)
+    sizes = np.zeros(count + 1, np.int64)
+    num_packs = 0
+    for position in range(count):
+        length = lengths[position]
+        if rooms[1] >= length:
+            node = 1
+            while node < leaves:
+                node = 2 * node if rooms[2 * node] >= length else 2 * node + 1
+            chosen = node - leaves
+        else:
+            chosen = num_packs
+            num_packs += 1
+            rooms[leaves + chosen] = limit
+        pack_of[position] = chosen
+        sizes[chosen + 1] += 1
+        node = leaves + chosen
+        rooms[node] = rooms[node] - length if sizes[chosen + 1] < max_samples else 0
+        while node > 1:
+            node >>= 1
+            rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])
+    offsets = np.cumsum(sizes[: num_packs + 1])
+    order = np.empty(count, np.int32)
+    filled = offsets[:num_packs].copy()
+    for position in range(count):
+        order[filled[pack_of[position]]] = position
+        filled[pack_of[position]] += 1
+    return order, offsets

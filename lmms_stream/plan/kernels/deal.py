@@ -74,3 +74,136 @@ def deal(
             heap[here, 0], heap[here, 1], heap[here, 2] = heap[child, 0], heap[child, 1], heap[child, 2]
             here = child
         heap[here, 0], heap[here, 1], heap[here, 2] = work, rank, count
+
+
+# The compiled loop that deals packs of media to ranks by two costs at once: that of their tokens and the tower's.
+#
+# Only steps with media load it, so that it costs others nothing.
+
+SWAPS_LOOKED_AT = 256  # for each pack of a node, so that dealing takes time in proportion to the packs
+GOOD_ENOUGH = 200  # swapping ends when no rank has more than 1/200 above the mean
+
+
+@njit(cache=True, nogil=True)
+def deal_both(
+    order: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    shares: NDArray[np.int64],
+    ranks: int,
+    packs_per_rank: int,
+    dealt: NDArray[np.int64],
+) -> None:
+    """Give packs to the ranks of their node so that the larger of a rank's two loads is small.
+
+    Rounds of `ranks` packs, in order, give each rank one: that with which its larger load is least. Then the busiest
+    rank swaps packs with the idlest that helps, the pair that helps most, until nothing does or the loads are alike.
+
+    order: the packs, those of a list (a node in a step) one after another, costly ones first. bounds: int64[lists, 3],
+    the first and one past the last of each list's packs in `order`, and the list's number. shares: int64[packs, 2], of
+    all packs, parts of their list's two costs. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of
+    a rank are sorted as in `order`.
+    """
+    loads = np.empty((ranks, 2), np.int64)
+    counts = np.empty(ranks, np.int64)
+    mine = np.empty((ranks, packs_per_rank), np.int64)  # indices in `order`
+    for at in range(len(bounds)):
+        first, stop, number = bounds[at]
+        mean = deal_rounds(order[first:stop], shares, loads, counts, mine)
+        swap(order[first:stop], shares, loads, counts, mine, mean // GOOD_ENOUGH)
+        for rank in range(ranks):
+            begins = (number * ranks + rank) * packs_per_rank
+            mine[rank, : counts[rank]].sort()
+            for turn in range(counts[rank]):
+                dealt[begins + turn] = order[first + mine[rank, turn]]
+
+
+@njit(cache=True, nogil=True)
+def deal_rounds(
+    order: NDArray[np.int64],
+    shares: NDArray[np.int64],
+    loads: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    mine: NDArray[np.int64],
+) -> int:
+    """The first deal of a list. loads: in the end, of each rank less the mean of all. Returns the larger mean."""
+    ranks, num_packs = len(loads), len(order)
+    loads[:] = 0
+    counts[:] = 0
+    for begin in range(0, num_packs, ranks):
+        end = min(begin + ranks, num_packs)
+        for cost in range(2):  # loads are counted from the mean, after each round
+            total = np.int64(0)
+            for index in range(begin, end):
+                total += shares[order[index], cost]
+            for rank in range(ranks):
+                loads[rank, cost] -= total // ranks
+        for index in range(begin, end):
+            tokens, patches = shares[order[index], 0], shares[order[index], 1]
+            best, least, lesser = -1, np.int64(0), np.int64(0)
+            for rank in range(ranks):
+                if counts[rank] * ranks > begin:
+                    continue  # it has its pack of this round
+                load = max(loads[rank, 0] + tokens, loads[rank, 1] + patches)
+                both = loads[rank, 0] + loads[rank, 1]
+                if best < 0 or load < least or (load == least and both < lesser):
+                    best, least, lesser = rank, load, both
+            loads[best, 0] += tokens
+            loads[best, 1] += patches
+            mine[best, counts[best]] = index
+            counts[best] += 1
+    means = np.zeros(2, np.int64)
+    for index in range(num_packs):
+        means += shares[order[index]]
+    return max(means[0], means[1]) // ranks
+
+
+@njit(cache=True, nogil=True)
+def swap(
+    order: NDArray[np.int64],
+    shares: NDArray[np.int64],
+    loads: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    mine: NDArray[np.int64],
+    enough: int,
+) -> None:
+    """Swap packs of the busiest rank until none of its loads is above `enough`, or no swap helps."""
+    ranks = len(loads)
+    left = SWAPS_LOOKED_AT * len(order)
+    tried = np.full(ranks, -1, np.int64)
+    for turn in range(left):
+        busiest = 0
+        for rank in range(1, ranks):
+            if max(loads[rank, 0], loads[rank, 1]) > max(loads[busiest, 0], loads[busiest, 1]):
+                busiest = rank
+        worst = max(loads[busiest, 0], loads[busiest, 1])
+        if worst <= enough:
+            return
+        cost = 0 if loads[busiest, 0] >= loads[busiest, 1] else 1
+        tried[busiest] = turn
+        mine_best, other_best, partner = -1, -1, -1
+        while mine_best < 0:
+            partner = -1
+            for rank in range(ranks):
+                if tried[rank] != turn and (partner < 0 or loads[rank, cost] < loads[partner, cost]):
+                    partner = rank
+            if partner < 0 or left <= 0:
+                return
+            tried[partner] = turn
+            left -= counts[busiest] * counts[partner]
+            least = worst
+            for here in range(counts[busiest]):
+                for there in range(counts[partner]):
+                    given, got = order[mine[busiest, here]], order[mine[partner, there]]
+                    tokens, patches = shares[got, 0] - shares[given, 0], shares[got, 1] - shares[given, 1]
+                    load = max(
+                        max(loads[busiest, 0] + tokens, loads[busiest, 1] + patches),
+                        max(loads[partner, 0] - tokens, loads[partner, 1] - patches),
+                    )
+                    if load < least:
+                        least, mine_best, other_best = load, here, there
+        given, got = mine[busiest, mine_best], mine[partner, other_best]
+        mine[busiest, mine_best], mine[partner, other_best] = got, given
+        for kind in range(2):
+            change = shares[order[got], kind] - shares[order[given], kind]
+            loads[busiest, kind] += change
+            loads[partner, kind] -= change

@@ -12,5 +12,5 @@ internvl, llava_onevision, gemma3
 installed  transformers' processor of a folder, asked about media
 as_installed: families without code of their own for media; asked: a processor of any family -> its kinds of media
 idefics3 (and SmolVLM), llama4: what such processors do not say
-omni       what the Qwen-Omni families share; qwen2_5_omni, qwen3_omni, with short_clips
+omni       what the Qwen-Omni families share; qwen2_5_omni, qwen3_omni
 """

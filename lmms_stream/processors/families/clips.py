@@ -106,7 +106,7 @@ class Clips:
 
     def features(self, shape: ClipShape, data: bytes, *, padded: bool) -> NDArray[np.float32]:
         """float32[num_bins, frames]: of the clip with silence behind it, or of it alone."""
-        from ..media.mel import mel_features
+        from ..media.sound import mel_features
 
         return mel_features(
             self.samples(shape, data),
@@ -132,6 +132,6 @@ def check_model_settings(config: Mapping[str, Any], expected: Mapping[str, Any])
 
 def waveform_of(samples: NDArray[np.float32]) -> NDArray[np.uint8]:
     """uint8[1, H, W, 3]: a picture of a clip, for people to look at."""
-    from ..media.waveform import waveform
+    from ..media.sound import waveform
 
     return waveform(samples)[None]

@@ -8,15 +8,17 @@ import warnings
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...errors import DataError
 from ...extras import need
-from .deep_grey import eight_bits, has_unknown_range
 from .fact_types import ImageFacts
 from .formats import media_format
-from .jpeg import strictly_decoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 MAX_DECODED_PIXELS = 1 << 33  # of all frames of an animation that is checked; Pillow has a limit for each
 JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
@@ -247,3 +249,88 @@ def _exif_to_keep(image: Image) -> bytes | None:
         return said
     exif[_ORIENTATION] = orientation
     return exif.tobytes()
+
+
+# A JPEG -> its pixels, by simplejpeg, which tells what libjpeg makes up where data are missing. Pillow does not.
+
+# What libjpeg warns of where it fills in pixels that the data do not hold: a JPEG that was cut short and closed with an
+# end marker, and damaged codes. It warns of harmless things, too.
+_LOSSES = ("premature end of data segment", "bad Huffman code", "bad arithmetic code")
+
+
+def strictly_decoded(
+    data: bytes, *, width: int, height: int, scale: int = 1, colors: Literal["RGB", "CMYK"] = "RGB", subject: str = "it"
+) -> NDArray[np.uint8] | None:
+    """[height, width, colors]: a JPEG at 1/scale of its size, which width and height are of.
+
+    None for what simplejpeg refuses otherwise, and where it is missing: Pillow is to decode or refuse that. DataError
+    for a JPEG without all of its pixels; subject: the image, as the error calls it.
+    """
+    decoder = _simplejpeg()
+    if decoder is None:
+        return None
+    at_least = {"min_width": width, "min_height": height, "min_factor": scale} if scale > 1 else {}
+    try:
+        pixels: NDArray[np.uint8] = decoder.decode_jpeg(data, colors, **at_least)
+    except ValueError as error:
+        if any(loss in str(error) for loss in _LOSSES):
+            raise DataError(
+                f"{subject} lacks pixels, which a decoder would make up ({error}): repair or remove it"
+            ) from error
+        return None
+    return pixels if pixels.shape[:2] == (height, width) else None
+
+
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+# Grey images of more than 8 bits a pixel -> 8 bits. Pillow's own conversion clips their values at 255.
+
+_WITHOUT_RANGE = ("I", "F")  # Pillow's modes of 32 bits, in which the format does not say which value is white
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+
+
+def has_unknown_range(image: Image) -> bool:
+    """Whether only the pixels of an image tell which of its values is white."""
+    return image.mode in _WITHOUT_RANGE
+
+
+def eight_bits(image: Image) -> Image:
+    """The image with 8 bits a channel: grey of 12 and 16 bits by its high bits, as Pillow makes them of colors.
+
+    Whole numbers of 32 bits and floats are taken as they are where all are from 0 to 255, and floats that are all from
+    0 to 1 by their share of 1. Other images are returned unchanged. DataError for other values.
+    """
+    if not (has_unknown_range(image) or image.mode.startswith("I;16")):
+        return image
+    from PIL import Image
+
+    values = np.asarray(image)
+    tags: Any = getattr(image, "tag_v2", {})
+    grey = _levels(values) if has_unknown_range(image) else (values >> (_num_bits(tags) - 8)).astype(np.uint8)
+    return Image.fromarray(~grey if tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO else grey)
+
+
+def _num_bits(tags: Any) -> int:
+    """Bits of a value in a TIFF with these tags; 16 in other formats."""
+    bits = tags.get(_TIFF_BITS, 16)
+    return int(bits[0] if isinstance(bits, tuple) else bits)
+
+
+def _levels(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Values of 32 bits as levels of 255."""
+    lowest, highest = float(values.min()), float(values.max())
+    if not (lowest >= 0 and highest <= 255):  # NaN is neither
+        kind = "floats" if values.dtype.kind == "f" else "whole numbers of 32 bits"
+        raise DataError(
+            f"the image is grey with {kind} from {lowest:g} to {highest:g}, and which of them is white is not said: "
+            "write it with 8 or 16 bits, or with floats from 0 to 1"
+        )
+    if values.dtype.kind == "f" and highest <= 1:
+        values = np.rint(values * 255)
+    return values.astype(np.uint8)

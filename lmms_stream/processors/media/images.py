@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...extras import need
-from .deep_grey import eight_bits
 from .formats import mime_type
-from .image_header import JPEG_FORMATS, ON_ITS_SIDE, orientation_of, pillow_format
-from .jpeg import strictly_decoded
+from .image_header import JPEG_FORMATS, ON_ITS_SIDE, eight_bits, orientation_of, pillow_format, strictly_decoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image

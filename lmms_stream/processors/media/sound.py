@@ -6,6 +6,7 @@ stored facts say. Channels are averaged, then soxr resamples, as librosa's load 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -105,3 +106,96 @@ def _library(name: str) -> Any:
         raise ConfigError(
             f'sounds are read by soundfile and soxr, and {name} is missing ({error}): pip install "lmms-stream[media]"'
         ) from error
+
+
+# Samples of a clip -> its mel features, as transformers' WhisperFeatureExtractor computes them.
+
+_SILENCE = -10.0  # log10 of the least power that is told apart
+_RANGE = 8.0  # powers of ten below the loudest that are told apart
+_TAIL_HOPS = 4  # of silence behind a clip, so that what is computed ends as if silence went on
+
+
+@lru_cache(maxsize=8)
+def mel_filters(num_bins: int, num_points: int, rate: int) -> NDArray[np.float64]:
+    """float64[num_points // 2 + 1, num_bins]: how much of each frequency is in each bin; 0 to 8000 Hz.
+
+    Triangles between points that are equally far apart on Slaney's scale, each of the same area.
+    """
+    ends = _mel(np.array([0.0, 8000.0]))
+    points = _hertz(np.linspace(ends[0], ends[1], num_bins + 2))
+    frequencies = np.linspace(0, rate // 2, num_points // 2 + 1)
+    slopes = points[None] - frequencies[:, None]
+    widths = np.diff(points)
+    filters = np.maximum(0.0, np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]))
+    scaled: NDArray[np.float64] = filters * (2.0 / (points[2:] - points[:-2]))[None]
+    return scaled
+
+
+def _mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Slaney's scale: a line to 1000 Hz, which is 15, and a logarithm above."""
+    logarithmic = 15.0 + np.log(np.maximum(hertz, 1000.0) / 1000.0) * (27.0 / np.log(6.4))
+    return np.where(hertz >= 1000.0, logarithmic, 3.0 * hertz / 200.0)
+
+
+def _hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(mel >= 15.0, 1000.0 * np.exp(np.log(6.4) / 27.0 * (mel - 15.0)), 200.0 * mel / 3.0)
+
+
+def mel_features(
+    samples: NDArray[np.float32], *, num_bins: int, num_points: int, hop: int, rate: int, padded_to: int = 0
+) -> NDArray[np.float32]:
+    """float32[num_bins, frames] of a clip, a frame for each whole hop of its samples.
+
+    padded_to: the clip is read as if silence followed up to so many samples (0: none does). The window's num_points are
+    centred, so that a clip must be longer than half of them where no silence follows.
+    """
+    length = max(len(samples), padded_to)
+    computed = min(length, (-(-len(samples) // hop) + _TAIL_HOPS) * hop) if padded_to else length
+    powers = _log_powers(np.pad(samples, (0, computed - len(samples))), num_bins, num_points, hop, rate)
+    out = np.full((num_bins, length // hop), _SILENCE, np.float32)
+    out[:, : powers.shape[1]] = powers
+    loudest = out.max()
+    scaled: NDArray[np.float32] = (np.maximum(out, loudest - np.float32(_RANGE)) + np.float32(4.0)) / np.float32(4.0)
+    return scaled
+
+
+def _log_powers(
+    samples: NDArray[np.float32], num_bins: int, num_points: int, hop: int, rate: int
+) -> NDArray[np.float32]:
+    """By torch, whose rounding it then has: of quiet frequencies beside loud ones NumPy differs by 6e-5."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a loader worker was forked, and must not use the threads of its parent
+    try:
+        window = torch.hann_window(num_points)
+        waves = torch.stft(torch.from_numpy(samples), num_points, hop, window=window, return_complex=True)
+        magnitudes = waves[..., :-1].abs() ** 2
+        filters = torch.from_numpy(mel_filters(num_bins, num_points, rate)).to(torch.float32)
+        found: NDArray[np.float32] = torch.clamp(filters.T @ magnitudes, min=1e-10).log10().numpy()
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+# Samples of a sound -> a picture of its waveform, for people to look at.
+
+WIDTH, HEIGHT = 512, 96
+_PAPER, _INK, _LINE = (255, 255, 255), (38, 90, 160), (200, 200, 200)
+
+
+def waveform(samples: NDArray[np.float32], *, width: int = WIDTH, height: int = HEIGHT) -> NDArray[np.uint8]:
+    """uint8[height, width, 3]: time from left to right; in each column, from the lowest to the highest sample there.
+
+    The loudest reaches the edge.
+    """
+    picture = np.full((height, width, 3), _PAPER, np.uint8)
+    picture[height // 2] = _LINE
+    bounds = np.arange(width + 1) * len(samples) // width
+    loudest = float(np.abs(samples).max(initial=0.0)) or 1.0
+    for column in range(width):
+        part = samples[bounds[column] : max(bounds[column + 1], bounds[column] + 1)]
+        if len(part):
+            top, bottom = (round((1 - float(value) / loudest) / 2 * (height - 1)) for value in (part.max(), part.min()))
+            picture[top : bottom + 1, column] = _INK
+    return picture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...rl.messages import KINDS
+from ...rl.prompts import KINDS
 from ...rl.sample import Sample
 from ..refused import refused_names
 

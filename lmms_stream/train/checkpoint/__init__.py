@@ -1,16 +1,14 @@
-"""A run's state -> checkpoints, whole or not there, that any world size resumes.
+"""A run's state -> checkpoints, whole or absent, that any world size resumes.
 
 beginning       before a model is built: whether a checkpoint will fill it
-saving          what a run saves and resumes
-fingerprint     what a checkpoint says of the run that wrote it
-checkpoint      saved while training goes on
-store           where checkpoints lie, and when one is whole; paths: how they are named
+saving          what a run saves and resumes; the fingerprint of the run
+checkpoint      checkpoints saved while training continues
+store           places and names of checkpoints, and when one is whole
 tensors         tensors of model and optimizer <-> files of torch.distributed.checkpoint
-choice          its weights, or their average; names: what exports are called and made of
-empty           its model without weights
+choice          weights of a checkpoint, or their average; its model without weights
 export          a checkpoint -> a folder that from_pretrained loads; weight_files: its weights, a few at a time;
                 configs: its configs
 plain_export    a model that is not transformers' -> a folder
-folder          the model as it is now -> such a folder, by all ranks
-export_adapter  its adapter -> a folder that peft loads, or the model with it; merge: a few tensors of that at a time
+folder          the present model -> such a folder, by all ranks
+export_adapter  its adapter -> a folder that peft loads, or the merged model, a few tensors at a time
 """

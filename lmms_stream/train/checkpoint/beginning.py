@@ -8,9 +8,7 @@ import torch.distributed as dist
 
 from ...errors import LmmsStreamError
 from ..run.distributed import cpu_group
-from .names import ADAPTER_NAME
-from .paths import split_path
-from .store import MODEL_FOLDER, DamagedError, open_target, read_checkpoint
+from .store import ADAPTER_NAME, MODEL_FOLDER, DamagedError, open_target, read_checkpoint, split_path
 
 CONFIGS = ("config.json", "generation_config.json")
 

@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from ...errors import CheckpointError, LmmsStreamError
 from ...storage.local import LocalStorage
-from ..run.average import Average
-from .paths import split_path
+from ..run.optimizers import Average
 from .store import (
     METADATA_NAME,
     STATE_NAME,
@@ -37,6 +36,7 @@ from .store import (
     folder_name,
     open_target,
     read_checkpoint,
+    split_path,
 )
 from .tensors import (
     NOTHING,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, ConfigError
 from ..model.adapters import adapter_of
-from .names import ADAPTER_NAME, Dtype
 from .plain_export import is_plain, plain_config, weights_stem, write_plain_weights
+from .store import ADAPTER_NAME, Dtype
 
 if TYPE_CHECKING:
     import torch
@@ -95,10 +95,9 @@ def export_checkpoint(
     whole or not at all; `out` may be new, empty, or an earlier export, which is replaced. Raises ConfigError for
     another `out`, CheckpointError and StorageError.
     """
-    from .empty import empty_model
+    from .choice import empty_model
     from .export_adapter import write_adapter
-    from .paths import split_path
-    from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint
+    from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, split_path
 
     out = Path(out)
     check_out(out)
@@ -133,8 +132,7 @@ def export_checkpoint(
 
 def _those_of(run: str) -> str:
     """The remedy that names the checkpoints of a run: in this folder, or in its folder of checkpoints."""
-    from .paths import CHECKPOINTS_NAME
-    from .store import folder_name, open_target
+    from .store import CHECKPOINTS_NAME, folder_name, open_target
 
     for folder in (run.rstrip("/"), f"{run.rstrip('/')}/{CHECKPOINTS_NAME}"):
         with TemporaryDirectory() as staging:

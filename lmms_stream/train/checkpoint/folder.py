@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from ...errors import LmmsStreamError, StorageError
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from ..model.adapters import adapter_of
 from ..run.distributed import cpu_group
 from .configs import save_config
 from .export_adapter import save_adapter
-from .names import BASE_CONFIGS
 from .plain_export import is_plain, save_plain
+from .store import BASE_CONFIGS
 from .weight_files import write_weights
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..model.plain import DIFFUSERS_CLASS, config_of
-from .names import Dtype
+from .store import Dtype
 
 if TYPE_CHECKING:
     from .store import Checkpoint, Target

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import xxhash
 
@@ -332,3 +332,26 @@ def _read_manifest(storage: Storage, step: int, where: str) -> dict[str, FileDig
     if strange := [name for name in content["files"] if not _OURS.fullmatch(name)]:
         raise DamagedError(f"{where}/{COMPLETE_NAME} names {strange[0]!r}, which is no file of a checkpoint")
     return {name: FileDigest(**digest) for name, digest in content["files"].items()}
+
+
+# What exports are called and made of.
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+ADAPTER_NAME = "adapter_config.json"  # peft's
+BASE_CONFIGS = ("config.json", "generation_config.json")
+
+
+# Paths and URLs of checkpoints, as runs and users name them.
+
+CHECKPOINTS_NAME = "checkpoints"  # in an output_dir, where no checkpoint_dir is named
+
+
+def checkpoints_url(output_dir: str, checkpoint_dir: str | None) -> str:
+    """The folder or URL of a run's checkpoints, by its settings."""
+    return checkpoint_dir or str(Path(output_dir) / CHECKPOINTS_NAME)
+
+
+def split_path(checkpoint: str) -> tuple[str, int | None]:
+    """The folder or URL that a checkpoint lies in, and its step; None for what no checkpoint is named like."""
+    folder, _, name = checkpoint.rstrip("/").rpartition("/")
+    return folder or ".", step_of(name)

@@ -33,7 +33,7 @@ from torch.futures import Future
 
 from ...errors import CheckpointError, LmmsStreamError, StorageError
 from ..model.adapters import adapter_of
-from ..run.average import Average
+from ..run.optimizers import Average
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model", "optimizer" or "average", then by the names of parameters

@@ -19,7 +19,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 
 from ...errors import CheckpointError
 from ...freed_memory import give_back_memory
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 
 SHARD_SIZE = "5GB"
 AT_ONCE_BYTES = 1 << 26  # size of the tensors that are read together; a single one may be larger

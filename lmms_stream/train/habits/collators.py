@@ -16,8 +16,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...loader.batch_maker import Collator
-from ...loader.collate import collate
-from ...loader.pack_collator import PackCollator
+from ...loader.collate import PackCollator, collate
 from ...processors.base import IGNORED_LABEL
 from ...types import Batch, Processed
 

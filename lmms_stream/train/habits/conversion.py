@@ -28,12 +28,11 @@ from ...plan.packing import PackingConfig
 from ...processors.base import Compared, Processor
 from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer, digest
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from ...storage.locks import locked, wait_for_other
 from ...types import World
 from ..run.distributed import cpu_group
-from .answer_rows import AnswersProcessor, AnswersReader
-from .media_rows import as_chat, media_processor
+from .answer_rows import AnswersProcessor, AnswersReader, as_chat, media_processor
 from .rows import RowReader, RowSettings
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 

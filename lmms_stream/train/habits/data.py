@@ -13,10 +13,10 @@ from ...plan.order import OrderConfig
 from ...plan.packing import MAX_PACKING_LENGTH, Overlong, PackingConfig
 from ...types import World
 from ..run.settings import Datasets
+from .answer_rows import check_media, holds_media
 from .arguments import device_batch, option
 from .conversion import Conversion
 from .given import Given
-from .media_rows import check_media, holds_media
 from .models import name_of
 from .opened import opened, with_processor_of
 from .rows import RowSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .row import honoured, moot, refused
+from .fields import honoured, moot, refused
 from .sft_fields import ROWS as _OF_SFT
 
 DEFAULTS: Mapping[str, Any] = {

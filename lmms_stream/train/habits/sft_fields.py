@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .row import honoured, moot, refused
+from .fields import honoured, moot, refused
 
 # As TRL 1.16 has them; TRL itself makes an SFTConfig of plain TrainingArguments.
 DEFAULTS: Mapping[str, Any] = {

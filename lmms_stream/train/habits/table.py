@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from . import fields, preference_fields, sft_fields
-from .row import Row
+from .fields import Row
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

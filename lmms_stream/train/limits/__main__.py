@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import LmmsStreamError
-from ...processes.ending import end_process
+from ...processes.family import end_process
 from ..prepared import lost_ranks_named, prepare
 
 

@@ -6,20 +6,20 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from ...errors import TrainingError
 from ...loader.loader import PackedLoader
+from ...processes.family import descendants
 from ...types import Batch
 from ..loop import Loop
 from ..report.metrics import cost_of, segment_lengths
 from ..run.distributed import gather
 from ..trainer import FSDP2SFTTrainer
-from .cpu_time import loader_cpu_s
-from .rates import LoaderRates, Rates, Spread, StepRates, check_measured
-from .verdict import limit_of
+from .rates import LoaderRates, Rates, Spread, StepRates, check_measured, limit_of
 
 NUM_ROUNDS = 3
 NUM_CANDIDATES = 3  # steps of which the one of median cost is what the model is run on again and again
@@ -271,3 +271,27 @@ def _num_bytes(packs: Sequence[Batch]) -> int:
 
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0))
+
+
+# CPU time of a process and of those that it started.
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def loader_cpu_s(num_workers: int) -> float:
+    """CPU seconds so far of all processes that this one started, living and ended; without workers, of this one.
+
+    Workers end with their epoch: what they took counts on, as that of their parent's children.
+    """
+    if not num_workers:
+        return time.process_time()
+    ended = os.times()
+    return sum(map(_cpu_s, descendants(os.getpid())), ended.children_user + ended.children_system)
+
+
+def _cpu_s(pid: int) -> float:
+    """Of a process and of its children that have ended."""
+    with suppress(OSError):  # it has ended
+        of_both = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        return sum(map(int, of_both)) / _TICKS_PER_S
+    return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,17 +20,18 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...checks import check_fields
 from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
+from ...processes.own_code import own_code
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
 from .attention import Attention, implementations
-from .diffusion import build_diffusers, diffusers_config
-from .own_class import build_own
+from .plain import DIFFUSERS_CLASS
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
 from .varlen import may_be_set
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
 
 logger = logging.getLogger("lmms_stream")
 
@@ -324,3 +326,54 @@ def use_liger_kernels(model: PreTrainedModel) -> None:
     if (kind := model.config.model_type) not in patches.MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise ConfigError(f"liger-kernel has no kernels for model type {kind!r}: set model.use_liger_kernel to false")
     patches._apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
+
+
+# A model class of the user's own, by its name in a run's file: "module:Class" or "path/to/file.py:Class".
+
+
+def build_own(class_path: str, args: Mapping[str, Any], *, dtype: torch.dtype, is_empty: bool) -> torch.nn.Module:
+    """The model that the class, or a function, makes of the arguments; with is_empty on the meta device.
+
+    ConfigError for a name that leads to nothing, and for what makes no torch.nn.Module.
+    """
+    _, make = own_code(class_path, setting="model.class_path", what="Class")
+    with torch.device("meta" if is_empty else "cpu"):
+        made = make(**args)
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigError(
+            f"model.class_path {class_path} makes a {type(made).__name__}, and a model is a torch.nn.Module: name its "
+            "class, or a function that makes one"
+        )
+    return made.to(dtype)
+
+
+# Models of diffusers, by their names or configs, as a run's file names them.
+
+
+def diffusers_config(pretrained: str | None, config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The config of a model of diffusers, which names its class; None for another's, and for a hub id."""
+    if config is None and pretrained is not None and (path := Path(pretrained) / "config.json").is_file():
+        config = json.loads(path.read_text())
+    return config if config is not None and DIFFUSERS_CLASS in config else None
+
+
+def build_diffusers(
+    config: Mapping[str, Any], pretrained: str | None, *, dtype: torch.dtype, is_empty: bool
+) -> torch.nn.Module:
+    """The model; with is_empty on the meta device. ConfigError without diffusers, and for a class that it lacks."""
+    if find_spec("diffusers") is None:
+        raise ConfigError(f"model {config[DIFFUSERS_CLASS]} needs diffusers: pip install 'lmms-stream[generation]'")
+    import diffusers
+
+    found: object = getattr(diffusers, str(config[DIFFUSERS_CLASS]), None)
+    kind: Any = found
+    if not (isinstance(found, type) and issubclass(found, diffusers.ModelMixin)):
+        raise ConfigError(
+            f"diffusers {diffusers.__version__} has no model {config[DIFFUSERS_CLASS]!r}: correct {DIFFUSERS_CLASS}"
+        )
+    if pretrained is not None and not is_empty:
+        loaded: torch.nn.Module = kind.from_pretrained(pretrained, torch_dtype=dtype)
+        return loaded
+    with torch.device("meta" if is_empty else "cpu"):
+        made: torch.nn.Module = kind.from_config(dict(config))
+    return made.to(dtype)

@@ -16,9 +16,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ...types import Processed
 from .by_sample import BOUNDS, BySample, Calls
-from .isolation import Tolerances
+from .isolation import Tolerances, other, pack_of, text_samples
 from .model import PackedModel
-from .proof_samples import other, pack_of, text_samples
 
 _ROUNDS = 4  # of the search; a layer is found once the layers below it are run by sample
 _AMPLIFIED = 30  # times: by more, no layer amplifies how its input differs

@@ -15,18 +15,243 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.functional import pad
 
 from ...errors import ConfigError
 from ...versions.transformers import GIVES_WEIGHTS_OF_CHOSEN_EXPERTS
-from .dispatch import ByChoice, ByExpert, ByToken, Dispatch, Longest, OwnChoices, averaged, run_again_to
+from ..run.distributed import takes_cpu_tensors
+from .exchanges import exchanged, swapped
 from .unused import with_zeros
+
+# Tokens of each rank -> the ranks that have their experts -> what these make of them, at their own rank again.
+#
+# Ranks run packs of different lengths. Each sends as many rows as the longest of its group has, so that ranks ask each
+# other for one number in a forward pass, and not for counts of tokens at each block of experts.
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+class Dispatch(Protocol):
+    """How a module of experts is called, on tokens of this rank -> on those of all ranks of a group."""
+
+    def num_tokens(self, inputs: Inputs) -> int:
+        """Tokens of this rank."""
+
+    def sent(self, inputs: Inputs, *, longest: int) -> dict[str, torch.Tensor]:
+        """What the module is called with for this rank's experts. longest: tokens of the rank that has the most."""
+
+    def returned(self, output: torch.Tensor) -> torch.Tensor:
+        """What it is to give for this rank's tokens and all experts."""
+
+
+class ByToken:
+    """As gpt-oss calls its experts: with each token once, the experts it goes to, and their weights.
+
+    hidden_states float[…, T, H], router_indices int64[T, k], routing_weights float[T, E] -> float[…, T, H]. An index of
+    no expert of this rank is one above the last, which the module passes over.
+    """
+
+    names = ("hidden_states", "router_indices", "routing_weights")
+
+    def __init__(self, group: dist.ProcessGroup, num_experts: int):
+        self._group, self._num_own = group, num_experts // group.size()
+        self._shape = torch.Size()
+
+    def num_tokens(self, inputs: Inputs) -> int:
+        return inputs["routing_weights"].shape[0]
+
+    def sent(self, inputs: Inputs, *, longest: int) -> dict[str, torch.Tensor]:
+        hidden, indices, weights = (inputs[name] for name in self.names)
+        self._shape = hidden.shape
+        every = _gather(padded(indices, longest, value=-1), self._group)
+        own = every - self._group.rank() * self._num_own
+        of_ranks = padded(weights, longest).unflatten(1, (self._group.size(), -1)).transpose(0, 1)
+        return {
+            "hidden_states": gathered(padded(hidden.flatten(0, -2), longest), self._group)[None],
+            "router_indices": own.where((every >= 0) & (own >= 0) & (own < self._num_own), self._num_own),
+            "routing_weights": swapped(of_ranks, self._group).flatten(0, 1),  # [ranks * longest, E / ranks]
+        }
+
+    def returned(self, output: torch.Tensor) -> torch.Tensor:
+        own = scattered(output.flatten(0, -2), self._group)
+        return own[: self._shape[:-1].numel()].view(self._shape)
+
+
+class ByExpert:
+    """As Llama 4 calls its experts: with all tokens for each expert, those that do not go to it as zeros.
+
+    hidden_states float[E * T, H] -> float[E * T, H].
+    """
+
+    names = ("hidden_states",)
+
+    def __init__(self, group: dist.ProcessGroup, num_experts: int):
+        self._group, self._num_experts = group, num_experts
+        self._num_tokens = 0
+
+    def num_tokens(self, inputs: Inputs) -> int:
+        return inputs["hidden_states"].shape[0] // self._num_experts
+
+    def sent(self, inputs: Inputs, *, longest: int) -> dict[str, torch.Tensor]:
+        hidden = inputs["hidden_states"].unflatten(0, (self._num_experts, -1))
+        self._num_tokens = hidden.shape[1]
+        of_ranks = padded(hidden, longest, dim=1).unflatten(0, (self._group.size(), -1))
+        own = swapped(of_ranks, self._group)  # [ranks, E / ranks, longest, H]
+        return {"hidden_states": own.transpose(0, 1).flatten(0, 2)}
+
+    def returned(self, output: torch.Tensor) -> torch.Tensor:
+        own = output.view(self._num_experts // self._group.size(), self._group.size(), -1, output.shape[-1])
+        of_experts = swapped(own.transpose(0, 1), self._group).flatten(0, 1)  # [E, longest, H]
+        return of_experts[:, : self._num_tokens].flatten(0, 1)
+
+
+class OwnChoices:
+    """Tokens, each with the experts it goes to -> those that go to this rank's, once for each; and back.
+
+    hidden_states float[T, H], indices int64[T, k], weights float[T, k] -> float[n, H], int64[n, 1], float[n, 1].
+    The last row has no weight: it is there so that there are some, and all parameters of experts have a gradient.
+    """
+
+    names = (("hidden_states", "top_k_index", "top_k_weights"), ByToken.names)  # of the arguments of experts
+
+    def __init__(self, group: dist.ProcessGroup, num_experts: int):
+        self._num_own = num_experts // group.size()
+        self._first = group.rank() * self._num_own
+        self._choices = torch.Size()
+        self._chosen = torch.Tensor()
+
+    def rows(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = indices.flatten() - self._first
+        self._choices = indices.shape
+        self._chosen = ((own >= 0) & (own < self._num_own)).nonzero()[:, 0]
+        tokens = pad(self._chosen // indices.shape[1], (0, 1))
+        of_rows = (own[self._chosen], weights.flatten()[self._chosen])
+        return hidden[tokens], *(pad(each, (0, 1))[:, None] for each in of_rows)
+
+    def joined(self, made: torch.Tensor) -> torch.Tensor:
+        """What experts make of rows, float[n, H] -> the sums of tokens, float[T, H], zeros where none goes here."""
+        each = made.new_zeros(self._choices.numel(), made.shape[-1]).index_copy(0, self._chosen, made[:-1])
+        return each.view(*self._choices, -1).sum(dim=1)
+
+
+class ByChoice:
+    """As transformers 5 calls experts: with each token once, the experts it goes to, and the weights of these.
+
+    hidden_states float[…, T, H], indices int64[T, k], weights float[T, k] -> float[…, T, H].
+    """
+
+    def __init__(self, group: dist.ProcessGroup, num_experts: int):
+        self._group, self._own = group, OwnChoices(group, num_experts)
+        self._shape = torch.Size()
+
+    def num_tokens(self, inputs: Inputs) -> int:
+        return [*inputs.values()][1].shape[0]
+
+    def sent(self, inputs: Inputs, *, longest: int) -> dict[str, torch.Tensor]:
+        hidden, indices, weights = inputs.values()
+        self._shape = hidden.shape
+        rows = self._own.rows(
+            gathered(padded(hidden.flatten(0, -2), longest), self._group),
+            _gather(padded(indices, longest, value=-1), self._group),
+            gathered(padded(weights, longest), self._group),
+        )
+        return dict(zip(inputs, rows, strict=True))
+
+    def returned(self, output: torch.Tensor) -> torch.Tensor:
+        own = scattered(self._own.joined(output), self._group)
+        return own[: self._shape[:-1].numel()].view(self._shape)
+
+
+class Longest:
+    """The most tokens that a rank of a group runs at once."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self._group = group
+        self.num_tokens = 0
+
+    def ask(self, num_tokens: int, device: torch.device) -> None:
+        """All ranks of the group call it; they exchange numbers on the CPU where the group can."""
+        longest = torch.tensor(num_tokens, device="cpu" if takes_cpu_tensors(self._group) else device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self._group)
+        self.num_tokens = int(longest)
+
+
+def padded(tokens: torch.Tensor, longest: int, *, dim: int = 0, value: float = 0) -> torch.Tensor:
+    """Tokens along a dimension, with padding behind them.
+
+    >>> padded(torch.ones(1, 2, 1), 3, dim=1).flatten().tolist()
+    [1.0, 1.0, 0.0]
+    """
+    missing = longest - tokens.shape[dim]
+    return pad(tokens, (0, 0) * (tokens.ndim - 1 - dim) + (0, missing), value=value) if missing else tokens
+
+
+def gathered(tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tokens of all ranks, one rank's after another's: [n, …] -> [ranks * n, …]; gradients are summed."""
+    return exchanged(tokens, group, forth=_gather, back=_scatter)
+
+
+def scattered(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum over ranks of rows for the tokens of all, of this rank's tokens: [ranks * n, …] -> [n, …]."""
+    return exchanged(rows, group, forth=_scatter, back=_gather)
+
+
+def averaged(parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """A parameter of this rank alone, whose gradient is the sum over the packs of all ranks of a group, as their mean.
+
+    FSDP averages over the ranks that have the parameter; what all ranks have it averages over all.
+    """
+    return exchanged(parameter, group, forth=_same, back=_divide)
+
+
+def run_again_to(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor; where a block is run again for its backward pass, all of it that comes before this runs.
+
+    torch stops once it has all that the backward pass needs. That is sooner on a rank whose experts no token goes to,
+    and the others would wait for what it has yet to send.
+    """
+    made: torch.Tensor = _Needed.apply(tensor)
+    return made
+
+
+class _Needed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor.new_empty(0))
+        return tensor.clone()  # no view, which FSDP's hooks would not follow
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _ = ctx.saved_tensors
+        return gradient
+
+
+def _same(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return tensor.view_as(tensor)
+
+
+def _divide(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return tensor / group.size()
+
+
+def _gather(tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    made = tokens.new_empty(group.size() * tokens.shape[0], *tokens.shape[1:])
+    dist.all_gather_into_tensor(made, tokens.contiguous(), group=group)
+    return made
+
+
+def _scatter(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    made = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
+    dist.reduce_scatter_tensor(made, rows.contiguous(), group=group)
+    return made
+
 
 _OF_EXPERTS = "grouped_gemm"  # a plan's word for parameters of all experts of a block
 _EXPERTS = "moe_tp_experts"  # for the module that has them, where a plan for tensor parallelism alone is there

@@ -11,8 +11,9 @@ do with media is in media_flops.py.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from .media_flops import MediaFlops, media_flops, media_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 # Dense bf16 of tensor cores, in TFLOP/s, as the makers' data sheets give it; a device by words of its name.
 PEAK_TFLOPS = (
@@ -177,3 +179,67 @@ def _share_of_experts(config: Any) -> float | None:
     num_experts = next((getattr(config, name) for name in _NUM_EXPERTS if getattr(config, name, None)), None)
     of_token = getattr(config, "num_experts_per_tok", None)
     return of_token / num_experts if num_experts and of_token else None
+
+
+# FLOPs of models that make images, of any class: counted by torch on one image. model, what runs it -> FLOPs.
+#
+# The model runs forward and backward once on the meta device, which computes shapes alone, so that nothing is read or
+# written. Frozen parts beside the model, as an autoencoder or an encoder, do not count.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFlops:
+    """See ModelFlops, of which these are the same for tasks whose units are images."""
+
+    per_image: float
+
+    def of(
+        self, lengths: NDArray[np.int64], *, num_loss_tokens: int, inputs: Sequence[Mapping[str, torch.Tensor]] = ()
+    ) -> float:
+        """Forward and backward over the images of batches, which num_loss_tokens counts (see collate_images)."""
+        return self.per_image * num_loss_tokens
+
+
+def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None]) -> ImageFlops | None:
+    """run: what a task does with the model of one image, all of whose tensors are on the meta device.
+
+    None where it does nothing, and, with a line in the log, for a model that cannot run there.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tensors = {name: _empty(each) for name, each in (*model.named_parameters(), *model.named_buffers())}
+    inside = {f"model.{name}": each for name, each in tensors.items()}
+    try:
+        # Other kernels than that of products compute some of the scores again in the backward pass.
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.device("meta"):
+            made = torch.func.functional_call(_Run(model, run), inside, ())
+            if made is None:
+                return None
+            if made.requires_grad:
+                made.sum().backward()
+    except Exception as error:  # noqa: BLE001 - a model of the user's own, that may ask for values
+        reason = " ".join(str(error).split())[:200]
+        log.info(
+            "the arithmetic of %s is not known, which does not run on the meta device: %s", type(model).__name__, reason
+        )
+        return None
+    return ImageFlops(per_image=float(counter.get_total_flops()))
+
+
+class _Run(torch.nn.Module):
+    """A model as a task runs it."""
+
+    def __init__(self, model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None]):
+        super().__init__()
+        self.model = model
+        self._run = run
+
+    def forward(self) -> torch.Tensor | None:
+        return self._run(self.model)
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)

@@ -7,14 +7,23 @@ with them, and nothing that needs memory comes in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from ...errors import ConfigError
 from ...processors.base import IGNORED_LABEL
+from ...types import Batch
+from .adapters import run_module
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
 LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
@@ -78,3 +87,166 @@ class _CrossEntropy(torch.autograd.Function):
         logits, targets, logs = ctx.saved_tensors
         made = (logits - logs[:, None]).exp_().mul_((of_losses + of_logs)[:, None])
         return made.scatter_add_(1, targets[:, None], -of_losses[:, None]), None
+
+
+# Gradients of a head that makes logits of some tokens at a time: summed in float32, whatever its own format.
+#
+# In bfloat16 each of many sums would lose bits: with 128 parts the gradient is 1 % off.
+
+
+class SharedParameters:
+    """The parameters of a module that is called several times before one backward pass; None: no module."""
+
+    def __init__(self, module: torch.nn.Module | None):
+        self._module = module
+        found = module.named_parameters(recurse=False) if module is not None else ()
+        rounded = {name: each for name, each in found if each.requires_grad and each.dtype != torch.float32}
+        self._sums = {name: _Sum() for name in rounded}
+        self._shared = {name: _Share.apply(each, self._sums[name]) for name, each in rounded.items()}
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, a call of the module adds its gradients in float32."""
+        before = {name: self._module._parameters[name] for name in self._shared} if self._module is not None else {}
+        try:
+            for name, shared in self._shared.items():
+                assert self._module is not None
+                self._module._parameters[name] = _Use.apply(shared, self._sums[name])
+            yield
+        finally:
+            if self._module is not None:
+                self._module._parameters.update(before)
+
+
+class _Sum:
+    value: torch.Tensor | None = None  # float32
+
+
+class _Share(torch.autograd.Function):
+    """A parameter as it is; its gradient is the sum that its uses have made."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, total: _Sum) -> torch.Tensor:
+        ctx.total, ctx.dtype = total, parameter.dtype
+        ctx.set_materialize_grads(False)
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        value, ctx.total.value = ctx.total.value, None
+        return None if value is None else value.to(ctx.dtype), None
+
+
+class _Use(torch.autograd.Function):
+    """The shared parameter; its gradient is added to the sum and goes no further."""
+
+    @staticmethod
+    def forward(ctx: Any, shared: torch.Tensor, total: _Sum) -> torch.Tensor:
+        ctx.total = total
+        return shared.view_as(shared)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        value = ctx.total.value
+        ctx.total.value = gradients[0].float() if value is None else value.add_(gradients[0])
+        return None, None
+
+
+# Hidden states of a model that puts what its towers make among the text outside of its base model.
+#
+# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni do so in the forward that makes the logits too. It is run with its
+# head standing aside, and its decoder of text is listened to.
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
+    """The part that makes hidden states of embedded tokens; None where it is not told, or holds the head too."""
+    find = getattr(model, "get_decoder", None)
+    decoder: Any = None if find is None else find()
+    head = run_module(model.get_output_embeddings())
+    if head is None or not isinstance(decoder, torch.nn.Module) or decoder is model:
+        return None
+    made: Any = decoder
+    return None if any(each is head for each in decoder.modules()) else made
+
+
+def run_to_hidden(model: PreTrainedModel, decoder: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What the model gives, whose logits are the hidden states, and what its decoder gave."""
+    found: list[Any] = []
+    listening = decoder.register_forward_hook(lambda _, __, output: found.append(output))
+    try:
+        with _aside(run_module(model.get_output_embeddings())):
+            output = model(**inputs)
+    finally:
+        listening.remove()
+    (of_decoder,) = found
+    return output, of_decoder
+
+
+@contextmanager
+def _aside(head: Any) -> Iterator[None]:
+    """Inside, the head gives what it is given."""
+    before = vars(head).get("forward")
+    head.forward = lambda hidden: hidden
+    try:
+        yield
+    finally:
+        del head.forward
+        if before is not None:
+            head.forward = before
+
+
+# The auxiliary loss of a mixture of experts, which keeps its router from sending most tokens to few experts.
+#
+# That of a pack is the one of Switch Transformer (arXiv 2101.03961, equations 4 to 6), as transformers computes it,
+# over the pack's tokens without its padding: it does not depend on the packs beside it, so neither on ranks.
+
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call it
+_NUM_CHOSEN = ("num_experts_per_tok", "moe_k")
+
+
+def has_experts(config: Any) -> bool:
+    """Whether tokens go to experts by the model's config, so that how many meet in one depends on all of a pack."""
+    return _field(config.get_text_config(), _NUM_EXPERTS) > 0
+
+
+def router_weight(model: torch.nn.Module) -> float:
+    """The weight of the auxiliary loss by the model's config; 0 where it has none, or does not return its router.
+
+    Also 0 where no layer has experts, whatever the config says of them (Flint, Doge).
+    """
+    config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    returns_router = "output_router_logits" in inspect.signature(model.forward).parameters
+    has_layers = any("expert" in name or "router" in name for name, _ in model.named_modules())
+    is_known = has_layers and _field(config, _NUM_EXPERTS) and _field(config, _NUM_CHOSEN)
+    return float(getattr(config, "router_aux_loss_coef", None) or 0.0) if returns_router and is_known else 0.0
+
+
+def router_loss(logits: Sequence[torch.Tensor], packs: Sequence[Batch], *, config: Any) -> torch.Tensor:
+    """The sum over packs of tokens times auxiliary loss; over all tokens of a global batch it is their mean: float32[].
+
+    logits: float[T, experts] of each layer with experts. packs: those that T holds, one after another. ConfigError for
+    logits of other shapes.
+    """
+    text = config.get_text_config()
+    num_experts, num_chosen = _field(text, _NUM_EXPERTS), _field(text, _NUM_CHOSEN)
+    if any(each.shape[-1] != num_experts for each in logits):
+        raise ConfigError(
+            f"the router of {config.model_type} gives {logits[0].shape[-1]} values a token for {num_experts} experts: "
+            "set the model's router_aux_loss_coef to 0"
+        )
+    shares = torch.stack([each.reshape(-1, num_experts).float() for each in logits]).softmax(dim=-1)  # [layers, T, E]
+    chosen = torch.nn.functional.one_hot(shares.topk(num_chosen, dim=-1).indices, num_experts).sum(dim=2).float()
+    total = shares.sum() * 0  # a pack without samples takes part in the backward pass
+    start = 0
+    for pack in packs:
+        num_tokens = int(pack.cu_seqlens[pack.num_segments])
+        if num_tokens:
+            of_pack = slice(start, start + num_tokens)
+            balance = chosen[:, of_pack].mean(dim=(0, 1)) * shares[:, of_pack].mean(dim=(0, 1))
+            total = total + num_tokens * num_experts * balance.sum()
+        start += pack.num_tokens
+    return total
+
+
+def _field(config: Any, names: Sequence[str]) -> int:
+    return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)

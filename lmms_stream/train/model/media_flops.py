@@ -5,15 +5,14 @@ tower_flops has patches of images of any size, tile_flops tiles of one size, sou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
-
-from .products import MediaFlops
-from .sound_flops import sound_flops
-from .tile_flops import tile_flops
-from .tower_flops import tower_flops
+from numpy.typing import NDArray
 
 __all__ = ["MediaFlops", "MediaPart", "media_flops", "media_parts"]
 
@@ -57,3 +56,324 @@ def media_flops(part: MediaPart, config: Any) -> MediaFlops | None:
     if (found := tower_flops(part.tower, own, kinds=part.kinds)) is not None:
         return None if part.behind else found
     return tile_flops(part.tower, own, behind=part.behind, kinds=part.kinds, of_model=config)
+
+
+# FLOPs of the products of a tower: by which of its parts are trained. parameters by stage -> FLOPs of a position.
+#
+# As in flops.py, but without norms and biases: 2 FLOPs a parameter and position forward, 2 more for the gradient of a
+# parameter that is trained, 2 more for that of what comes in, where anything before it is trained. So a frozen tower
+# counts its forward alone, and the first product, of what is read, never the last 2.
+
+_MATRICES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_BLOCK = re.compile(r"(?:^|\.)(?:layers?|blocks)\.(\d+)\.")
+
+
+class MediaFlops(Protocol):
+    """FLOPs of what reads media of some kinds."""
+
+    def of(self, inputs: Mapping[str, torch.Tensor]) -> float:
+        """Forward and backward over a batch's inputs."""
+        ...
+
+
+class Matrix(NamedTuple):
+    """A parameter that positions are multiplied by. stage: when it is used, 0 by what reads pixels or samples."""
+
+    stage: int
+    name: str
+    parameter: torch.nn.Parameter
+
+
+class Products:
+    """stages: of all parameters, of parts that are not multiplied too, as a trained norm needs gradients as well."""
+
+    def __init__(self, stages: Iterable[tuple[int, torch.nn.Parameter]]):
+        self._first_trained = min((stage for stage, each in stages if each.requires_grad), default=1 << 30)
+
+    def of(self, stage: int, parameter: torch.nn.Parameter) -> float:
+        """Of a position."""
+        backward = 2.0 * parameter.requires_grad + 2.0 * (stage > 0 and self._first_trained <= stage)
+        return parameter.numel() * (2.0 + backward)
+
+    def of_pair(self, stage: int, width: int) -> float:
+        """Of two positions that attend to each other in a block: its two products, and four backward."""
+        return 4.0 * width * (3 if self._first_trained <= stage else 1)
+
+
+def stage_of_block(name: str) -> int | None:
+    """The number of the block that a parameter lies in; None for one in no block.
+
+    >>> stage_of_block("encoder.layers.3.fc1.weight"), stage_of_block("conv1.weight")
+    (3, None)
+    """
+    found = _BLOCK.search(name)
+    return None if found is None else int(found[1])
+
+
+def num_blocks(tower: torch.nn.Module) -> int:
+    """Of the tower's first list of blocks; 0 for one without."""
+    lists = (each for name, each in tower.named_modules() if name.rpartition(".")[2] in ("layers", "layer", "blocks"))
+    return next((len(each) for each in lists if isinstance(each, torch.nn.ModuleList)), 0)
+
+
+def matrices(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The weights of linear layers and convolutions, and of projections that are parameters themselves."""
+    for number, module in enumerate(modules):
+        for path, part in module.named_modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                if (isinstance(part, _MATRICES) and name == "weight") or name.endswith("projection_weight"):
+                    yield f"{number}.{path}.{name}", parameter
+
+
+# FLOPs of towers that read patches of images and frames of any size. model, grids of media -> FLOPs.
+#
+# See products.py. Mergers see one token for merge * merge patches. Attention is of all pairs of patches in a frame, or,
+# in blocks with windows, of all pairs in each window: those at the edge hold fewer. What a rank runs on the smallest
+# media because others have more does not count.
+
+_FIRST, _BLOCKS = ("patch_embed", "pos_embed"), "blocks"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerFlops:
+    """FLOPs of a patch, and of a pair of patches that attend to one another: in blocks that see a frame, in windows.
+
+    window: of how many tokens' side, where a token is merge * merge patches; 0 where no block has any. kinds: of media
+    that it reads.
+    """
+
+    per_patch: float
+    per_pair: float
+    per_window_pair: float
+    window: int
+    merge: int
+    kinds: tuple[str, ...] = ("image", "video")
+
+    def of(self, inputs: Mapping[str, torch.Tensor]) -> float:
+        """See MediaFlops."""
+        names = [f"{kind}_grid_thw" for kind in self.kinds]
+        return sum(self.of_grids(inputs[name].numpy()) for name in names if name in inputs)
+
+    def of_grids(self, grids: NDArray[np.int64]) -> float:
+        """Forward and backward of media of these grids: int64[n, 3], frames, rows and columns of patches."""
+        frames, rows, columns = grids.T.astype(np.float64)
+        total = float((frames * rows * columns).sum()) * self.per_patch
+        total += float((frames * (rows * columns) ** 2).sum()) * self.per_pair
+        if self.window:
+            squares = self._squares(rows // self.merge) * self._squares(columns // self.merge)
+            total += float((frames * self.merge**4 * squares).sum()) * self.per_window_pair
+        return total
+
+    def _squares(self, sides: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of the squares of what windows take of a side."""
+        squares: NDArray[np.float64] = sides // self.window * self.window**2 + (sides % self.window) ** 2
+        return squares
+
+
+def tower_flops(tower: torch.nn.Module, config: Any, *, kinds: Sequence[str]) -> TowerFlops | None:
+    """config: of the tower; None for one that is not built of patches and blocks, whose formula is another."""
+    blocks = getattr(tower, _BLOCKS, None)
+    width = getattr(config, "embed_dim", None) or getattr(config, "hidden_size", None)
+    merge = getattr(config, "spatial_merge_size", None)
+    if not isinstance(blocks, torch.nn.ModuleList) or not width or not merge:
+        return None
+    lookups = {id(module.weight) for module in tower.modules() if isinstance(module, torch.nn.Embedding)}
+    stages = [(_stage(name, len(blocks)), name, each) for name, each in tower.named_parameters()]
+    products = Products((stage, each) for stage, _, each in stages)
+    per_patch = 0.0
+    for stage, name, parameter in stages:
+        if id(parameter) not in lookups and parameter.ndim > 1:
+            per_patch += products.of(stage, parameter) / (merge**2 if "merger" in name else 1)
+    window, whole = _windows(config, len(blocks), merge)
+    pairs = {False: 0.0, True: 0.0}  # by whether the block has windows
+    for number in range(len(blocks)):
+        pairs[number not in whole] += products.of_pair(number + 1, width)
+    return TowerFlops(
+        per_patch=per_patch,
+        per_pair=pairs[False],
+        per_window_pair=pairs[True],
+        window=window,
+        merge=merge,
+        kinds=tuple(kinds),
+    )
+
+
+def _stage(name: str, num_blocks: int) -> int:
+    """When a parameter is used: 0 by what reads pixels, then by each block, at last by what gives tokens."""
+    part, _, rest = name.partition(".")
+    if part == _BLOCKS:
+        return 1 + int(rest.partition(".")[0])
+    return 0 if part in _FIRST else num_blocks + 1
+
+
+def _windows(config: Any, num_blocks: int, merge: int) -> tuple[int, set[int]]:
+    """The side of a window in tokens, and the blocks that have none."""
+    side = getattr(config, "window_size", None)
+    whole = getattr(config, "fullatt_block_indexes", None)
+    if not side or whole is None:
+        return 0, {*range(num_blocks)}
+    return side // merge // config.patch_size, {*whole}
+
+
+# FLOPs of towers that read square tiles of one size: the same of each tile. model, tiles -> FLOPs.
+#
+# All patches of a tile attend to one another, with a token of the tile's own where the tower has one. What lies between
+# the tower and the text, and an adapter at the tower's end, sees as many positions as its first product makes of the
+# patches: one that reads the values of k patches has a k-th of them. A head that pools the tile, whose outcome nothing
+# reads, does not count.
+
+_NAMES = {"image": "pixel_values", "video": "pixel_values_videos"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TileFlops:
+    """names: of the inputs whose tiles are their last three axes."""
+
+    per_tile: float
+    names: tuple[str, ...]
+
+    def of(self, inputs: Mapping[str, torch.Tensor]) -> float:
+        """See MediaFlops."""
+        return self.per_tile * sum(inputs[name].shape[:-3].numel() for name in self.names if name in inputs)
+
+
+def tile_flops(
+    tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.nn.Module], kinds: Sequence[str], of_model: Any
+) -> TileFlops | None:
+    """None for a tower that is not built of tiles and blocks, and for one that is not read from its last block.
+
+    config: of the tower; of_model: of the model. behind: the parts between tower and text.
+    """
+    side, patch = (_number(getattr(config, name, None)) for name in ("image_size", "patch_size"))
+    width, depth = getattr(config, "hidden_size", None), num_blocks(tower)
+    read = getattr(of_model, "vision_feature_layer", -1)
+    if not (side and patch and width and depth) or read not in (None, -1, [-1]):
+        return None
+    names = tuple(_NAMES[kind] for kind in kinds if kind in _NAMES)
+    patches = (side // patch) ** 2
+    positions = patches + any(name.endswith(("cls_token", "class_embedding")) for name, _ in tower.named_parameters())
+    last = depth + 1
+    stages = [(_tile_stage(name, last), each) for name, each in tower.named_parameters() if ".head." not in name]
+    products = Products([*stages, *((last, each) for module in behind for each in module.parameters())])
+    total = sum(products.of_pair(1 + number, width) for number in range(depth)) * positions**2
+    of_text: float | None = getattr(of_model, "mm_tokens_per_image", None)  # Gemma 3's, which are means of patches
+    for name, parameter in matrices([tower, *behind]):
+        stage = _tile_stage(name, last) if name.startswith("0.") else last
+        if ".head." in name:
+            continue
+        if stage == last and "post_" not in name:
+            of_text = of_text or patches * width / parameter.shape[-1]
+            total += products.of(last, parameter) * of_text
+        else:
+            total += products.of(stage, parameter) * (patches if stage == 0 else positions)
+    return TileFlops(per_tile=total, names=names)
+
+
+def _tile_stage(name: str, last: int) -> int:
+    """0 for what makes vectors of pixels, then block by block, then an adapter at the end."""
+    block = stage_of_block(name)
+    if block is not None:
+        return 1 + block
+    return 0 if "embed" in name or "cls_token" in name else last
+
+
+def _number(value: Any) -> int:
+    """A side that a config gives once, or for both axes."""
+    return int(value[0] if isinstance(value, list | tuple) else value or 0)
+
+
+# FLOPs of towers that read mel frames of sounds, as Whisper's encoder does. model, clips -> FLOPs.
+#
+# Convolutions halve the frames, blocks attend within stretches of what is left, and pairs of positions may be joined at
+# the end. A clip counts with its own frames, in chunks where the tower reads it so; Qwen2-Audio's with those that every
+# clip is padded to.
+
+_CONVOLUTIONS = {"conv1": 0, "conv2": 1, "conv2d1": 1, "conv2d2": 2, "conv2d3": 3}  # halvings when they have been run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoundFlops:
+    """per_position: FLOPs of a position after 0, 1, … halvings; per_pooled: of a joined pair of the last.
+
+    chunk: frames that are convolved together (0: a clip). window: positions that attend to one another (0: those of a
+    chunk). padded: frames that every clip has (0: its own).
+    """
+
+    per_position: tuple[float, ...]
+    per_pooled: float
+    per_pair: float
+    chunk: int
+    window: int
+    padded: int
+
+    def of(self, inputs: Mapping[str, torch.Tensor]) -> float:
+        """See MediaFlops."""
+        if self.padded:
+            found = inputs.get("input_features")
+            return 0.0 if found is None else self.of_clips(np.full(len(found), self.padded))
+        lengths = inputs.get("audio_lengths")
+        return 0.0 if lengths is None else self.of_clips(lengths.numpy())
+
+    def of_clips(self, frames: NDArray[np.int64]) -> float:
+        """Clips of so many mel frames."""
+        return sum(self._of_clip(int(each)) for each in frames)
+
+    def _of_clip(self, frames: int) -> float:
+        chunk = self.chunk or frames
+        levels = np.array([chunk] * (frames // chunk) + [frames % chunk] * (frames % chunk > 0))
+        total = 0.0
+        for halvings, flops in enumerate(self.per_position):
+            levels = levels if halvings == 0 else (levels - 1) // 2 + 1
+            total += flops * float(levels.sum())
+        positions = int(levels.sum())
+        if self.window:
+            levels = np.array([self.window] * (positions // self.window) + [positions % self.window])
+        num_pairs = float((levels.astype(np.float64) ** 2).sum())
+        return total + self.per_pair * num_pairs + self.per_pooled * (positions // 2)
+
+
+def sound_flops(tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.nn.Module]) -> SoundFlops | None:
+    """config: of the tower; None for one that has no such convolutions and blocks. behind: between tower and text."""
+    found = [name for name in _CONVOLUTIONS if hasattr(tower, name)]
+    width, depth = getattr(config, "d_model", None), num_blocks(tower)
+    bins = getattr(config, "num_mel_bins", None)
+    if len(found) < 2 or not (width and depth and bins):
+        return None
+    last = len(found) + depth + 1
+    halvings = max(_CONVOLUTIONS[name] for name in found)
+    is_pooled = hasattr(tower, "avg_pooler")
+
+    def stage(name: str) -> int:
+        block, part = stage_of_block(name), name.split(".")[0]
+        if block is not None:
+            return len(found) + 1 + block
+        return found.index(part) if part in found else len(found) if part == "conv_out" else last
+
+    stages = [(stage(name), each) for name, each in tower.named_parameters()]
+    products = Products([*stages, *((last, each) for module in behind for each in module.parameters())])
+    per_position, per_pooled = [0.0] * (halvings + 1), 0.0
+    for name, parameter in matrices([tower, *behind]):
+        number, _, rest = name.partition(".")
+        part = rest.split(".")[0] if number == "0" else ""
+        flops = products.of(stage(rest) if part else last, parameter)
+        if part in found:
+            rows = _halved(bins, _CONVOLUTIONS[part]) if parameter.ndim == 4 else 1
+            per_position[_CONVOLUTIONS[part]] += flops * rows
+        elif is_pooled and part in ("", "proj"):
+            per_pooled += flops
+        else:
+            per_position[-1] += flops
+    per_pair = sum(products.of_pair(len(found) + 1 + number, width) for number in range(depth))
+    n_window = int(getattr(config, "n_window", 0) or 0)
+    shared: dict[str, Any] = {"per_position": tuple(per_position), "per_pooled": per_pooled, "per_pair": per_pair}
+    if not n_window:
+        return SoundFlops(**shared, chunk=0, window=0, padded=2 * config.max_source_positions)
+    chunks = int(getattr(config, "n_window_infer", 0) or 0) // (2 * n_window)
+    return SoundFlops(**shared, chunk=2 * n_window, window=chunks * _halved(2 * n_window, halvings), padded=0)
+
+
+def _halved(count: int, times: int) -> int:
+    """What convolutions with stride 2 leave of so many."""
+    for _ in range(times):
+        count = (count - 1) // 2 + 1
+    return count

@@ -20,10 +20,17 @@ from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
 from .build import check_config
 from .by_sample import BySample, Samples
-from .head import SharedParameters
-from .hidden import decoder_of, run_to_hidden
-from .loss import Head, learnt_tokens, losses_of_logits, token_losses
-from .router import router_loss, router_weight
+from .loss import (
+    Head,
+    SharedParameters,
+    decoder_of,
+    learnt_tokens,
+    losses_of_logits,
+    router_loss,
+    router_weight,
+    run_to_hidden,
+    token_losses,
+)
 from .sequence import SequenceParts
 from .torch_varlen import VARLEN
 from .towers import Dummies, has_modules, model_inputs, parts_of, positions_along_axes, without_bounds_of_text

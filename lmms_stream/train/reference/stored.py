@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, ConfigError
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
+from ...storage.locks import temporary_name
 from ...storage.storage import Storage
-from ...storage.temporaries import temporary_name
 from ..model.log_probs import OfPacks, Passes
 
 REFERENCE_FOLDER = "_lmms/reference"

@@ -11,14 +11,18 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any, Literal
 
+import torch.distributed as dist
+
+from ...errors import LmmsStreamError
 from ...loader.loader import PackedLoader
 from ...plan.cursor import Cursor
 from ...types import Batch
+from ..run.distributed import cpu_group
 from ..run.settings import TrainConfig
-from .origins import rows_of
-from .spikes import FEWEST, Episode, Spikes
 
 ALERTS = "alerts"  # the key of a record
 MAX_SAMPLES = 1000  # that a rank names of an alert
@@ -201,3 +205,91 @@ def _packs_and_samples(packs: Sequence[Mapping[str, Any]], ids: Sequence[Any]) -
     read = [f"{each['first']} to {each['stop'] - 1} of epoch {each['epoch']} of {each['source']}" for each in packs]
     named = ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
     return f"It read packs {' and '.join(read)}; samples {named}" if read else f"It read samples {named}"
+
+
+# Figures of records -> whether one is out of the ordinary, and for how long; arithmetic only.
+
+FEWEST = 20  # records before the first that can be a spike
+_NORMAL = 1.4826 / math.sqrt(2)  # the deviation of normal noise over the median difference between two values of it
+_LEAST_NOISE = 0.02  # of the median: a loss that hardly varies may still rise by a little
+
+
+class Spikes:
+    """Tells which values lie far above those before them.
+
+    A spike is a value of more than `deviations` deviations above the median of the last `window` values. The deviation
+    is that of normal noise whose values differ from the next as these do, in the median: so neither a spike among them
+    changes it, nor a loss that falls. Values that stay high become the ordinary ones after half a window.
+    """
+
+    def __init__(self, *, deviations: float, window: int):
+        self._deviations = deviations
+        self._values: deque[float] = deque(maxlen=window)
+
+    def limit(self) -> float:
+        """The value above which the next one is a spike; infinity before FEWEST values."""
+        if len(self._values) < FEWEST or not self._deviations:
+            return math.inf
+        middle = median(self._values)
+        noise = _NORMAL * median(abs(value - next_one) for value, next_one in pairwise(self._values))
+        return middle + self._deviations * max(noise, _LEAST_NOISE * abs(middle))
+
+    def take(self, value: float) -> bool:
+        """Whether this value is a spike; one that is not finite is none, and is forgotten."""
+        if not math.isfinite(value):
+            return False
+        is_spike = value > self.limit()
+        self._values.append(value)
+        return is_spike
+
+
+class Episode:
+    """Which records in a row are told of: the 1st, 2nd, 4th, 8th, … that is out of the ordinary, and the end.
+
+    So what lasts is told of in full, in few alerts.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0  # records so far
+        self._told = 0
+
+    def go_on(self) -> bool:
+        """One more record is out of the ordinary; whether to tell."""
+        self.length += 1
+        is_due = self.length & (self.length - 1) == 0
+        self._told = self.length if is_due else self._told
+        return is_due
+
+    def end(self) -> bool:
+        """The record is an ordinary one; whether some before it have not been told of."""
+        is_due = self._told < self.length
+        self.length = self._told = 0
+        return is_due
+
+
+# Ids of samples -> the rows of the user's files that they were made of, for an alert to name.
+
+
+def rows_of(ids: Sequence[Any], loader: PackedLoader) -> list[str]:
+    """`file:row` of each sample, as far as their datasets say; all ranks call it alike, and rank 0 reads a few bytes.
+
+    ids: as a record names them, after their source where there are several.
+    """
+    told = [_read(ids, loader) if loader.world.rank == 0 else []]
+    dist.broadcast_object_list(told, src=0, group=cpu_group())
+    return told[0]
+
+
+def _read(ids: Sequence[Any], loader: PackedLoader) -> list[str]:
+    try:
+        found = [_origin(str(each), loader) for each in ids]
+    except (LmmsStreamError, IndexError) as error:
+        logger.warning("the rows that samples were made of cannot be told: %s", error)
+        return []
+    return [row for row in found if row is not None]
+
+
+def _origin(sample: str, loader: PackedLoader) -> str | None:
+    source, _, number = sample.rpartition(":")
+    row = loader.origin_of(source or loader.sources[0], int(number))
+    return None if row is None else str(row)

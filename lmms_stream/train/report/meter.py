@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,10 +15,8 @@ import torch
 from ...loader.loader import PackedLoader
 from ...storage.tally import FetchCounts
 from ...types import Batch, World
-from ..model.flops import ModelFlops, peak_tflops
-from ..model.image_flops import ImageFlops
+from ..model.flops import ImageFlops, ModelFlops, peak_tflops
 from ..run.distributed import gather
-from .compilations import Compilations
 from .metrics import Logged, StepCounts, StepWindow, by_source, count_step, finite_mean, objective_losses
 
 MIB = 1 << 20
@@ -192,3 +191,36 @@ class Meter:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# How many graphs torch compiled since the steps began, and a warning where they are more than packs explain.
+
+MOST_GRAPHS = 16  # a layer's and an attention's, of packs with and without media, some strides: see docs/speed.md
+logger = logging.getLogger("lmms_stream")
+
+
+class Compilations:
+    """Counts from when it is made, which is after the proof of the compiled model. tells: this rank warns."""
+
+    def __init__(self, *, tells: bool, most: int = MOST_GRAPHS):
+        self._most, self._tells = most, tells
+        self._before = _num_graphs()
+
+    def figures(self) -> dict[str, int]:
+        """Graphs of this rank, which each cost the time of a compilation."""
+        found = _num_graphs() - self._before
+        if found > self._most and self._tells:
+            self._tells = False
+            logger.warning(
+                "%d graphs were compiled since the steps began, and %d are expected at most: packs of this run have "
+                "something that each is compiled for anew. TORCH_LOGS=recompiles says what; set train.torch_compile to "
+                "false, or train.pad_to, so that packs have one length",
+                found, self._most,
+            )  # fmt: skip
+        return {"perf/num_graphs": found}
+
+
+def _num_graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import importlib.util
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
-from ...storage.storage import open_storage
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch.profiler import profile, schedule
+
+from ...errors import ConfigError, DataError, ObjectMissingError, StorageError
+from ...storage.failures import disk_errors
+from ...storage.storage import Storage, open_storage
 from ...types import World
 from ..run.phases import Phases
 from ..run.schedules import Schedule
-from ..run.settings import TrainConfig
-from .kept_log import KeptLog, restore_log
-from .profiling import StepProfiler
-from .progress import RunProgress
-from .reporters import Report, check_reporters, open_reports
+from ..run.settings import ProfileConfig, Reporter, TrainConfig
 from .standstill import Standstill
-from .train_log import LOG_NAME
+from .train_log import LOG_NAME, ROOM, JsonLines, history, line_of, read_log, record_of
 
 
 class RunLog:
@@ -77,3 +87,317 @@ class RunLog:
         if self._kept is not None:
             self._kept.add(record)
         self._progress.tell(record, position)
+
+
+# Shows how far a run is: a bar on a terminal, a line now and then elsewhere.
+
+LINE_S = 60.0  # seconds between lines where there is no terminal
+_REFRESH_S = 0.2
+_SHOWN = (
+    ("epoch", "epoch {:.2f}"),
+    ("loss", "loss {:.4f}"),
+    ("eval_loss", "eval loss {:.4f}"),
+    ("perf/tokens_per_s", "{:,.0f} tokens/s"),
+    ("perf/mfu", "MFU {:.1%}"),
+)
+
+
+class RunProgress:
+    """While entered, shows the position of a run of `length`, in `unit` (steps or tokens), with the latest figures.
+
+    It has no thread: it draws only when it is called.
+    """
+
+    def __init__(self, length: int, *, unit: str, done: int, shown: bool, console: Console | None = None):
+        self._console = console or Console(stderr=True)
+        self._shown = shown
+        self._length = length
+        self._unit = unit
+        self._figures: dict[str, str] = {}
+        self._drawn = self._line_at = -float("inf")
+        self._begun_at, self._begun = time.monotonic(), done
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[figures]}"),
+            console=self._console,
+            auto_refresh=False,
+            disable=not (shown and self._console.is_terminal),
+        )
+        self._task = self._bar.add_task(self._where(done), total=length, completed=done, figures="")
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def move(self, position: int) -> None:
+        """Show that the run is at `position`."""
+        if not self._bar.disable:
+            self._bar.update(self._task, completed=position, description=self._where(position))
+            if time.monotonic() - self._drawn >= _REFRESH_S or position >= self._length:
+                self._drawn = time.monotonic()
+                self._bar.refresh()
+
+    def tell(self, record: Mapping[str, Any], position: int) -> None:
+        """Show the figures of a record."""
+        if not self._shown:
+            return
+        self._figures |= {name: form.format(record[name]) for name, form in _SHOWN if name in record}
+        figures = "  ".join(self._figures[name] for name, _ in _SHOWN if name in self._figures)
+        if not self._bar.disable:
+            self._bar.update(self._task, figures=figures)
+            return
+        if time.monotonic() - self._line_at >= LINE_S or position >= self._length:
+            self._line_at = time.monotonic()
+            left_s = (self._length - position) * (self._line_at - self._begun_at) / max(1, position - self._begun)
+            line = f"{self._where(position)}  {figures}  {timedelta(seconds=round(left_s))} left"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _where(self, position: int) -> str:
+        return f"{self._unit} {position:,} of {self._length:,}"
+
+
+# Traces of some steps by torch's profiler, one for each rank, which Perfetto and chrome://tracing read.
+
+_ROOM = "free some, or set train.profile.folder, or no train.profile"
+_END_BYTES = 1 << 13  # read from the end of a trace, which holds its path
+
+
+class StepProfiler:
+    """While entered, traces steps [first, stop) of this run, counted from its start, which has `step` behind it.
+
+    The file is `folder`/rank-N-step-S.json, S the first step in it as the log counts, so that a resumed run leaves the
+    traces of the one before. A run that ends before writes what it has. Without a config nothing is traced.
+    StorageError when the disk refuses the file.
+    """
+
+    def __init__(self, config: ProfileConfig | None, *, output_dir: Path, rank: int, step: int):
+        self._profile: profile | None = None
+        if config is not None:
+            folder = Path(config.folder) if config.folder else output_dir / "profile"
+            self._path = folder / f"rank-{rank}-step-{step + config.first + 1}.json"
+            # The profiler's step n is the nth step of this run; its step 0, before the first one, is empty.
+            steps = schedule(skip_first=config.first, wait=0, warmup=1, active=config.stop - config.first, repeat=1)
+            # acc_events: of the one cycle that there is; without it torch warns that several would not be kept.
+            self._profile = profile(schedule=steps, on_trace_ready=self._write, acc_events=True)
+
+    def __enter__(self) -> StepProfiler:
+        if self._profile is not None:
+            self._profile.start()
+            self._profile.step()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+
+    def step(self) -> None:
+        """A step has ended."""
+        if self._profile is not None:
+            self._profile.step()
+
+    def _write(self, traced: profile) -> None:
+        with disk_errors(str(self._path), room=_ROOM):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(b"")  # torch reports no disk errors; Python raises those of the path here
+            traced.export_chrome_trace(str(self._path))
+            if not _is_whole(self._path):
+                for part in self._path.parent.glob(f"{self._path.name}*"):  # also the .tmp file that torch writes first
+                    part.unlink()
+                raise StorageError(f"{self._path}: the trace could not be written whole, as on a full disk: {_ROOM}")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a trace has the end that torch writes last."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
+        end = file.read(_END_BYTES)
+    return b'"traceName"' in end and end.rstrip().endswith(b"}")
+
+
+# Where records go: always to train_log.jsonl, by report_to also to TensorBoard and Weights & Biases.
+
+logger = logging.getLogger("lmms_stream")
+
+
+class Report(Protocol):
+    """Takes the records of a run, each with its step, in their order; after a resume some steps come again."""
+
+    def write(self, record: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Writes the records' numbers to event files. Steps of an earlier run from `first_step` on are hidden."""
+
+    def __init__(self, folder: Path, *, first_step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        purged = first_step if first_step > 1 else None
+        self._folder = str(folder)
+        with disk_errors(self._folder, room=ROOM):
+            self._writer = SummaryWriter(self._folder, purge_step=purged)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        with disk_errors(self._folder, room=ROOM):
+            for name, value in _numbers(record).items():
+                self._writer.add_scalar(name, value, record["step"])
+            self._writer.flush()
+
+    def close(self) -> None:
+        with disk_errors(self._folder, room=ROOM):
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """Logs the records' numbers and the settings to a run of W&B; a resumed run goes on under its id.
+
+    WANDB_PROJECT, WANDB_MODE (offline: only to files in the output folder) and its other variables say where.
+    """
+
+    def __init__(self, output_dir: Path, *, settings: Mapping[str, Any]):
+        import wandb
+
+        id_path = output_dir / "wandb" / "run-id.txt"
+        with disk_errors(str(id_path), room=ROOM):
+            if not id_path.exists():
+                id_path.parent.mkdir(parents=True, exist_ok=True)
+                id_path.write_text(uuid.uuid4().hex)
+            run_id = id_path.read_text()
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "lmms_stream"),
+                name=os.environ.get("WANDB_NAME", output_dir.name),
+                id=run_id,
+                resume="allow",
+                dir=str(output_dir),
+                config=dict(settings),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"Weights & Biases takes no records ({' '.join(str(error).split())}): run `wandb login`, set "
+                "WANDB_MODE=offline, or leave wandb out of report_to"
+            ) from error
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._run.log({"step": record["step"], **_numbers(record)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check_reporters(report_to: Sequence[Reporter]) -> None:
+    """ConfigError for a reporter whose package is not installed."""
+    for name in report_to:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # no package, but a folder of that name, such as W&B makes
+            raise ConfigError(f"train.report_to {name} needs the package {name}: pip install 'lmms-stream[{name}]'")
+
+
+def open_reports(
+    output_dir: Path, report_to: Sequence[Reporter], *, first_step: int, settings: Mapping[str, Any]
+) -> Iterator[Report]:
+    """The reports that take the records of a run from first_step on; each is opened when it is yielded."""
+    log = JsonLines(output_dir / LOG_NAME)
+    if log.is_shared:
+        logger.warning(
+            "another run writes %s: two runs in one output_dir mix their logs and remove each other's checkpoints; end "
+            "one of them, or name another output_dir",
+            output_dir / LOG_NAME,
+        )
+    yield log
+    if "tensorboard" in report_to:
+        yield TensorBoard(output_dir / "tensorboard", first_step=first_step)
+    if "wandb" in report_to:
+        yield WeightsAndBiases(output_dir, settings=settings)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
+
+
+# A run's log beside its checkpoints: it outlives the disk of the node that wrote it.
+#
+# The first rank of a run writes the log, and after a restart that may be a rank of another node. So each checkpoint
+# leaves the records since the one before as `log/step-NNNNNNNN.jsonl`, and a run that resumes adds to its own log what
+# that lacks. The first line of such a file says after which step its records begin.
+
+AFTER = "after_step"
+
+
+def part_name(step: int) -> str:
+    """The key of the records that end with a checkpoint, beside the checkpoints."""
+    return f"log/step-{step:08d}.jsonl"
+
+
+class KeptLog:
+    """The records of a run since its last checkpoint."""
+
+    def __init__(self) -> None:
+        self._after = 0  # the step of the last checkpoint
+        self._lines: list[bytes] = []
+
+    def begin(self, step: int) -> None:
+        """Begin behind a checkpoint."""
+        self._after, self._lines = step, []
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self._lines.append(line_of(record))
+
+    def part(self, step: int) -> dict[str, bytes]:
+        """What is to be kept with the checkpoint of a step, by its key; the next part begins behind it."""
+        data = line_of({AFTER: self._after}) + b"".join(self._lines)
+        self.begin(step)
+        return {part_name(step): data}
+
+
+def restore_log(storage: Storage, step: int, path: Path) -> int:
+    """Add to the log at `path` the records up to a checkpoint that it lacks; how many those were.
+
+    Parts are read from the last one back to the first whose records the log has. None where none was kept, as by
+    earlier releases. Raises DataError, StorageError.
+    """
+    log = history(read_log(path))
+    known = {_key(record): record for record in (*log.steps, *log.evaluations)}
+    lacking: list[list[dict[str, Any]]] = []
+    while step > 0:
+        try:
+            step, records = _read_part(storage, step)
+        except ObjectMissingError:
+            break
+        if records and all(known.get(_key(record)) == record for record in records):
+            break  # a part without records says nothing of those before it
+        lacking.append(records)
+    records = [record for part in reversed(lacking) for record in part]
+    while records and known.get(_key(records[0])) == records[0]:
+        records.pop(0)
+    if records:
+        lines = JsonLines(path)
+        for record in records:
+            lines.write(record)
+        lines.close()
+    return len(records)
+
+
+def _key(record: Mapping[str, Any]) -> tuple[int, bool]:
+    """Of a record among those that count: its step, and whether it is one of an evaluation."""
+    return record["step"], "eval_loss" in record
+
+
+def _read_part(storage: Storage, step: int) -> tuple[int, list[dict[str, Any]]]:
+    """After which step a part begins, and its records."""
+    where = f"{storage.url}/{part_name(step)}"
+    head, *lines = storage.read(part_name(step)).splitlines() or [b""]
+    try:
+        after = int(json.loads(head)[AFTER])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{where}: its first line does not say where it begins ({error}): remove it") from None
+    if not 0 <= after < step:
+        raise DataError(f"{where} begins after step {after}, which is not before step {step}: remove it")
+    return after, [record_of(line, where=f"{where}:{number}") for number, line in enumerate(lines, start=2)]

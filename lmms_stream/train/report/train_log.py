@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ...errors import DataError
-from ...storage.disk_errors import disk_errors
+from ...storage.failures import disk_errors
 
 LOG_NAME = "train_log.jsonl"
 ROOM = "free some, and the same command goes on from the last checkpoint"

@@ -1,20 +1,15 @@
 """How a run trains, and what it runs on.
 
 settings        the section `train` of a run's YAML file, checked
-distributed     its processes: their group, and how they end together
-joining         how they come together
-interface       over which network interface they reach those of other nodes
+distributed     its processes: how they join, their network interface, their end, NCCL's flight recorder
 peers           where they take shards from each other's nodes
-mesh            which of them share a copy of the model, the tokens of a pack, a matrix
-precision       the number formats that it computes in
-flight_recorder what NCCL did when a collective timed out
+mesh            ranks that share a copy of the model, the tokens of a pack, a matrix
+precision       number formats
 phases          what a rank is doing
-flow            what is due after a step and an epoch; clock: a checkpoint, by time
-callbacks       those of transformers, which may change it
-reading         what the host reads of the device, once a step
-counts          how far it is; trained_on: whether its steps train on anything
-clipping        the norm of its gradients
-optimizers      its optimizer by name, and groups of parameters; muon: that for matrices; adopted: one that was given
-average         of its weights
-schedules       the learning rate along it
+flow            what is due after a step, an epoch, a time
+callbacks       callbacks of transformers
+counts          progress of a run; what the host reads once a step; whether steps train on anything
+clipping        the norm of gradients
+optimizers      optimizers by name, groups of parameters, Muon, adopted optimizers, the average of weights
+schedules       the learning rate
 """

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+import torch
+
+from ...errors import TrainingError
 
 
 @dataclass(slots=True)
 class RunCounts:
     """Steps, and tokens and samples in them, since the run began; num_skipped_steps: those without an update.
 
-    history: the stretches of the run, each with the settings that its packs follow from; see loader/stretches.py.
+    history: the stretches of the run, each with the settings that its packs follow from; see loader/loader.py.
     left_out: the samples that are padding, of all ranks; see plan/left_out.py.
     """
 
@@ -33,3 +37,66 @@ class RunCounts:
         for each in fields(self):
             is_list = each.name in ("history", "left_out")
             setattr(self, each.name, list(state.get(each.name, [])) if is_list else state[each.name])
+
+
+# Steps and sources in which nothing is trained on: they update nothing, and end a run. Pure.
+
+MOST_STEPS = 100  # in a row without anything to train on, of a run or of a source
+_REMEDY = (
+    "look at its samples with lmms-stream inspect (with --tokenizer what is trained on is marked), and correct what is "
+    "trained on: the chat template's {% generation %}, learn in the processor's settings, or loss_spans"
+)
+
+
+class TrainedOn:
+    """Counts what is trained on in each step, of all ranks. sources: by name; each has packs of its own."""
+
+    def __init__(self, sources: Sequence[str]):
+        self._sources = tuple(sources)
+        self._in_a_row = [0] * len(self._sources)  # steps with packs of a source and nothing to train on in them
+        self._empty_in_a_row = 0
+        self._num_steps, self._num_units = 0, 0.0
+
+    def take(self, num_units: float, of_sources: Sequence[Sequence[float]], *, step: int) -> bool:
+        """Count a step; return whether anything is trained on in it.
+
+        num_units: of all logged objectives. of_sources: packs and units of each source. TrainingError after MOST_STEPS.
+        """
+        self._num_steps += 1
+        self._num_units += num_units
+        self._empty_in_a_row = 0 if num_units else self._empty_in_a_row + 1
+        if self._empty_in_a_row == MOST_STEPS:
+            raise TrainingError(
+                f"nothing is trained on in the {MOST_STEPS} steps up to step {step}: no sample of {self._named} that "
+                f"was read has a token that is trained on; {_REMEDY}"
+            )
+        for index, (num_packs, units) in enumerate(of_sources):
+            if num_packs:
+                self._in_a_row[index] = 0 if units else self._in_a_row[index] + 1
+            if self._in_a_row[index] == MOST_STEPS:
+                raise TrainingError(
+                    f"nothing of source {self._sources[index]} is trained on in {MOST_STEPS} steps with packs of it, "
+                    f"up to step {step}: {_REMEDY}, or leave the source out"
+                )
+        return num_units > 0
+
+    def end(self) -> None:
+        """TrainingError for a run in whose steps nothing at all was trained on."""
+        if self._num_steps and not self._num_units:
+            raise TrainingError(
+                f"nothing is trained on in any of the {self._num_steps} steps of the run, which updated nothing: no "
+                f"sample of {self._named} that was read has a token that is trained on; {_REMEDY}"
+            )
+
+    @property
+    def _named(self) -> str:
+        return "the dataset" if len(self._sources) < 2 else ", ".join(self._sources)
+
+
+# What the host reads of the device in a step, in one transfer: it is the one time that it waits for the device.
+
+
+def read(grad_norm: torch.Tensor, losses: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The norm, and the losses on the CPU: float64 of their shape."""
+    norm, *values = torch.cat([each.detach().double().flatten() for each in (grad_norm, losses)]).tolist()
+    return norm, torch.tensor(values, dtype=torch.float64).view(losses.shape)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import fcntl
+import ipaddress
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
-from ...errors import LmmsStreamError, TrainingError
+from ...errors import ConfigError, LmmsStreamError, TrainingError
 from ...types import World, nodes_of_ranks
-from .flight_recorder import record_collectives
-from .interface import set_interface
-from .joining import join_ranks
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group that init_distributed made
@@ -165,3 +169,200 @@ def gather(values: Sequence[float], world_size: int) -> torch.Tensor:
     everyone = torch.empty(world_size * len(values), dtype=torch.float64)
     dist.all_gather_into_tensor(everyone, mine, group=cpu_group())
     return everyone.view(world_size, len(values))
+
+
+# Ranks come together: first at their store, then each is connected with each; either within the limit of a collective.
+#
+# gloo alone waits five times as long for a connection that another rank is to make, as waitUntil of its
+# gloo/transport/tcp/pair.h says ("Use a longer timeout when waiting for initial connect"): by default 50 minutes for a
+# rank that died when its address was known already.
+
+_NUM_CAME, _ALL_CAME = "num_came", "all_came"  # keys of the store
+
+
+def join_ranks(backend: str, device: torch.device, *, timeout_s: float) -> None:
+    """Make the process group that torchrun's variables describe; all ranks call it.
+
+    Raises dist.DistError, or another RuntimeError of gloo's, when a rank does not come, or is gone, within timeout_s.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    store = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # as init_process_group does
+    if store.add(_NUM_CAME, 1) >= world_size:
+        store.set(_ALL_CAME, "yes")
+    store.wait([_ALL_CAME])
+
+    def connect() -> None:
+        if device.type == "cuda":  # of each thread
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
+
+    within(timeout_s, connect, what="connecting with the other ranks")
+
+
+def within(timeout_s: float, act: Callable[[], object], *, what: str) -> None:
+    """Do what may wait for too long in a thread; DistError if it does. The thread is left to it then."""
+    outcome: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - it is raised by who waits
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=work, daemon=True, name="lmms-join").start()
+    try:
+        outcome.result(timeout_s)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise dist.DistError(f"{what} took more than {timeout_s:g} s") from None
+
+
+# Which of a node's network interfaces gloo takes, where the node's own name would lead it to none that others reach.
+#
+# gloo listens at the address that the node's name has. Debian and its like give it 127.0.1.1 in /etc/hosts, and a name
+# that nobody knows counts as 127.0.0.1: other nodes would connect to themselves, and the run would stand still.
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+def set_interface(environment: MutableMapping[str, str]) -> None:
+    """Name gloo's interface in the environment of a rank, where it has to be and nobody did. ConfigError: see chosen.
+
+    environment: torchrun's, with the addresses of all ranks' store; a run on one node needs none.
+    """
+    size, local_size = environment.get("WORLD_SIZE"), environment.get("LOCAL_WORLD_SIZE")
+    if VARIABLE in environment or size is None or local_size is None or int(size) <= int(local_size):
+        return
+    first = environment.get("MASTER_ADDR", "")
+    if first == "localhost" or first.startswith("127."):  # all of them are on this machine
+        return
+    own = own_address()
+    if own is not None and not ipaddress.ip_address(own).is_loopback:
+        return
+    found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}
+    if not found:  # there is no way to another machine
+        return
+    name = chosen(found, towards=_address_towards(first), own=own)
+    environment[VARIABLE] = name
+    if environment.get("LOCAL_RANK") == "0":
+        logger.info(
+            "the name %s leads to %s, which no other node reaches: gloo takes %s (%s)",
+            socket.gethostname(), own or "no address", name, VARIABLE,
+        )  # fmt: skip
+
+
+def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) -> str:
+    """The interface that has the address from which the first rank is reached, or the only one there is.
+
+    found: IPv4 addresses of interfaces by name, loopback not among them. ConfigError where neither tells.
+    """
+    names = [name for name, each in found.items() if each == towards] or list(found)
+    if len(names) != 1:
+        known = ", ".join(f"{name} ({each})" for name, each in found.items())
+        raise ConfigError(
+            f"this node's name leads to {own or 'no address'}, which other nodes do not reach, and which of its "
+            f"interfaces they do is not known: set {VARIABLE} to one of them: {known}"
+        )
+    return names[0]
+
+
+def address_for_others(environment: Mapping[str, str]) -> str:
+    """An address of this node that the other nodes of torchrun's environment reach; of one machine, loopback.
+
+    It is that of gloo's interface where one is named, else the one from which the first rank is reached, else that of
+    the node's own name, else the only one there is. ConfigError: see chosen.
+    """
+    first, named = environment.get("MASTER_ADDR", ""), environment.get(VARIABLE, "").split(",")[0]
+    found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}
+    if named in found:
+        return found[named]
+    if not found or first == "localhost" or first.startswith("127."):
+        return "127.0.0.1"
+    towards, own = _address_towards(first), own_address()
+    for each in (towards, own):
+        if each is not None and not ipaddress.ip_address(each).is_loopback:
+            return each
+    return found[chosen(found, towards=towards, own=own)]
+
+
+def own_address() -> str | None:
+    """The address that gloo takes by itself: the first of this node's name that it can listen at; None for none."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as listener:
+            try:
+                listener.bind(address)
+            except OSError:
+                continue
+            return str(address[0])
+    return None
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 addresses of this node's interfaces, by name."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:  # it has none
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _address_towards(host: str) -> str | None:
+    """The address from which this node would send to a host; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+# torch's flight recorder of NCCL's collectives: what each rank had begun when one of them timed out.
+#
+# torch keeps the latest collectives in memory, and writes them to a file for each rank when one times out. The
+# variables have these names since torch 2.9 (FlightRecorder.hpp and ProcessGroupNCCL.hpp in
+# torch/csrc/distributed/c10d).
+
+STACKS = "stacks"  # the folder in the output_dir of what ranks that stand still leave
+NUM_COLLECTIVES = 2000  # that are kept, as torch itself does since 2.7
+_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: as they were called before
+_ON_TIMEOUT = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT")
+_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_begins: list[str] = []  # the beginning of the files' paths, where this process records
+
+
+def record_collectives(folder: Path) -> None:
+    """Have NCCL's collectives of this process recorded; call it before the process group is made.
+
+    What is set in the environment stays. folder: of the files, unless another is set.
+    """
+    _set_default(_SIZE, str(NUM_COLLECTIVES))
+    _set_default(_ON_TIMEOUT, "1")
+    _set_default(_FILES, str((folder / "nccl-rank-").absolute()))
+    _begins[:] = [next(os.environ[name] for name in _FILES if name in os.environ)]
+
+
+def flight_recorder_files() -> str:
+    """What is said of the files of this process's recorder; nothing where none records."""
+    if not _begins:
+        return ""
+    return f"; NCCL's collectives of each rank N will be in {_begins[0]}N, which torchfrtrace reads"
+
+
+def _set_default(names: tuple[str, str], value: str) -> None:
+    """Set the first of two variables that mean the same, unless one of them is set."""
+    if not any(name in os.environ for name in names):
+        os.environ[names[0]] = value

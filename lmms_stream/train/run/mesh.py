@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import ConfigError
 from ...types import World
-from .distributed import init_distributed
-from .flight_recorder import STACKS
+from .distributed import STACKS, init_distributed
 from .settings import TrainConfig
 
 

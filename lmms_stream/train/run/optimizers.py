@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...errors import ConfigError, LmmsStreamError
-from .muon import Muon, hidden_matrices
 from .settings import TrainConfig
 
 Groups = list[dict[str, Any]]
@@ -184,3 +187,204 @@ _MAKERS: dict[str, Maker] = {
     "muon": _muon,
     **{name: _torch(class_name) for name, class_name in _OF_TORCH.items()},
 }
+
+
+# Muon for matrices that are sharded, and AdamW for the other parameters, as one optimizer.
+#
+# Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) updates a matrix by its momentum made
+# orthogonal. What is orthogonal in a shard is not so in the matrix, and torch's own, given shards, sums the products of
+# the iteration over ranks in bfloat16: after three steps two ranks are 10 % from one. Here momentum is sharded,
+# matrices are gathered, and each rank computes for some of them what torch's computes for a whole one, and gives it to
+# the others.
+
+Scale = Literal["original", "match_rms_adamw", "spectral_unclamped"]
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the iteration, from the paper
+_EPSILON = 1e-7
+
+
+def hidden_matrices(model: torch.nn.Module) -> set[int]:
+    """The ids of a model's matrices, without embeddings and the head."""
+    outside = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    if head := getattr(model, "get_output_embeddings", lambda: None)():
+        outside.add(id(head.weight))
+    return {id(each) for each in model.parameters() if each.ndim == 2} - outside
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with `is_muon` hold matrices that Muon updates, the others are AdamW's.
+
+    momentum, nesterov, ns_steps: see torch.optim.Muon. adjust_lr_fn: how the learning rate follows the shape of a
+    matrix; by default so that its updates are as large as AdamW's, and both have one learning rate.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: Scale = "match_rms_adamw",
+    ):
+        if adjust_lr_fn not in ("original", "match_rms_adamw", "spectral_unclamped"):
+            raise ConfigError(
+                f"adjust_lr_fn of muon is original, match_rms_adamw or spectral_unclamped, got {adjust_lr_fn!r}"
+            )
+        of_muon = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, **of_muon})
+        others = [group for group in self.param_groups if not group["is_muon"]]
+        self._adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, fused=True) if others else None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["is_muon"]:
+                self._update([each for each in group["params"] if each.grad is not None], group)
+        if self._adamw is not None:
+            # Both are others after load_state_dict.
+            self._adamw.param_groups = [group for group in self.param_groups if not group["is_muon"]]
+            self._adamw.state = self.state
+            self._adamw.step()
+        return loss
+
+    def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Update matrices as torch.optim.Muon does, as many at once as ranks share them."""
+        size = max(map(_num_sharing, parameters), default=1)
+        for start in range(0, len(parameters), size):
+            together = parameters[start : start + size]
+            updates = orthogonal_each([self._averaged(each, group) for each in together], steps=group["ns_steps"])
+            for parameter, update in zip(together, updates, strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"] * _scale(group["adjust_lr_fn"], *parameter.shape))
+
+    def _averaged(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """The momentum of a matrix after this step's gradient."""
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average: torch.Tensor = state["momentum_buffer"]
+        average.lerp_(gradient, 1 - group["momentum"])
+        return gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
+
+
+def orthogonal_each(matrices: Sequence[torch.Tensor], *, steps: int) -> list[torch.Tensor]:
+    """Each made orthogonal, and sharded as it was: bfloat16.
+
+    Of the ranks that share them the first computes the first, the next the next, and so on.
+    """
+    found: list[torch.Tensor] = []
+    for number, matrix in enumerate(matrices):
+        if not isinstance(matrix, DTensor):
+            found.append(orthogonal(matrix, steps=steps))
+            continue
+        whole = matrix.full_tensor()
+        is_mine = _owner(matrix, number) == matrix.device_mesh.get_local_rank(_shard_dim(matrix))
+        found.append(
+            orthogonal(whole, steps=steps).contiguous() if is_mine else torch.empty_like(whole, dtype=torch.bfloat16)
+        )
+    for number, (matrix, whole) in enumerate(zip(matrices, found, strict=True)):
+        if isinstance(matrix, DTensor):
+            group = matrix.device_mesh.get_group(_shard_dim(matrix))
+            dist.broadcast(whole, group=group, group_src=_owner(matrix, number))
+            found[number] = distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+    return found
+
+
+def _shard_dim(matrix: DTensor) -> int:
+    """The dimension of its mesh along which ranks have parts of it."""
+    return next((dim for dim, placement in enumerate(matrix.placements) if placement.is_shard()), 0)
+
+
+def _num_sharing(matrix: torch.Tensor) -> int:
+    return matrix.device_mesh.size(_shard_dim(matrix)) if isinstance(matrix, DTensor) else 1
+
+
+def _owner(matrix: DTensor, number: int) -> int:
+    return number % _num_sharing(matrix)
+
+
+def orthogonal(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
+    """The nearest matrix whose singular values are about 1, by Newton-Schulz iterations: bfloat16."""
+    a, b, c = _QUINTIC
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    found = matrix.to(torch.bfloat16, copy=True)
+    found = found.T if is_tall else found
+    found.div_(found.norm().clamp(min=_EPSILON))
+    for _ in range(steps):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if is_tall else found
+
+
+def _scale(kind: Scale, rows: int, columns: int) -> float:
+    if kind == "original":
+        return math.sqrt(max(1, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns)) if kind == "match_rms_adamw" else math.sqrt(rows / columns)
+
+
+# An optimizer that was made for a model before it was sharded -> the same over what became of its parameters.
+
+
+def names_of_parameters(model: torch.nn.Module) -> dict[int, str]:
+    """The name of each parameter by its id, to be asked before the model is sharded."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def adopt_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], sharded: torch.nn.Module
+) -> torch.optim.Optimizer:
+    """The optimizer, which has the parameters of `sharded` from now on, in its own groups and by their names.
+
+    ConfigError for one with parameters of another model, and for one that has made updates.
+    """
+    if optimizer.state:
+        raise ConfigError("the optimizer has made updates, whose state is not sharded: give a new one")
+    parameters = dict(sharded.named_parameters())
+    for group in optimizer.param_groups:
+        if any(id(each) not in names for each in group["params"]):
+            raise ConfigError(
+                "optimizers has parameters that are none of the model's: give the model that it was made for as a "
+                "module, or optimizer_cls_and_kwargs"
+            )
+        group["params"] = [parameters[names[id(each)]] for each in group["params"]]
+    return optimizer
+
+
+# An exponential moving average of the weights (EMA), beside those that are trained.
+
+
+class Average:
+    """The average of a model's trained parameters: float32, of each rank the part that it holds.
+
+    It begins as the weights are. tensors: by the names of parameters, to be saved, and filled where a run resumes.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, decay: float):
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self.tensors = {name: each.detach().to(torch.float32, copy=True) for name, each in self._parameters.items()}
+        self._move = get_ema_multi_avg_fn(decay)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After a step: decay times the average, the rest of the weights; one fused operation on a rank's part."""
+        weights = [_local(each).to(torch.float32) for each in self._parameters.values()]
+        self._move([_local(each) for each in self.tensors.values()], weights, 0)
+
+    @torch.no_grad()
+    def begin(self, names: set[str]) -> None:
+        """Begin anew, as the weights are now, for some of the parameters."""
+        for name in names:
+            self.tensors[name].copy_(self._parameters[name])
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

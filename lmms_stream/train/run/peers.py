@@ -12,8 +12,7 @@ import torch.distributed as dist
 from ...mds.core import core_of, opens_loader
 from ...mds.peers import meet_peers
 from ...types import World
-from .distributed import cpu_group
-from .interface import address_for_others
+from .distributed import address_for_others, cpu_group
 
 logger = logging.getLogger("lmms_stream")
 

@@ -6,7 +6,7 @@ The reward of an answer is beta times the logarithm of how much more probable th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -19,7 +19,7 @@ from ..model.log_probs import OfPacks, log_probs_of
 from ..model.model import PackedModel
 from ..reference.reference import Reference, ReferenceKind
 from .causal import ROUTER
-from .passes import StepPasses
+from .copies import on_device
 from .task import LossSum, Objective
 
 CHOSEN, REJECTED = "rewards/chosen", "rewards/rejected"
@@ -105,3 +105,31 @@ class PreferenceTask:
 def figures_of(values: Mapping[str, torch.Tensor], counts: Sequence[int]) -> dict[str, LossSum]:
     """Figures of the record, from values of single units, float32[n], of which each pack has so many."""
     return {name: LossSum.of(each.detach(), counts) for name, each in values.items()}
+
+
+# The packs of a step by forward pass, on the device as they are asked for.
+
+
+class StepPasses:
+    """Gives, each time it is iterated, the batch of each forward pass on the device, with the packs it is joined of.
+
+    packs: on the CPU, by forward pass. joined: makes one sequence of packs, checked.
+    """
+
+    def __init__(
+        self,
+        packs: Sequence[Sequence[Batch]],
+        *,
+        joined: Callable[[Sequence[Batch]], Batch],
+        device: torch.device,
+    ):
+        self.packs = packs
+        self._joined, self._device = joined, device
+
+    def __iter__(self) -> Iterator[tuple[Batch, Sequence[Batch]]]:
+        yield from zip(on_device(map(self._joined, self.packs), self._device), self.packs, strict=True)
+
+    def changed(self, change: Callable[[Batch], Batch]) -> StepPasses:
+        """The same passes of other packs."""
+        packs = [[change(pack) for pack in together] for together in self.packs]
+        return StepPasses(packs, joined=self._joined, device=self._device)

@@ -18,7 +18,7 @@ from ..reference.reference import Reference
 from ..run.phases import Phases
 from .copies import on_device
 from .noise import Draw
-from .passes import StepPasses
+from .preference import StepPasses
 from .task import LossSum, Task
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]

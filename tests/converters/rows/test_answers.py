@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lmms_stream.converters.rows.answers import each_answer
+from lmms_stream.converters.rows.mapper import each_answer
 
 
 def says(role: str, content: Any, **others: Any) -> dict[str, Any]:

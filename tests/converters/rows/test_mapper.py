@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lmms_stream.converters.rows.kinds import KINDS
 from lmms_stream.converters.rows.mapper import Mapper, find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.rows.tokenize import to_tokens
+from lmms_stream.converters.rows.tokens import to_tokens
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import Processor

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmms_stream.cli.convert_summary import unread_lines
+from lmms_stream.cli.console_datasets import unread_lines
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions

@@ -17,9 +17,8 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset
 from lmms_stream.converters.sources.arrow_values import convert_row
-from lmms_stream.converters.sources.by_index import by_index
 from lmms_stream.converters.sources.sources import open_sources
-from lmms_stream.converters.sources.table import json_row
+from lmms_stream.converters.sources.table import by_index, json_row
 
 PARSERS = (json_row.__code__, convert_row.__code__)  # each makes the values of one row
 ROWS = [{"text": f"row {number}", "tags": [number, -number]} for number in range(200)]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources import webdataset as archives
-from lmms_stream.converters.sources.by_index import by_index
+from lmms_stream.converters.sources.table import by_index
 from lmms_stream.errors import DataError, ObjectMissingError
 from lmms_stream.storage.storage import open_storage
 

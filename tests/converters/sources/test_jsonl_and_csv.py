@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.sources import jsonl as lines
 from lmms_stream.converters.sources import table
-from lmms_stream.converters.sources.compression import PlainStream
-from lmms_stream.converters.sources.files import LocalFile
+from lmms_stream.converters.sources.files import LocalFile, PlainStream
 from lmms_stream.converters.sources.jsonl import lines_between
 from lmms_stream.errors import DataError
 

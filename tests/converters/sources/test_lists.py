@@ -16,8 +16,7 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows import user_functions
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.jsonl import LinesTable
-from lmms_stream.converters.sources.table import Location
-from lmms_stream.converters.sources.table_source import TableSource, limited
+from lmms_stream.converters.sources.table import Location, TableSource, limited
 from lmms_stream.errors import ConfigError, LmmsStreamError
 
 from .source_rows import json_lines, opened, read, write

@@ -11,7 +11,7 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.errors import DataError, ObjectMissingError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.rl.paths import Part, parse_paths
+from lmms_stream.rl.rows import Part, parse_paths
 from lmms_stream.storage.storage import open_storage
 
 from ...conftest import prefix_of

@@ -6,8 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from lmms_stream.converters.sources.compression import PlainStream
-from lmms_stream.converters.sources.files import LocalFile
+from lmms_stream.converters.sources.files import LocalFile, PlainStream
 from lmms_stream.errors import ConfigError, DataError, ShardError
 from lmms_stream.mds.index import parse_index
 from lmms_stream.processors.media.formats import mime_type

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.sources import text_lines
-from lmms_stream.converters.sources.by_index import by_index
-from lmms_stream.converters.sources.table import BOM
+from lmms_stream.converters.sources import jsonl
+from lmms_stream.converters.sources.table import BOM, by_index
 from lmms_stream.errors import DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
@@ -72,7 +71,7 @@ def test_lines_of_a_store_are_read_in_ranges(s3_folder: str) -> None:
 
 
 def test_a_line_that_is_no_text_is_an_error_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_lines, "MAX_ROW_BYTES", 40)
+    monkeypatch.setattr(jsonl, "MAX_ROW_BYTES", 40)
     path = write(tmp_path / "corpus.txt", b"one\ntw\xff\n" + b"x" * 41 + b"\nfour")
     first, second, third, fourth = read_numbered(path, format="lines")
     assert (first, fourth) == ((1, {"text": "one"}), (4, {"text": "four"}))

@@ -15,9 +15,8 @@ import orjson
 import pyarrow
 import pyarrow.parquet
 import pytest
-from lmms_stream.converters.sources.arrow import RowGroups
+from lmms_stream.converters.sources.arrow import Piece, RowGroups, cut
 from lmms_stream.converters.sources.files import LocalFile
-from lmms_stream.converters.sources.pieces import Piece, cut
 from lmms_stream.converters.sources.table import Location
 from lmms_stream.converters.sources.units import UNIT_ROWS
 from lmms_stream.rl.row_groups import RowGroups as NumberedGroups

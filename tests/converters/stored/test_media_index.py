@@ -18,8 +18,8 @@ from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError, LengthsError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME, parse_index
 from lmms_stream.mds.lengths import LengthIndex, lengths_names, patches_name
+from lmms_stream.mds.measuring import keep_lengths, kept_lengths
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.mds.stored_lengths import keep_lengths, kept_lengths
 from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import Measured, processor_fingerprint

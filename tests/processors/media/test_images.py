@@ -17,7 +17,7 @@ import matplotlib
 import numpy as np
 import pytest
 from lmms_stream.errors import DataError
-from lmms_stream.processors.media import images, jpeg
+from lmms_stream.processors.media import image_header, images
 from lmms_stream.processors.media.image_header import check_image
 from lmms_stream.processors.media.images import decode_image
 from lmms_stream.processors.media.resize import resize
@@ -179,7 +179,7 @@ def test_a_scaled_jpeg_has_the_same_pixels_with_and_without_simplejpeg(monkeypat
                 least = {"min_width": size[0] // divisor, "min_height": size[1] // divisor}
                 scaled = decode_image(data, **least)
                 with monkeypatch.context() as patch:
-                    patch.setattr(jpeg, "_simplejpeg", lambda: None)
+                    patch.setattr(image_header, "_simplejpeg", lambda: None)
                     assert np.array_equal(scaled, decode_image(data, **least))
 
 

@@ -11,9 +11,7 @@ import soundfile
 import soxr
 from lmms_stream.errors import DataError
 from lmms_stream.processors.media.facts import AudioFacts, facts_of
-from lmms_stream.processors.media.mel import mel_features, mel_filters
-from lmms_stream.processors.media.sound import read_sound, resampled_length
-from lmms_stream.processors.media.waveform import waveform
+from lmms_stream.processors.media.sound import mel_features, mel_filters, read_sound, resampled_length, waveform
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.limits.measure import MeasureConfig, measure
-from lmms_stream.train.limits.verdict import verdict_of
+from lmms_stream.train.limits.rates import verdict_of
 from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.types import Batch
 

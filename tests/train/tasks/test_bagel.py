@@ -20,8 +20,7 @@ from lmms_stream.processors.blocks import LATENTS, Kind, visible
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.train.model.block_attention import BlockLayout, attend
 from lmms_stream.train.tasks.bagel import Bagel
-from lmms_stream.train.tasks.bagel_draw import draw_blocks
-from lmms_stream.train.tasks.bagel_model import BlockInputs, BlockOutput
+from lmms_stream.train.tasks.bagel_model import BlockInputs, BlockOutput, draw_blocks
 from lmms_stream.train.tasks.noise import Draw
 from lmms_stream.train.tasks.registry import build_task
 from lmms_stream.types import Batch, Processed

@@ -15,7 +15,7 @@ from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.checkpoint.export import export_checkpoint
 from lmms_stream.train.model.build import ModelConfig
-from lmms_stream.train.model.image_flops import image_flops
+from lmms_stream.train.model.flops import image_flops
 from lmms_stream.train.model.plain import PlainModel
 from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.train_log import read_log

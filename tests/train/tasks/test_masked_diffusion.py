@@ -14,8 +14,7 @@ import yaml
 from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import join
-from lmms_stream.processors.documents import DocumentsProcessor
-from lmms_stream.processors.text import TextProcessor
+from lmms_stream.processors.text import DocumentsProcessor, TextProcessor
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.report.train_log import read_log

@@ -23,9 +23,8 @@ from lmms_stream.train.reference.stored import StoredReference, folder_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
 from lmms_stream.train.tasks.dpo import DPO
-from lmms_stream.train.tasks.kto import KTO
-from lmms_stream.train.tasks.mismatched import mismatched
-from lmms_stream.train.tasks.passes import StepPasses
+from lmms_stream.train.tasks.kto import KTO, mismatched
+from lmms_stream.train.tasks.preference import StepPasses
 from lmms_stream.train.tasks.registry import build_task
 from transformers import DataCollatorWithFlattening
 

@@ -8,8 +8,8 @@ from typing import Any
 from ....rl.base import BaseDataset
 from ....rl.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
 from ....rl.in_flight import Group
-from ....rl.multimodal_config import MultimodalConfig
 from ....rl.opening import open_dataset
+from ....rl.prompts import MultimodalConfig
 
 __all__ = ["DataSource", "RolloutDataSource", "RolloutDataSourceWithBuffer", "pop_first"]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ....rl.base import BaseDataset
-from ....rl.messages import KINDS, messages_of, plain_parts, with_media
-from ....rl.paths import sliced_path
-from ....rl.prompts import OVERLONG, Prompts
+from ....rl.prompts import KINDS, OVERLONG, Prompts, messages_of, plain_parts, with_media
+from ....rl.rows import sliced_path
 from ....rl.sample import Sample
 from ...refused import refused_names
 from .streaming_dataset import CompositeStreamingReader

@@ -12,8 +12,7 @@ from ....errors import ConfigError, DataError
 from ....rl.base import Samples
 from ....rl.cursor import IndexManager
 from ....rl.rows import open_rows
-from ....rl.sample_buffer import SampleBuffer
-from ....rl.streaming import StreamingDataset
+from ....rl.streaming import SampleBuffer, StreamingDataset
 from ...refused import refused_names
 
 StreamingDatasetSamplesProxy = Samples

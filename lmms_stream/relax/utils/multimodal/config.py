@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ....rl.multimodal_config import MultimodalConfig
+from ....rl.prompts import MultimodalConfig
 
 __all__ = ["MultimodalConfig"]
