@@ -37,11 +37,16 @@ def room_of(module: str) -> str:
 
 
 @cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(files()[module].read_text())
+
+
+@cache
 def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
     """Modules of this project that a module imports anywhere in it, and the top names of other libraries."""
     ours, theirs = set(), set()
     package = module if files()[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(files()[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package.split(".")[: len(package.split(".")) - node.level + 1]
             source = ".".join([*base, *([node.module] if node.module else [])])
