@@ -138,8 +138,10 @@ def save_autoencoder(build: Path) -> None:
 
 
 @in_long_rounds
+@pytest.mark.timeout(700)  # one of them is compiled
 @pytest.mark.parametrize("name", NAMES)
-def test_each_trains(name: str, build: Path, tmp_path: Path) -> None:
+def test_each_trains(name: str, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     if name == "qwen3_5" and "qwen3_5" not in CONFIG_MAPPING:
         pytest.skip("this transformers has no Qwen3.5")
     data = launch_files(build)[name]
@@ -149,10 +151,13 @@ def test_each_trains(name: str, build: Path, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(data))
     changes = {"output_dir": tmp_path / "run", "max_steps": 2, "warmup_steps": 0}
     cache = f"dataset_config.cache_dir={tmp_path}/cache"
-    done = run_cli("train", str(path), cache, *(f"trainer_args.{key}={value}" for key, value in changes.items()))
+    done = run_cli(
+        "train", str(path), cache, *(f"trainer_args.{key}={value}" for key, value in changes.items()), timeout_s=600
+    )
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "run") if "loss" in record] == [1, 2]
-    assert "there is no GPU, so the run does without" in done.stderr
+    if name != "masked diffusion":  # which asks for nothing that needs one
+        assert "there is no GPU, so the run does without" in done.stderr
 
 
 @in_long_rounds
