@@ -236,7 +236,7 @@ def test_credentials_that_are_refused_are_an_error_and_gone_on_with_when_they_ar
     strict_s3: Allow, rows: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     command = arguments(rows, "s3://strict/out", tmp_path / "work")
-    for num_requests in (0, 9):  # from the start, and in the middle
+    for num_requests in (0, 12):  # from the start, and in the middle
         strict_s3(num_requests)
         message = failed(*command)
         assert re.match(

@@ -164,10 +164,10 @@ def test_models_are_chosen_as_theirs_are(tmp_path: Path) -> None:
         mapping_func.create_model_from_config("lama", {})
     with pytest.raises(ConfigError, match="model_general_type 'text' is not one of causal_lm, masked_lm"):
         mapping_func.create_model_from_config("llama", {}, "text")
-    own = type("OwnConfig", (LlamaConfig,), {"model_type": "own_llama"})
+    own = type("OwnConfig", (LlamaConfig,), {"model_type": "registered_llama"})
     of_own = type("OwnModel", (AutoModelForCausalLM._model_mapping[LlamaConfig],), {"config_class": own})
-    mapping_func.register_model("own_llama", own, of_own)
-    made_by, config = mapping_func.create_model_from_config("own_llama", SIZES)
+    mapping_func.register_model("registered_llama", own, of_own)
+    made_by, config = mapping_func.create_model_from_config("registered_llama", SIZES)
     assert type(made_by.from_config(config)) is of_own
 
 

@@ -9,7 +9,7 @@ from ..conftest import run_command, write_tokens
 
 SCRIPT = """
 import mmap, os, sys, time
-from lmms_stream.loader import worker_start
+from lmms_stream.loader import workers
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.errors import WorkerError
@@ -27,7 +27,7 @@ def stick():
         time.sleep(10_000)
 
 os.register_at_fork(after_in_child=stick)
-worker_start.WAITS_S = (1.0, 2.0, 20.0)
+workers.WAITS_S = (1.0, 2.0, 20.0)
 
 def ids(num_workers, **options):
     packing = PackingConfig(packing_length=256)
@@ -61,7 +61,7 @@ assert len(found[0]) > 8 and found[0] != found[1]
 def test_workers_that_are_stuck_again_and_again_are_an_error(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=30)
     script = """
-worker_start.WAITS_S = (0.5, 0.5, 0.5)
+workers.WAITS_S = (0.5, 0.5, 0.5)
 try:
     ids(1)
 except WorkerError as error:

@@ -298,4 +298,5 @@ def test_a_compressed_shard_that_holds_far_more_than_its_index_says_is_refused(
         reading.deliver()
     assert growth.num_bytes() < 100 << 20
     assert not (tmp_path / "cache" / SHARD).exists()
-    assert temporary_files(tmp_path / "cache") == []
+    # Another thread may be at another shard.
+    assert [path for path in temporary_files(tmp_path / "cache") if SHARD in path.name] == []

@@ -10,7 +10,7 @@ from ..conftest import run_command
 SLOW_END = """
 import ctypes, os, sys, threading, time
 from pathlib import Path
-from lmms_stream.storage import threads
+from lmms_stream.storage import retry
 from lmms_stream.storage.retry import Retry, persist
 
 libc = ctypes.CDLL(None)
@@ -57,7 +57,7 @@ def fail():
     use()
     raise SystemExit
 
-threads.start_thread(fail, name="test").join()
+retry.start_thread(fail, name="test").join()
 assert is_there()
 assert fork()[0] is False
 """
@@ -66,14 +66,14 @@ assert fork()[0] is False
 
 def test_a_fork_does_not_wait_for_a_thread_at_work_nor_for_ever() -> None:
     script = """
-threads.LONGEST_WAIT_S = 0.2
-threads.start_thread(use, name="test").join()
+retry.LONGEST_WAIT_S = 0.2
+retry.start_thread(use, name="test").join()
 there, waited_s = fork()
 assert there and waited_s >= 0.2
 
-threads.LONGEST_WAIT_S = 30
+retry.LONGEST_WAIT_S = 30
 at_work, done = threading.Event(), threading.Event()
-threads.start_thread(lambda: (ids.append(threading.get_native_id()), at_work.set(), done.wait()), name="test")
+retry.start_thread(lambda: (ids.append(threading.get_native_id()), at_work.set(), done.wait()), name="test")
 at_work.wait()
 time.sleep(2)  # the first has ended
 there, waited_s = fork()
@@ -107,10 +107,10 @@ def share_done_at_fork():
     ended.wait()
     return done_s / time.clock_gettime(clock), waited_s
 
-threads.LONGEST_TORCH_WAIT_S = 60
+retry.LONGEST_TORCH_WAIT_S = 60
 share, _ = share_done_at_fork()
 assert share > 0.9, share
-threads.LONGEST_TORCH_WAIT_S = 0.05
+retry.LONGEST_TORCH_WAIT_S = 0.05
 share, waited_s = share_done_at_fork()
 assert share < 0.9 and waited_s >= 0.05, (share, waited_s)
 """
