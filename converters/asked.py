@@ -79,7 +79,7 @@ def schemas_of(sources: Sequence[Source], options: ConvertOptions) -> list[Schem
     return schemas
 
 
-# What is asked of samples that are stored already -> whether they are stored again as they are, and what is known.
+# Whether stored samples can be copied unchanged, with their lengths.
 
 
 def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None:

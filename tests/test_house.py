@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from . import house
+from .arrows import ROOT, files
 from .processes import run_module
 from .rounds import in_long_rounds
 
 COUNTS = house.counts()
+EXAMPLES = {"file.py", "image_datasets.py"}  # a file of a user's, and one of another project
+FOLDERS = ("lmms_stream", "converters", "tests", "benchmarks", "examples", "docs")
 BASELINES = json.loads(house.BASELINES.read_text())
 
 
@@ -43,6 +47,18 @@ def test_prose_of_python_and_of_pages_is_found() -> None:
     assert "x = 1" not in found[1][1]
     assert "code" not in found[2][1]
     assert "to.md" not in found[2][1]
+
+
+def test_files_that_comments_name_exist() -> None:
+    known = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    named = [
+        (str(path.relative_to(ROOT)), line, name)
+        for path in files().values()
+        for line, text, _ in house.prose_of_python(path.read_text())
+        for name in re.findall(r"\b(\w+\.py)\b", text)
+    ]
+    assert len(named) > 40
+    assert [each for each in named if each[2] not in known | EXAMPLES] == []
 
 
 @in_long_rounds

@@ -308,7 +308,7 @@ def _describe(
 #
 # Most rows have no such column, so that the question costs them a comparison of names.
 
-# Whether an answer is good is asked of every row (preferences.py).
+# Whether an answer is good is asked of every row (preference_kinds.py).
 _USUAL_NAMES = {name for kind in KINDS.values() for names in kind.columns.values() for name in names} - {
     *VERDICT_COLUMNS
 }

@@ -17,7 +17,7 @@ from .row_kind import ReadOptions, RowKind
 from .schemas import Schema
 
 STORED = "stored samples"
-_ROLES = {  # of a stored schema, the roles of the columns that its rows have (see sources/stored_rows.py)
+_ROLES = {  # of a stored schema, the roles of the columns that its rows have (see sources/mds.py)
     "messages": ("messages", "tools"),
     "preference": ("prompt", "chosen", "rejected", "response", "label", "tools"),
     "image": ("images", "label"),

@@ -202,7 +202,7 @@ def _shown(text: str) -> str:
     return visible(clip(text, MAX_TEXT))
 
 
-# What `lmms-stream convert` says when it is done: what was written, what was left out, and what to do next.
+# The report of `lmms-stream convert`: samples written, rows left out, next command.
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}

@@ -209,7 +209,7 @@ def _patch_bytes(family: Any) -> int:
     return max((int(array[0].nbytes) for array in arrays), default=0)
 
 
-# What a run takes of memory and disk besides its model.
+# Memory and disk of a run, apart from its model.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

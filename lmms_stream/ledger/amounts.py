@@ -101,7 +101,7 @@ def _packed_tokens(plan: PackPlan, sample_id: int) -> int:
     return min(length, plan.packing.packing_length) if plan.packing.overlong == "truncate" else length
 
 
-# Where a run ends: stretches and skipped steps -> counts of steps. Pure.
+# The end of a run: stretches and skipped steps -> counts of steps. Pure.
 
 
 def steps_to_end(stretch: Stretch, *, num_epochs: int | None = None) -> int | None:

@@ -333,7 +333,7 @@ def join_sequences(batches: Sequence[Batch]) -> torch.Tensor | None:
     return torch.cat(found)
 
 
-# What a DataLoader makes one Batch of packs with. packs of a dataset -> [pack collator] -> Batch.
+# The collate_fn of a DataLoader. packs of a dataset -> [pack collator] -> Batch.
 
 
 class PackCollator:

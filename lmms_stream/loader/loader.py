@@ -349,7 +349,7 @@ def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: 
     check_lanes(int(dataset.lane_order.num_canonical_nodes or 1), world.num_groups, max(1, num_workers))
 
 
-# What decides the packs of the steps that a loader gives from here on, as JSON values that a checkpoint keeps.
+# Settings that decide the packs of a loader's next steps, as JSON values in a checkpoint.
 
 
 def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ()) -> dict[str, Any] | None:

@@ -330,7 +330,7 @@ def _whole_sample(dataset: PackedDataset, sample_ids: NDArray[np.int64], index: 
     return dataset.pack_reader[int(sample_ids[index])]
 
 
-# What loader workers fetched, as their loader reads it: memory that they share, a row each.
+# Counts of fetches of loader workers, for their loader: shared memory, a row each.
 
 
 class WorkerCounts(SharesTensors):

@@ -180,8 +180,8 @@ def _as_it_is(made: Any) -> Any:
 # Workers of a DataLoader that all run: one that its fork left stuck is killed, and all are started again.
 #
 # A fork copies locks as other threads hold them at that moment, and the child waits for ever for one whose holder it
-# does not have, before any code of ours runs. threads.py makes forks wait for the threads that are known to do this;
-# nothing rules out others.
+# does not have, before any code of ours runs. storage/retry.py makes forks wait for the threads that are known to
+# do this; nothing rules out others.
 
 WAITS_S = (10.0, 30.0, 60.0)  # seconds in which workers must begin to run: at the first start, the second, the third
 _START_POLL_S = 0.002

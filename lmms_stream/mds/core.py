@@ -26,7 +26,7 @@ from ..processors.base import Compared, Processor
 from ..processors.measured import measured_columns
 from ..storage.failures import disk_errors
 from ..storage.fetch_config import FetchConfig
-from ..storage.locks import file_of, leftovers, lock_of, locked, remove_leftovers, temporary_name
+from ..storage.locks import file_of, leftovers, lock_of, locked, remove_leftovers, written_whole
 from ..storage.room import CacheRoom, least_cache_limit
 from ..storage.storage import Storage
 from ..types import Sample, World
@@ -365,13 +365,8 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
         path = self._folder / f"{key}.npy"
         with disk_errors(str(path)):
             self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_name(path)
-            try:
-                with temporary.open("wb") as file:
-                    np.save(file, counts)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with written_whole(path) as temporary, temporary.open("wb") as file:
+                np.save(file, counts)
             self._remove_old()
 
     def __delitem__(self, key: str) -> None:

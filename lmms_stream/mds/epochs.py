@@ -24,7 +24,7 @@ from ..plan.mosaic_order import MosaicOrder, Readers, Source, mosaic_work
 from ..processes.family import first_number, is_running
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..storage.failures import disk_errors
-from ..storage.locks import leftovers, locked, map_in_use, remove_leftovers, temporary_name, unused
+from ..storage.locks import leftovers, locked, map_in_use, remove_leftovers, unused, written_whole
 
 MAX_WORKERS = 1 << 10  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
@@ -239,13 +239,8 @@ def _read_order(path: Path) -> NDArray[np.int64] | None:
 
 def _write_order(path: Path, work: NDArray[np.int64]) -> None:
     remove_leftovers(path)
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("wb") as file:
-            np.save(file, work)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        np.save(file, work)
 
 
 def _remove_old(path: Path) -> None:

@@ -300,7 +300,7 @@ def _name(shard: AnyShard, index: int, first_id: int) -> str:
     return f"sample {first_id + index} (number {index} of {shard.info.name})"
 
 
-# What was measured of the samples of one shard, as the work folder keeps it.
+# Measured lengths of one shard, in the work folder.
 
 _LENGTH = np.dtype("<u4")
 _SUM = np.dtype("<i8")
@@ -371,7 +371,7 @@ class ShardLengths:
         )
 
 
-# Where a lengths index is kept: beside the shards, listed in `_lmms/dataset.json`, or in a folder of this node.
+# Places of a lengths index: next to the shards, listed in `_lmms/dataset.json`, or in a folder of this node.
 
 
 def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:

@@ -202,7 +202,7 @@ class BlockPacks:
         self.first, self.stop = first, first + len(offsets) - 1
 
 
-# Packs that are made once: the order in which an epoch reads those of the first. counts -> [this] -> block, pack.
+# Packs that are made once: the order in which an epoch reads the packs of the first. counts -> [this] -> block, pack.
 #
 # The blocks of each canonical node come in another order in each epoch, and so do the packs of each block. Both follow
 # from the seed, the epoch and the numbers of node and block, so any pack is found alone.

@@ -321,7 +321,7 @@ class EpochPlan:
         return kept
 
 
-# How many packs each shuffle block of an epoch has. lengths + order + packing -> [this] -> counts.
+# Numbers of packs of an epoch's shuffle blocks. lengths + order + packing -> [this] -> counts.
 #
 # Counting packs all blocks once, so that counts are kept, and one of several processes that share them counts.
 

@@ -106,7 +106,7 @@ class LaneCursor:
         return LaneCursor(plan=self.plan, num_lanes=self.num_lanes, step=self.step, packs=self.packs, states=states)
 
 
-# Where a lane stands after a pack, with the packs that wait for its next window, as a checkpoint keeps it.
+# Position of a lane after a pack, with the packs that wait for its next window, for a checkpoint.
 
 MAX_COUNT = 1 << 62  # in a state
 MAX_PATCHES = (1 << 32) - 1  # of a sample

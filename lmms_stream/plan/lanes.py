@@ -251,7 +251,7 @@ class Lane:
             )
 
 
-# A shuffle block of which samples are measured as they are needed. sample ids + measure -> [this] -> segments.
+# A shuffle block with samples that are measured on demand. sample ids + measure -> [this] -> segments.
 
 UNMEASURED = -1  # the tokens of a sample that has no length: it takes no room, as if the dataset did not have it
 
@@ -359,7 +359,7 @@ class MeasuredBlock:
         self._num_measured += len(ids)
 
 
-# What a reader does in lanes. order + measure + cursor -> [lane planner] -> (work, lane after it); arithmetic only.
+# The work of a reader in lanes. order + measure + cursor -> [lane planner] -> (work, lane after it); arithmetic only.
 
 
 class LanePlanner:

@@ -287,7 +287,7 @@ def result_of(answer: Any, task: str) -> Any:
     return answer
 
 
-# What can be sent to another interpreter. value -> what stands in the way.
+# Whether a value can be sent to another interpreter. value -> the obstacle.
 
 
 def obstacle(given: Any) -> str | None:

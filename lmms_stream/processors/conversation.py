@@ -201,7 +201,7 @@ class Conversations:
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the marked spans of the first `stop` messages (default: all).
 
-        An answer that ends them follows the generation prompt; see thoughts.py.
+        An answer that ends them follows the generation prompt; see chat_template.py.
         """
         text, spans = self._by_template(chat, stop, prompt=prompt)
         messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]

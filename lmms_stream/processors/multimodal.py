@@ -337,7 +337,7 @@ def _token_id(tokenizer: FastTokenizer, token: str) -> int:
     return found
 
 
-# Where media stand in a text: placeholders are matched to media, and replaced where a family writes more. Pure.
+# Places of media in a text: placeholders are matched to media, and replaced if a family writes more. Pure.
 
 
 class Filled(NamedTuple):

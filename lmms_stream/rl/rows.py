@@ -217,7 +217,7 @@ def _fetched(store: Storage, described: StoredObject) -> Path:
     return path
 
 
-# What is typed -> files, folders and URLs, and slices of their rows. Pure.
+# Typed text -> files, folders and URLs, and slices of their rows. Pure.
 
 _SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 

@@ -75,7 +75,7 @@ class Simulation:
     that loaders start their workers is in neither. requests_per_s, peak_requests_per_s: of
     all nodes, on the average and in the busiest step.
 
-    worker_bytes: private memory of a loader worker (see memory.py). first_batch_warm_s: the time that the first step
+    worker_bytes: private memory of a loader worker (see measured.py). first_batch_warm_s: the time that the first step
     took to plan here, its shards on the node; first_batch_cold_s: with counting packs, where they were counted here,
     and with downloads. imbalance: mean over steps of the busiest rank's cost over the mean. num_spilled: packs read on
     another node than the one that serves them.

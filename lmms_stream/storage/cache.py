@@ -393,7 +393,7 @@ class LocalCache:
 
     @staticmethod
     def _decoded(temporary: Path, wanted: Wanted) -> bool:
-        """Whether what was downloaded is what is wanted, once it is decoded, which it is then."""
+        """Decode the download; return whether its content matches."""
         if wanted.decode is not None:
             try:
                 temporary.write_bytes(wanted.decode(temporary.read_bytes()))
@@ -416,7 +416,7 @@ def _set_aside(path: Path) -> None:
     logger.warning("%s was changed after its download: it is kept as %s and downloaded again", path, other.name)
 
 
-# What a file in the cache must be.
+# The expected content of a file in the cache.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,7 +103,7 @@ def _is_of_the_network(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _UNREACHABLE
 
 
-# What a disk refuses, as an error that names the path and the remedy.
+# Errors of disks, with the path and the remedy.
 
 FREE_SOME = "free some, or name another folder (as local, as --work, as the target), or set cache_limit"
 

@@ -152,6 +152,17 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.randbits(64)}.tmp")
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary name next to `path`: the file is renamed to `path` at the end, and removed after an error."""
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def folder_beside(path: Path) -> Path:
     """The name of a folder, on the same disk, for what is to become the temporary file `path`."""
     return path.with_name(

@@ -3,7 +3,7 @@
 A process of its own, which ends with the one that started it. It answers those who know the group's token, and opens
 files by names that an index lists, once the record of the cache vouches for them: a request holds no paths.
 
-    where {source, name, node, without, avoid} -> {"where": node, "store" or "wait"}, see peer_directory.py
+    where {source, name, node, without, avoid} -> {"where": node, "store" or "wait"}, see Directory below
     have {source, names, node}           -> {}; the node has these files
     file {source, name, identity}        -> its bytes; 404 where the node has no such file, or of another content
     progress {source, name}              -> {"has": bool, "num_bytes": bytes so far, null where nobody is at it}

@@ -3,7 +3,7 @@
 Which those are says the outlook of a process that follows a plan (see outlook.py); without one, the files used least
 recently give way.
 
-All processes of a node that share a cache folder share its limit, and the ledger of what is there (see ledger.py).
+All processes of a node that share a cache folder share its limit, and the ledger of its files (see below).
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def least_cache_limit(
     return least_room(sizes, samples, num_spans=num_served, span=span) + zip_bytes
 
 
-# What downloads of ours take in a cache folder, and when each was used last, kept from one look at it to the next.
+# Size and last use of our downloads in a cache folder, kept from one look to the next.
 #
 # Reading every record at each download takes longer the more files there are. So what a look at all of them finds is
 # written into the folder's `.room.lock`, and whatever changes is appended; a process reads what others appended since

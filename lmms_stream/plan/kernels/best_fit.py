@@ -1,4 +1,6 @@
-"""The compiled loops of best fit: int32 lengths, each from 1 to `limit`, in; order and offsets out."""
+"""Compiled loops of next, first and best fit: int32 lengths, each from 1 to `limit`, in; order and offsets out."""
+
+# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
 
 from __future__ import annotations
 
@@ -372,12 +374,9 @@ def best_fit_in(
     return order, offsets[: num_packs + 1].copy(), bins.first[still_open]
 
 
-# A set of small integers that finds the least one from a number up: a bitmap in two levels, for packing_kernels.py.
+# A set of small integers that finds the least one from a number up: a bitmap in two levels.
 #
-# Bit w of the summary says whether word w has a bit. After a change here delete the folder __pycache__: numba sees that
-# a compiled function has changed, but not that one it calls in another file has.
-
-# mypy: allow-untyped-decorators, disable-error-code="return-value, no-any-return"
+# Bit w of the summary is set if word w has a bit.
 
 
 _LOW_BIT_TABLE = np.zeros(64, dtype=np.int64)
@@ -428,8 +427,6 @@ def clear_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) 
 
 
 # The compiled loops of next_fit and first_fit: int32 lengths, each from 1 to `limit`, in; order and offsets out.
-
-# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
 
 
 @njit(cache=True, nogil=True)

@@ -249,8 +249,6 @@ def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> Epo
 # The seed is mixed as SeedSequence does it (O'Neill, "Developing a seed_seq Alternative", 2015), numbers come from
 # PCG64 (O'Neill, 2014); one that is too large is drawn again.
 
-# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
-
 
 Words = NDArray[np.uint64]
 STATE_WORDS = (

@@ -186,7 +186,7 @@ def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
     return next(filter(None, names), None)
 
 
-# What a checkpoint says of the run that wrote it, and how another run differs from it. Plain JSON values.
+# The run that wrote a checkpoint, and how another run differs from it. Plain JSON values.
 
 # Fields of a model's config that may change when a run resumes.
 _NOT_THE_MODEL = {"transformers_version", "_name_or_path", "use_cache", "_attn_implementation"}

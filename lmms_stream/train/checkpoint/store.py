@@ -334,7 +334,7 @@ def _read_manifest(storage: Storage, step: int, where: str) -> dict[str, FileDig
     return {name: FileDigest(**digest) for name, digest in content["files"].items()}
 
 
-# What exports are called and made of.
+# Names of exports and of their files.
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 ADAPTER_NAME = "adapter_config.json"  # peft's

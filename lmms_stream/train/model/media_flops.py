@@ -127,7 +127,7 @@ def matrices(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn
 
 # FLOPs of towers that read patches of images and frames of any size. model, grids of media -> FLOPs.
 #
-# See products.py. Mergers see one token for merge * merge patches. Attention is of all pairs of patches in a frame, or,
+# Mergers see one token for merge * merge patches. Attention is of all pairs of patches in a frame, or,
 # in blocks with windows, of all pairs in each window: those at the edge hold fewer. What a rank runs on the smallest
 # media because others have more does not count.
 

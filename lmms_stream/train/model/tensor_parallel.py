@@ -325,7 +325,7 @@ def _inside(model: Any, known: Set[str], words: Mapping[str, str]) -> Iterator[s
             yield name
 
 
-# What tensor parallel ranks send each other: activations, and gradients of them on the way back.
+# Communication of tensor parallel ranks: activations forward, their gradients backward.
 
 
 def copied(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -25,7 +25,7 @@ MIB = 1 << 20
 class Meter:
     """Makes the record of the steps since the last one; all ranks call it alike.
 
-    It never waits for the device: it is given the losses of a step with its norm, see run/reading.py. The time of a
+    It never waits for the device: it is given the losses of a step with its norm, see run/counts.py. The time of a
     record is that of its steps without what is done `aside` (checkpoints, evaluation). objectives: those whose losses
     are logged. peak: TFLOP/s of a device (default: by its name). compilations: of a model that is compiled.
     """

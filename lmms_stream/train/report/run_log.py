@@ -220,7 +220,7 @@ def _is_whole(path: Path) -> bool:
     return b'"traceName"' in end and end.rstrip().endswith(b"}")
 
 
-# Where records go: always to train_log.jsonl, by report_to also to TensorBoard and Weights & Biases.
+# Reporters of records: always train_log.jsonl, with report_to also TensorBoard and Weights & Biases.
 
 logger = logging.getLogger("lmms_stream")
 

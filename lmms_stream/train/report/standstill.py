@@ -193,7 +193,7 @@ def _arm_again() -> None:
 os.register_at_fork(before=_disarm_before_fork, after_in_parent=_arm_again, after_in_child=_armed.clear)
 
 
-# What the ranks of a run are doing, as each can know it of the others, and which of them the others wait for.
+# The work of each rank, as the others can know it, and the ranks that the others wait for.
 
 _KEY = "lmms_stream/phase"
 _LOOKED_AT = 12  # innermost frames among which one of torch.distributed says that a rank waits in a collective

@@ -93,7 +93,7 @@ class TrainedOn:
         return "the dataset" if len(self._sources) < 2 else ", ".join(self._sources)
 
 
-# What the host reads of the device in a step, in one transfer: it is the one time that it waits for the device.
+# Values that the host reads from the device in a step, in one transfer: the only wait for the device.
 
 
 def read(grad_norm: torch.Tensor, losses: torch.Tensor) -> tuple[float, torch.Tensor]:

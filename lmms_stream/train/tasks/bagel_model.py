@@ -103,7 +103,7 @@ def run_blocks(
     return BlockOutput(*made), (noise - latents)[is_made]
 
 
-# What task bagel draws for a sample in a step: noise, times, and what is dropped. packs, Draw -> arrays.
+# Random draws of task bagel for a sample in a step: noise, times, drops. packs, Draw -> arrays.
 
 
 class Drawn(NamedTuple):

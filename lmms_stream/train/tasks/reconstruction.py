@@ -21,7 +21,7 @@ from .images import check_apart, collate_images, frozen, loss_sum, pixels_of
 from .noise import Draw
 from .task import LossSum, Objective
 
-# What a reconstruction is learnt by: terms of its loss, each of them a number for each image.
+# Terms of the loss of a reconstruction: a number for each image.
 
 Losses = Mapping[str, torch.Tensor]
 
