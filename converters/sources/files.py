@@ -56,14 +56,23 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
 
 def sampled_digest(path: Path) -> str:
     """A digest of four pieces of a file, its ends among them, or of all of a small one."""
-    digest, num_bytes = xxhash.xxh3_128(), path.stat().st_size
     with path.open("rb", buffering=0) as file:
-        if num_bytes <= _NUM_SAMPLED * SAMPLED_BYTES:
-            digest.update(file.read())
-        else:
-            for number in range(_NUM_SAMPLED):
-                file.seek((num_bytes - SAMPLED_BYTES) * number // (_NUM_SAMPLED - 1))
-                digest.update(file.read(SAMPLED_BYTES))
+        return sampled_digest_of(file)
+
+
+def sampled_digest_of(file: Any, *, first_piece: int = 0) -> str:
+    """Return the sampled_digest of a file that is open without a buffer.
+
+    first_piece: number of the piece of a large file to begin with, as requests for its head cost HEAD_BYTES.
+    """
+    digest, num_bytes = xxhash.xxh3_128(), file.seek(0, io.SEEK_END)
+    if num_bytes <= _NUM_SAMPLED * SAMPLED_BYTES:
+        file.seek(0)
+        digest.update(file.read())
+    else:
+        for number in range(first_piece, _NUM_SAMPLED):
+            file.seek((num_bytes - SAMPLED_BYTES) * number // (_NUM_SAMPLED - 1))
+            digest.update(file.read(SAMPLED_BYTES))
     return f"{num_bytes}:{digest.hexdigest()}"
 
 

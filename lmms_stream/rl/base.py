@@ -169,7 +169,7 @@ class BaseDataset(ABC):
         """CursorError for a state of other rows, or of another seed where they are shuffled, and for what is none."""
         if missing := sorted(self.state_dict().keys() - state.keys() - {"order"}):
             raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
-        if state["digest"] != self.digest:
+        if state["digest"] not in (self.digest, self._rows.old_digest):
             raise CursorError(
                 f"the state belongs to other data ({state['num_rows']} rows, {state['digest']}; these are "
                 f"{self.num_rows} rows, {self.digest}): name the files it was saved with, or begin anew"

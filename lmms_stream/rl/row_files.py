@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..converters.sources.files import StoredFile, identity
+from ..converters.sources.files import StoredFile, identity, sampled_digest
 from ..converters.sources.table import BOM, json_row
 from ..errors import DataError, ObjectChangedError, if_lfs_pointer
 from ..mds.core import PackedDataset
@@ -36,12 +37,20 @@ RowOrError = dict[str, Any] | DataError
 
 
 class RowFile(Protocol):
-    """name: as messages call it. digest: names what it holds. folder: what paths of media in its rows start from."""
+    """name: as messages call it. folder: what paths of media in its rows start from.
+
+    digest: names the content. old_digest: its name in states of earlier releases, which saw less of it.
+    """
 
     name: str
     num_rows: int
-    digest: str
     folder: str | None
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def old_digest(self) -> str: ...
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         """The rows of these numbers, in this order; threads may call it at once. StorageError."""
@@ -91,7 +100,7 @@ class Lines:
         self._offsets = _small(np.concatenate([*(each[1] for each in marks), [position]]))
         self._has_blank = num_lines != self.num_rows
         self._lines_before = np.concatenate([each[2] for each in marks]) if self._has_blank else self._rows
-        self.digest = f"jsonl:{position}:{digest.hexdigest()}"
+        self.digest = self.old_digest = f"jsonl:{position}:{digest.hexdigest()}"
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         if len(numbers) > 1 and np.any(np.diff(numbers) < 0):
@@ -180,7 +189,19 @@ class Shards:
         digest = xxhash.xxh3_64()
         for info in self._dataset.shard_infos:
             digest.update(f"{info.name}\0{info.size}\0{info.checksum}\0{info.num_samples}\0".encode())
-        self.digest = f"mds:{digest.hexdigest()}"
+        self.old_digest = f"mds:{digest.hexdigest()}"
+
+    @cached_property
+    def digest(self) -> str:
+        """The old digest; with shards without checksums, followed by pieces of the first, middle and last of them."""
+        infos = self._dataset.shard_infos
+        unnamed = [number for number, info in enumerate(infos) if info.checksum is None]
+        if not unnamed:
+            return self.old_digest
+        chosen = dict.fromkeys([unnamed[0], unnamed[len(unnamed) // 2], unnamed[-1]])
+        with self._lock, disk_errors(self.name):
+            paths = [self._dataset.reader.shard(number).path for number in chosen]
+            return ":".join([self.old_digest, *map(sampled_digest, paths)])
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         with self._lock:
@@ -204,9 +225,17 @@ class WithColumns:
     """A RowFile whose rows have more columns, with the same values in all rows; columns of the rows themselves stay."""
 
     def __init__(self, file: RowFile, columns: Mapping[str, Any]):
-        self.name, self.num_rows, self.digest, self.folder = file.name, file.num_rows, file.digest, file.folder
+        self.name, self.num_rows, self.folder = file.name, file.num_rows, file.folder
         self._file = file
         self._columns = columns
+
+    @property
+    def digest(self) -> str:
+        return self._file.digest
+
+    @property
+    def old_digest(self) -> str:
+        return self._file.old_digest
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         return [row if isinstance(row, DataError) else {**self._columns, **row} for row in self._file.read(numbers)]

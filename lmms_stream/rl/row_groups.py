@@ -30,7 +30,7 @@ from ..converters.sources.arrow import (
     python_rows,
 )
 from ..converters.sources.arrow_values import Convert, converters
-from ..converters.sources.files import File, LocalFile
+from ..converters.sources.files import File, LocalFile, sampled_digest_of
 from ..errors import DataError, ObjectChangedError, if_lfs_pointer
 from ..storage.failures import disk_errors
 from .row_files import RowOrError, needed, scattered
@@ -97,7 +97,8 @@ class RowGroups:
             is_short = file.num_bytes < 1024  # as pointers are; of another file in a store nothing is read in vain
             if is_short and (problem := if_lfs_pointer(stream.read(64))):
                 raise DataError(f"{name} {problem}")
-            self.digest = _digest(stream)
+            self.old_digest = _footer_digest(stream)
+            self.digest = f"{self.old_digest}:{sampled_digest_of(stream, first_piece=2)}"
             with open_parquet(file) as parquet:
                 check_columns(parquet.schema_arrow.names, name)
                 self._columns = needed(columns, parquet.schema_arrow.names)
@@ -165,8 +166,8 @@ def _in_large_batches(batches: Iterable[Any]) -> Iterator[Any]:
         yield from pyarrow.Table.from_batches(together).combine_chunks().to_batches()
 
 
-def _digest(file: Any) -> str:
-    """Of the metadata at the end of a file, which hold the sizes, offsets and statistics of all columns."""
+def _footer_digest(file: Any) -> str:
+    """Return a digest of the metadata at the end of a file: sizes, offsets and statistics of all columns."""
     num_bytes = file.seek(0, 2)
     file.seek(max(0, num_bytes - FOOTER_BYTES))
     length = int.from_bytes(file.read(4), "little")

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,16 +45,26 @@ class _Range(NamedTuple):
 
 
 class Rows:
-    """Rows 0 <= number < num_rows; digest: names what they are, however they are named."""
+    """Rows 0 <= number < num_rows. digest: names the content of the rows; old_digest: its name in earlier releases."""
 
     def __init__(self, ranges: Sequence[_Range]):
         self._ranges = [each for each in ranges if each.num_rows]
         self._firsts = np.cumsum([0, *(each.num_rows for each in self._ranges)])
         self.num_rows = int(self._firsts[-1])
+
+    @cached_property
+    def digest(self) -> str:
+        return self._digest_of([each.file.digest for each in self._ranges])
+
+    @cached_property
+    def old_digest(self) -> str:
+        return self._digest_of([each.file.old_digest for each in self._ranges])
+
+    def _digest_of(self, files: Sequence[str]) -> str:
         digest = xxhash.xxh3_128()
-        for each in self._ranges:
-            digest.update(f"{each.file.digest}\0{each.first}\0{each.num_rows}\0".encode())
-        self.digest = digest.hexdigest()
+        for of_file, each in zip(files, self._ranges, strict=True):
+            digest.update(f"{of_file}\0{each.first}\0{each.num_rows}\0".encode())
+        return digest.hexdigest()
 
     def read(self, numbers: NDArray[np.int64]) -> Read:
         """The rows of these numbers, in this order; threads may call it at once. StorageError."""

@@ -22,6 +22,7 @@ from lmms_stream.rl import BaseDataset, Dataset, Sample, StreamingDataset
 from lmms_stream.rl.cursor import BLOCK, SMALL, Permutation
 from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.storage import open_storage
+from streaming import MDSWriter
 from transformers import AutoTokenizer
 
 from ..rounds import rounds
@@ -449,6 +450,31 @@ def test_a_state_is_refused_by_other_data_and_another_seed(tmp_path: Path) -> No
             StreamingDataset(other).load_state_dict(dataset.state_dict())
     with pytest.raises(CursorError, match="the state follows seed 42 and this dataset has seed 43"):
         Dataset(moved, seed=43).load_state_dict(dataset.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["mds", "parquet"])
+def test_a_state_is_refused_by_rows_in_another_order_in_files_of_the_same_sizes(kind: str, tmp_path: Path) -> None:
+    rows = [{"text": f"{number:04}", "label": str(number % 10)} for number in range(40)]
+    swapped = [rows[0], rows[7], *rows[2:7], rows[1], *rows[8:]]
+
+    def write(folder: Path, written: list[dict[str, str]]) -> Path:
+        if kind == "parquet":
+            return write_parquet(folder / "rows.parquet", written, group_rows=20)
+        with MDSWriter(columns={"text": "str", "label": "str"}, out=str(folder), size_limit=1 << 9) as writer:
+            for row in written:
+                writer.write(row)
+        return folder
+
+    dataset = Dataset(write(tmp_path / "a", rows))
+    state = dataset.state_dict()
+    other = StreamingDataset(write(tmp_path / "b", swapped))
+    assert [each.prompt for each in other.samples[0:40]] != [each.prompt for each in dataset.samples]
+    with pytest.raises(CursorError, match=r"the state belongs to other data \(40 rows"):
+        other.load_state_dict(state)
+    StreamingDataset(write(tmp_path / "c", rows)).load_state_dict(state)
+    earlier = {**state, "digest": open_rows(tmp_path / "a" / ("rows.parquet" * (kind == "parquet"))).old_digest}
+    assert earlier != state
+    StreamingDataset(tmp_path / "c" / ("rows.parquet" * (kind == "parquet"))).load_state_dict(earlier)
 
 
 @pytest.mark.parametrize(
