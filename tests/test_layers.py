@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": BASE,
     "processors/media": BASE,
     "processors/families": {*BASE, "versions", "processors/media"},
-    "processors": {*BASE, "version", "versions", "processors/media", "processors/families"},
+    "processors": {*BASE, "config", "version", "versions", "processors/media", "processors/families"},
     "processes": {"errors", "signals", "processors"},
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},

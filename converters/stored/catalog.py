@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from ...errors import DataError, LengthsError, ObjectMissingError, ShardError
 from ...mds.index import DATASET_NAME, ShardInfo, is_safe_name
@@ -19,9 +20,11 @@ from ...mds.lengths import (
     patches_name,
 )
 from ...mds.listing import no_dataset, read_if_there, read_listing
-from ...processors import ProcessorConfig
+from ...mds.shard import fetch_shard, open_shard
+from ...processors import ProcessorChoice
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
+from ...storage.cache import LocalCache
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import Sample
@@ -88,11 +91,26 @@ def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
     return dataset
 
 
-def stored_processor(url: str, tokenizer: str) -> Processor:
-    """What reads the samples of a stored dataset with this tokenizer: texts, answers, or (if it is not known) chats."""
-    kinds: dict[str | None, Literal["chat", "text", "preference"]] = {"text": "text", "preference": "preference"}
-    kind = kinds.get(read_catalog(open_storage(url)).schema, "chat")
-    return ProcessorConfig(type=kind, tokenizer=tokenizer).build()
+def stored_processor(url: str, choice: ProcessorChoice) -> Processor:
+    """Return the processor that a user chose for a stored dataset: without a type, the one that reads its samples."""
+    if choice.type is not None:
+        return choice.build()
+    catalog = read_catalog(open_storage(url))
+    schema = catalog.schema if catalog.schema in ("messages", "text", "preference") else None
+    return choice.build(schema, has_media=holds_media(catalog))
+
+
+def holds_media(catalog: Catalog) -> bool:
+    """Return whether media were measured of a dataset, or a sample of its first shard holds some."""
+    if catalog.schema not in ("messages", "preference"):
+        return False
+    listed = (catalog.dataset or {}).get("other_files", ())
+    if any(patches_name(fingerprint) in listed for fingerprint in catalog.fingerprints):
+        return True
+    with TemporaryDirectory(prefix="lmms_stream-media-", ignore_cleanup_errors=True) as folder:
+        info = catalog.shards[0]
+        shard = open_shard(fetch_shard(LocalCache(catalog.storage, Path(folder)), info), info, columns=["media"])
+        return any(shard[number]["media"] for number in range(info.num_samples))
 
 
 def own_files(dataset: Mapping[str, Any]) -> list[str]:

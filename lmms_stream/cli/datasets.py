@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .command import add_command, at_least, given_options, local_file
-from .processor import add_on_dropped, add_options, chosen_processor, stored_processor
+from .processor import add_on_dropped, add_options, stored_processor
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -195,7 +195,7 @@ def _inspect(options: argparse.Namespace) -> int:
             num_samples=options.samples or 1,
             source=options.source,
             tokenizer=options.tokenizer,
-            processor=chosen_processor(options.tokenizer, options.processor, options.setting),
+            processor=stored_processor(options.remote, options) if options.processor or options.setting else None,
             on_start=progress.begin,
             on_shard=progress.advance,
         )

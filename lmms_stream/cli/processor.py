@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..converters.options import ProcessorChoice
+    from ..processors import ProcessorChoice
     from ..processors.base import Processor
 
 PAIRS = ("--setting",)  # options whose values read NAME=VALUE
@@ -51,7 +51,8 @@ def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence
     """What the options say of a processor; None without any of them. ConfigError for options that do not fit."""
     if tokenizer is None and kind is None and not settings:
         return None
-    from ..converters.options import ProcessorChoice, nested_settings
+    from ..converters.options import nested_settings
+    from ..processors import ProcessorChoice
 
     return ProcessorChoice(tokenizer=tokenizer, type=kind, settings=nested_settings(settings))
 
@@ -67,17 +68,11 @@ def add_on_dropped(parser: Options) -> None:
     )
 
 
-def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> Processor | None:
-    """The processor of that kind; None if no kind is chosen. ConfigError for settings that it does not have."""
-    choice = processor_choice(tokenizer, kind, settings) if kind is not None or settings else None
-    return None if choice is None else choice.build()
-
-
 def stored_processor(remote: str, options: argparse.Namespace) -> Processor | None:
-    """What reads a dataset's samples, as the options say, or its schema; None without a tokenizer."""
+    """What reads a dataset's samples, as the options or the samples say; None without any of the options."""
+    choice = processor_choice(options.tokenizer, options.processor, options.setting)
+    if choice is None:
+        return None
     from ..converters.stored import catalog
 
-    chosen = chosen_processor(options.tokenizer, options.processor, options.setting)
-    if chosen is not None or options.tokenizer is None:
-        return chosen
-    return catalog.stored_processor(remote, options.tokenizer)
+    return catalog.stored_processor(remote, choice)

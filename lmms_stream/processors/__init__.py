@@ -22,10 +22,13 @@ bagel_images    images as BAGEL's encoders take them; bagel: the processor of it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..checks import check_fields
+from ..config import build_config
 from ..errors import ConfigError
 from .bagel_images import BagelSettings
 from .base import Compared, Processor
@@ -95,7 +98,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
                     "processor.tokenizer and processor.path are both named: path has a tokenizer of its own"
                 )
             return
-        for name in ("path", *(field.name for field in fields(MediaSettings))):
+        for name in ("path", *(each.name for each in fields(MediaSettings))):
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"processor.{name} is for processor.type vision, and that is {self.kind}: leave {name} out"
@@ -106,11 +109,10 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             if self.tokenizer is not None:
                 raise ConfigError("processor.tokenizer is for texts, and processor.type is image: leave it out")
             return
-        for field in fields(ImageSettings):
-            if getattr(self, field.name) is not None:
+        for each in fields(ImageSettings):
+            if getattr(self, each.name) is not None:
                 raise ConfigError(
-                    f"processor.{field.name} is for processor.type image, and that is {self.kind}: leave {field.name} "
-                    "out"
+                    f"processor.{each.name} is for processor.type image, and that is {self.kind}: leave {each.name} out"
                 )
 
     def _check_objective(self) -> None:
@@ -133,7 +135,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             from .text import DocumentsProcessor, TokensProcessor
 
             return DocumentsProcessor() if self.isolate_documents else TokensProcessor()
-        if self.type is None and self.path is not None and not self._has_media():
+        if self.type is None and self.path is not None and not has_processor_of_media(self.path):
             from .chat import ChatProcessor
 
             return ChatProcessor.from_pretrained(self.path, learn=self.learn, learn_stop=self.learn_stop)
@@ -170,11 +172,6 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         """The type, as far as it is known before the folder of `path` is read."""
         return self.type or ("chat" if self.path is None else "vision")
 
-    def _has_media(self) -> bool:
-        from .families.files import has_media
-
-        return has_media(str(self.path))
-
     @property
     def _compared(self) -> Compared:
         return "kto" if self.objective == "kto" else "dpo"
@@ -184,5 +181,62 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
         if not self.path:
             raise ConfigError("processor.path is missing: name the folder or hub id of a processor of transformers'")
-        settings = {field.name: getattr(self, field.name) for field in fields(MediaSettings)}
+        settings = {each.name: getattr(self, each.name) for each in fields(MediaSettings)}
         return MultimodalProcessor.from_pretrained(self.path, learn=learn, learn_stop=learn_stop, **settings)
+
+
+def has_processor_of_media(path: str) -> bool:
+    """Return whether a folder or hub id has a processor of media, or is of a model that reads some."""
+    from .families.files import has_media
+
+    return has_media(path)
+
+
+# Which processor measures samples: from what the user names, and what the rows are.
+
+TYPES = ("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference")
+_OF_ROWS = {"messages": "chat", "text": "text", "preference": "preference"}  # schema of the rows -> type of processor
+_WITHOUT_TOKENIZER = {
+    "tokens": "the rows are tokens already: leave --tokenizer out",
+    "image": "images are measured without a tokenizer: pass --processor image, and leave --tokenizer out",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorChoice:
+    """What is known of a processor before the rows are.
+
+    tokenizer: folder or hub id of a tokenizer, or of transformers' processor for types with media. type: one of TYPES;
+    None for the one that reads what the rows are. settings: of a run's section `processor`, by name.
+    Raises ConfigError for a type with a tokenizer that it does not read, or without the one that it needs.
+    """
+
+    tokenizer: str | Path | None = None
+    type: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.type is not None and self.type not in TYPES:
+            raise ConfigError(f"processor {self.type!r} is not known: choose one of {', '.join(TYPES)}")
+        if self.type == "image" and self.tokenizer is not None:
+            raise ConfigError("--processor image reads images, not texts: leave --tokenizer out")
+        if self.tokenizer is None and self.type != "image":
+            name, value = next(iter(self.settings.items()), ("", ""))
+            named = f"--processor {self.type}" if self.type else f"--setting {name}={value}"
+            raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
+
+    def build(self, schema: str | None = None, *, has_media: bool = False) -> Processor:
+        """The processor; schema: what the rows are stored as, None for chats. ConfigError for a wrong setting.
+
+        has_media: the rows hold media, which the processor of the folder reads where it reads media. Convert, index,
+        verify, inspect, plan and simulate choose by this rule alone.
+        """
+        kind = self.type or ("chat" if schema is None else _OF_ROWS.get(schema))
+        if kind is None:
+            otherwise = "no processor reads them: leave --tokenizer out, or say what they are with --kind and --columns"
+            raise ConfigError(f"the rows are {schema!r}: {_WITHOUT_TOKENIZER.get(str(schema), otherwise)}")
+        of_folder = has_media and self.type is None and has_processor_of_media(str(self.tokenizer))
+        values = {"type": "vision" if of_folder and kind == "chat" else kind, **self.settings}
+        if self.tokenizer is not None:
+            values["path" if of_folder or kind in MEDIA_TYPES else "tokenizer"] = str(self.tokenizer)
+        return build_config(ProcessorConfig, values, source="--setting" if self.settings else "--processor").build()

@@ -104,7 +104,8 @@ def joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
         raise DataError(
-            f"a message holds {', '.join(sorted(kinds))}, which the chat processor does not read: "
-            "take a processor of that kind of media, as type vision is of images and videos"
+            f"a message holds {', '.join(sorted(kinds))}, which the chat processor does not read: take the processor "
+            "of media of a model's folder, with --processor vision --tokenizer FOLDER or processor: {type: vision, "
+            "path: FOLDER}"
         )
     return "".join(part["text"] for part in parts)

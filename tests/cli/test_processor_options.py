@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.cli.processor import chosen_processor
+from lmms_stream.cli.processor import processor_choice
 from lmms_stream.config import build_config
 from lmms_stream.converters.convert import convert
-from lmms_stream.errors import ConfigError
-from lmms_stream.processors import ProcessorConfig
+from lmms_stream.converters.stored.catalog import stored_processor
+from lmms_stream.converters.stored.inspect.summary import inspect_dataset
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors import ProcessorChoice, ProcessorConfig
 from lmms_stream.processors.bagel import BagelProcessor
-from lmms_stream.processors.base import processor_fingerprint
+from lmms_stream.processors.base import Processor, processor_fingerprint
+from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.multimodal import MultimodalProcessor
 
 from tests.conftest import run_cli
@@ -47,6 +50,12 @@ def config_of(**values: object) -> ProcessorConfig:
     return build_config(ProcessorConfig, values, source="run.yaml")
 
 
+def chosen(tokenizer: str, kind: str, settings: list[str]) -> Processor:
+    choice = processor_choice(tokenizer, kind, settings)
+    assert choice is not None
+    return choice.build()
+
+
 def test_the_settings_of_a_run_are_those_of_the_processor(folder: Path) -> None:
     built = config_of(type="vision", path=str(folder), image_max_pixels=20000, frame_num=8, learn="last").build()
     made = MultimodalProcessor.from_pretrained(str(folder), image_max_pixels=20000, frame_num=8, learn="last")
@@ -55,11 +64,11 @@ def test_the_settings_of_a_run_are_those_of_the_processor(folder: Path) -> None:
 
 
 def test_settings_of_a_section_are_named_with_it(folder: Path) -> None:
-    made = chosen_processor(str(folder), "bagel", ["bagel.vae_max_side=768", "bagel.vit_dropout=0.5"])
+    made = chosen(str(folder), "bagel", ["bagel.vae_max_side=768", "bagel.vit_dropout=0.5"])
     assert isinstance(made, BagelProcessor)
     assert (made.settings.vae_max_side, made.settings.vit_dropout) == (768, 0.5)
     with pytest.raises(ConfigError, match=r"--setting: unknown key 'bagel\.vae_side': did you mean 'bagel\.va"):
-        chosen_processor(str(folder), "bagel", ["bagel.vae_side=768"])
+        chosen(str(folder), "bagel", ["bagel.vae_side=768"])
 
 
 def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:
@@ -124,7 +133,10 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
         ),
         (("convert", "rows.jsonl", "data", "--processor", "vision"), "--processor vision is for samples that become"),
         (("plan", "data", "--packing-length", "9", "--tokenizer", "x", "--setting", "fps"), "fps: expected NAME=VALUE"),
-        (("inspect", "data", "--tokenizer", "x", "--setting", "fps=1"), "processor.fps is for processor.type vision"),
+        (
+            ("inspect", "data", "--tokenizer", "x", "--processor", "chat", "--setting", "fps=1"),
+            "processor.fps is for processor.type vision",
+        ),
         (
             ("verify", "data", "--tokenizer", "x", "--processor", "vision", "--setting", "pixels=1"),
             "--setting: unknown key 'pixels': choose one of",
@@ -154,3 +166,42 @@ def test_chats_with_media_are_measured_by_the_processor_of_the_folder_though_no_
     convert(str(texts), tmp_path / "texts", tokenizer=str(folder), num_workers=1)  # of which a run may be of text alone
     (file,) = (tmp_path / "texts" / "_lmms" / "lengths").glob("*.json")
     assert file.stem == processor_fingerprint(config_of(tokenizer=str(folder)).build())
+
+
+def test_stored_chats_with_media_are_read_by_the_processor_of_the_folder_though_no_type_is_named(
+    folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    """By each command and by inspect_dataset."""
+    target = str(tmp_path / "chats")
+    convert(str(rows), target, num_workers=1)
+    name = processor_fingerprint(config_of(path=str(folder)).build())
+    for command in (
+        ("index", target, "--workers", "1"),
+        ("plan", target, "--packing-length", "256"),
+        ("verify", target, "--deep", "--workers", "1"),
+        ("inspect", target, "-i", "2", "--setting", "image_max_pixels=12000"),
+    ):
+        done = run_cli(*command, "--tokenizer", str(folder))
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "[image of 84 x 84, 9 tokens]" in done.stdout
+    assert [file.stem for file in (tmp_path / "chats" / "_lmms" / "lengths").glob("*.json")] == [name]
+    (sample,) = inspect_dataset(target, first=2, tokenizer=str(folder)).samples
+    assert [seen.kind for seen in sample.seen] == ["image", "image"]
+
+
+def test_stored_chats_of_text_alone_are_read_by_the_chat_processor_of_a_folder_with_media(
+    folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Until media were measured; chats of text before those with media are refused with a remedy that works."""
+    late, target = tmp_path / "late.jsonl", tmp_path / "late"
+    lines = rows.read_text().splitlines()
+    late.write_text("\n".join([lines[0]] * 100 + lines[1:]) + "\n")
+    with pytest.raises(DataError, match=r"does not read: take the .* with --processor vision --tokenizer FOLDER"):
+        convert(str(late), tmp_path / "refused", tokenizer=str(folder), num_workers=1)
+    choice = ProcessorChoice(tokenizer=folder)
+    convert(str(late), target, num_workers=1, samples_per_shard=100)
+    assert isinstance(stored_processor(str(target), choice), ChatProcessor)
+    convert(
+        str(late), tmp_path / "measured", tokenizer=folder, processor="vision", num_workers=1, samples_per_shard=100
+    )
+    assert isinstance(stored_processor(str(tmp_path / "measured"), choice), MultimodalProcessor)

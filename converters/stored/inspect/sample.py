@@ -23,7 +23,7 @@ from ....processors.media.formats import shown_mime
 from ....processors.media.intervals import interval_of
 from ....processors.media.stored import MediaPart, media_part
 from ....processors.stored_chat import read_chat, read_preference
-from ....processors.text import DocumentsProcessor, TextProcessor, TokensProcessor
+from ....processors.text import DocumentsProcessor, TokensProcessor
 from ....types import Processed, Role, Sample
 
 if TYPE_CHECKING:
@@ -146,7 +146,10 @@ class Viewer:
 
     @staticmethod
     def load(schema: str | None, tokenizer: str | None, processor: Processor | None = None) -> Viewer:
-        """A viewer for samples of a schema; ConfigError for a tokenizer that cannot be had, or has nothing to read."""
+        """A viewer for samples of a schema; ConfigError for a tokenizer that cannot be had, or has nothing to read.
+
+        tokenizer: of samples that are tokens.
+        """
         if schema is None and tokenizer is not None:
             raise ConfigError("the dataset holds no messages, tokens or texts: leave --tokenizer out")
         if processor is not None:
@@ -154,15 +157,9 @@ class Viewer:
         processor = TokensProcessor() if schema == TokensProcessor.schema else None
         if tokenizer is None:
             return Viewer(schema=schema, processor=processor, tokenizer=None)
-        from ....processors.chat import ChatProcessor
-        from ....processors.preference import PreferenceProcessor
         from ....processors.tokenizers import load_tokenizer
 
-        loaded = load_tokenizer(tokenizer)
-        if processor is None:
-            kinds = {TextProcessor.schema: TextProcessor, PreferenceProcessor.schema: PreferenceProcessor}
-            processor = kinds.get(str(schema), ChatProcessor)(loaded, source=tokenizer)
-        return Viewer(schema=schema, processor=processor, tokenizer=loaded)
+        return Viewer(schema=schema, processor=processor, tokenizer=load_tokenizer(tokenizer))
 
     def view(self, sample: Sample, *, number: int, shard: ShardInfo, num_bytes: int) -> SampleView:
         """What is seen of a sample; DataError when it does not fit its schema."""

@@ -17,12 +17,14 @@ from ....errors import ConfigError, LengthsError, ShardError, StorageError
 from ....mds.index import decoded_columns
 from ....mds.provenance import Provenance
 from ....mds.shard import fetch_shard, open_shard
+from ....processors import ProcessorChoice
 from ....processors.base import Processor
 from ....processors.not_shown import counts_text
+from ....processors.text import TokensProcessor
 from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import Storage, open_storage
-from ..catalog import Catalog, columns_of, local_file, open_lengths, read_catalog
+from ..catalog import Catalog, columns_of, local_file, open_lengths, read_catalog, stored_processor
 from .sample import SampleView, Viewer
 
 MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
@@ -95,6 +97,7 @@ def inspect_dataset(
 
     first: counted from the end where it is negative. source: "FILE:ROW", a row of a source from 1; the samples that
     were made of it are shown instead. tokenizer: a folder or hub id, for what is trained on.
+    tokenizer: also of a processor of media, which reads the media of chats.
     processor: what makes tokens of samples (default: that of their schema).
     Of a dataset that must be downloaded or decompressed a few shards are, one after another into a temporary folder.
     on_start, on_shard: told the number of shards that are read, and of each. Raises ConfigError, StorageError,
@@ -104,6 +107,8 @@ def inspect_dataset(
     refused: dict[str, str] = {}
     catalog = read_catalog(storage, refused=refused)
     chosen: Sequence[int] = _choose(first, num_samples, total=catalog.num_samples)
+    if processor is None and tokenizer is not None and catalog.schema not in (None, TokensProcessor.schema):
+        processor = stored_processor(remote, ProcessorChoice(tokenizer=tokenizer))
     viewer = Viewer.load(catalog.schema, tokenizer, processor)
     notes = [*refused.values(), *_other_columns(catalog)]
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
