@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from shlex import quote
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DataError
 from .fields import QUESTIONS, is_filled, unpacked
 from .row_kind import RowKind
 from .speakers import usual_role
 
-CHOICES = ("choices", "options", "endings")
+CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
+# A column of one choice: option_a, choice1, opB, or a capital letter alone.
+_CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 _BY_MAP = "with --map FILE.py:FUNCTION"
 _FIRST = ("definition", "instruction")  # of two texts that ask something, these come before the other
 _CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # what a question is about, or a part of it
 # Names that columns of facts may have, too: a text that a question is about has several words, and more than it.
 _LONG_CONTEXTS = (
     "passages", "article", "story", "document", "documents", "paragraph", "paragraphs", "text", "table", "evidence",
+    "abstract", "background", "chunk", "code", "ctx", "dialogue", "excerpt", "hint", "knowledge", "lecture", "premise",
+    "scenario", "snippet", "sql_context", "support", "transcript",
 )  # fmt: skip
 _ASKED = {  # kind -> roles of what is asked, and of its answer
     "question-answer": ("question", "answer"),
@@ -40,19 +47,32 @@ _SPEAKERS = ("user", "assistant", "prompter")
 
 
 def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the column of choices that holds something in any of the rows; those that are called A, B, C together."""
+    """Return the column of choices that holds something in any of the rows; columns of one choice each together."""
     for row in rows:
         if name := next((name for name in CHOICES if is_filled(row.get(name))), None):
             return name
-        if all(is_filled(row.get(name)) for name in "ABC"):
-            return "A, B, C, …"
+        if names := _columns_of_choices(row):
+            return f"{', '.join(names[:3])}, …"
     return None
+
+
+def _columns_of_choices(row: Mapping[str, Any]) -> list[str]:
+    """Return columns that hold one choice each: option_a and option_b, choice1 and choice2, or A, B and C."""
+    found: dict[str, dict[str, str]] = {}
+    for name in row:
+        if (matched := _CHOICE.fullmatch(name)) and is_filled(row[name]):
+            found.setdefault((matched[1] or "").lower(), {})[matched[2].lower()] = name
+    for stem, names in found.items():
+        if any(names.keys() >= {*first} for first in (("ab", "12", "01") if stem else ("abc",))):
+            return list(names.values())
+    return []
 
 
 def choices_unread(name: str) -> str:
     """Return the part of an error that says what is wrong and what to do."""
     return (
-        f"column {name} holds what the answer is chosen from, and no kind reads it: write the choices into the "
+        f"{f'columns {name} hold' if ', ' in name else f'column {name} holds'} what the answer is chosen from, and no "
+        "kind reads it: write the choices into the "
         f"question and the chosen one into the answer, {_BY_MAP}"
     )
 
@@ -74,8 +94,8 @@ def check_beside(
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
     checks = (
-        _rejected, _choices, _context, _worked, _question, _answer, _answer_of_text, _speaker, _template_settings,
-        _packs,
+        _rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker,
+        _of_each_row,
     )  # fmt: skip
     wrong = next((said for check in checks if (said := check(read)) is not None), None)
     if wrong is not None:
@@ -141,7 +161,7 @@ def _rejected(read: _Read) -> str | None:
 
 
 def _choices(read: _Read) -> str | None:
-    if read.kind != "question-answer":
+    if read.kind not in ("question-answer", "prompt-response", "alpaca"):
         return None
     unread = [
         {name: row[name] for name in read.left if name in row and not _are_said(row[name], row, read)}
@@ -152,6 +172,34 @@ def _choices(read: _Read) -> str | None:
 
 def _are_said(value: Any, row: Mapping[str, Any], read: _Read) -> bool:
     return all(read.is_said(each, row) for each in (value if isinstance(value, list) else [value]))
+
+
+def _index(read: _Read) -> str | None:
+    """Return what is wrong with answers that are numbers of texts in a column that is left out."""
+    answered = read.found.get(_ASKED.get(read.kind, ("", ""))[1], "")
+    numbers = [(row, number) for row in read.rows if (number := _whole_number(row.get(answered))) is not None]
+    if not numbers or len(numbers) < sum(is_filled(row.get(answered)) for row in read.rows):
+        return None
+    for name in read.left:
+        lists = [(_texts(row.get(name)), number) for row, number in numbers]
+        if all(len(texts) > 1 and 0 <= number <= len(texts) for texts, number in lists):
+            return (
+                f"column {answered} holds numbers, which are those of texts in column {name}: write the text in place "
+                f"of its number, {_BY_MAP}"
+            )
+    return None
+
+
+def _whole_number(value: Any) -> int | None:
+    text = str(value)
+    return int(text) if not isinstance(value, bool) and text.isascii() and text.isdecimal() and len(text) < 4 else None
+
+
+def _texts(value: Any) -> list[Any]:
+    """Return the texts of a list, or of JSON text of one; [] for another list."""
+    listed = unpacked(value)
+    is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
+    return list(listed) if is_list else []
 
 
 def _context(read: _Read) -> str | None:
@@ -268,10 +316,33 @@ def _speaker(read: _Read) -> str | None:
     )
 
 
-def _template_settings(read: _Read) -> str | None:
+def _of_each_row(read: _Read) -> str | None:
+    said = (each_row_loses(row, read.kind, [name for name in row if name not in read.left]) for row in read.rows)
+    return next(filter(None, said), None)
+
+
+def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> None:
+    """DataError for a row of which a column that is left out would change the meaning, whatever other rows hold.
+
+    read: columns that are read or kept.
+    """
+    if (said := each_row_loses(row, kind, read)) is not None:
+        raise DataError(f"{said}, or pass --kind {kind} to leave the column out")
+
+
+def each_row_loses(row: Mapping[str, Any], kind: str, read: Collection[str]) -> str | None:
+    """Return what is wrong with a row of which a column is left out that would change its meaning; None for nothing."""
+    if kind == "tokens":
+        return next(
+            (said for name in _BOUNDS.keys() & row.keys() if name not in read and (said := _packs(row, name))), None
+        )
+    return None if "chat_template_kwargs" not in row or "chat_template_kwargs" in read else _template_settings(row)
+
+
+def _template_settings(row: Mapping[str, Any]) -> str | None:
     """Of chats with settings of the chat template for each row, as TRL takes them; true and null are as usual."""
     name = "chat_template_kwargs"
-    settings = [each for _, value, _ in read.values([name]) if isinstance(value, Mapping) for each in value.values()]
+    settings = list(row[name].values()) if isinstance(row[name], Mapping) else []
     if not any(is_filled(each) and each is not True for each in settings):
         return None
     return (
@@ -280,39 +351,42 @@ def _template_settings(read: _Read) -> str | None:
     )
 
 
-def _packs(read: _Read) -> str | None:
+def _packs(row: Mapping[str, Any], name: str) -> str | None:
     """Of tokens of several samples in a row, which would be read as one sample."""
-    if read.kind != "tokens":
+    numbers = _numbers(row[name])
+    if not numbers.size or not _BOUNDS[name](numbers):
         return None
-    for name, says_so in _BOUNDS.items():
-        if any(_numbers(value) and says_so(_numbers(value)) for _, value, _ in read.values([name])):
-            return (
-                f"column {name} says that a row of tokens holds several samples, which would be read as one: make a "
-                f"row of each sample, {_BY_MAP}"
-            )
-    return None
+    return (
+        f"column {name} says that a row of tokens holds several samples, which would be read as one: make a "
+        f"row of each sample, {_BY_MAP}"
+    )
 
 
-def _numbers(value: Any) -> list[Any]:
-    """Return the numbers of a list, an array or JSON text of a list; [] for anything else."""
-    listed = value.tolist() if hasattr(value, "tolist") else unpacked(value)
-    return listed if isinstance(listed, list) and all(isinstance(each, (int, float)) for each in listed) else []
+def _numbers(value: Any) -> NDArray[Any]:
+    """Return the numbers of a list, an array or JSON text of a list; none for anything else."""
+    listed = unpacked(value)
+    if isinstance(listed, list | np.ndarray):
+        with suppress(ValueError, OverflowError):  # lists of several lengths
+            numbers = np.asarray(listed)
+            if numbers.ndim == 1 and numbers.dtype.kind in "iuf":
+                return numbers
+    return np.zeros(0)
 
 
-def _has_several(numbers: Sequence[Any]) -> bool:
+def _has_several(numbers: NDArray[Any]) -> bool:
     return len(numbers) > 1
 
 
-def _differ(numbers: Sequence[Any]) -> bool:
-    return len({*numbers}) > 1
+def _differ(numbers: NDArray[Any]) -> bool:
+    return bool((numbers != numbers[0]).any())
 
 
-def _restarts(numbers: Sequence[Any]) -> bool:
-    return any(after <= before for before, after in pairwise(numbers))
+def _restarts(numbers: NDArray[Any]) -> bool:
+    return bool((numbers[1:] <= numbers[:-1]).any())
 
 
 # Columns of packs, as TRL, torchtune, NeMo, FlashAttention and others name them -> whether there are several samples.
-_BOUNDS: Mapping[str, Callable[[list[Any]], bool]] = {
+_BOUNDS: Mapping[str, Callable[[NDArray[Any]], bool]] = {
     **dict.fromkeys(("seq_lengths", "seq_lens", "sequence_lengths", "seq_start_id"), _has_several),
     "cu_seqlens": lambda numbers: len(numbers) > 2,
     **dict.fromkeys(("segment_ids", "seq_idx", "sequence_ids", "document_ids", "doc_ids"), _differ),

@@ -12,7 +12,7 @@ from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
 from ..media.references import SampleMedia
-from .beside import check_beside
+from .beside import check_beside, check_each_row
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS
@@ -51,8 +51,10 @@ class Mapper:
         """
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
         values = _usually_named(values, self.options)
-        if late and self.options.kind is None and self.options.dataset_info is None:
-            check_kind(values, late, self.kind, self.options.columns)
+        if self.options.kind is None and self.options.dataset_info is None:
+            check_each_row(values, self.kind.name, self.kept)
+            if late:
+                check_kind(values, late, self.kind, self.options.columns)
         if self.schema == MESSAGES.name:
             check_verdict(values)
         if self.kind.read_simple is not None and not self.kept:

@@ -114,6 +114,8 @@ def test_sources_are_converted_once_and_found_again(config: dict[str, Any], capl
     assert caplog.text.count("once, into") == 1
     changed = MultiModalDataset(config | {"max_length": 40}).build()
     assert changed.core.url != first.core.url
+    Path(config["dataset_path"]).touch()  # as the page says to do after a picture was replaced
+    assert MultiModalDataset(config).build().core.url != first.core.url
 
 
 def test_samples_that_are_too_long_are_left_out_and_counted(

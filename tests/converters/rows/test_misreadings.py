@@ -115,6 +115,74 @@ def test_packs_of_several_samples_are_no_sample(bounds: dict[str, Any], is_pack:
 
 
 @pytest.mark.parametrize(
+    ("usual", "late", "said"),
+    [
+        ({"input_ids": [1, 2], "position_ids": [0, 1]}, {"input_ids": [1, 2], "position_ids": [0, 0]}, "read as one"),
+        ({"input_ids": [1, 2]}, {"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "read as one"),
+        (
+            {"messages": CHAT, "chat_template_kwargs": {"tools": None}},
+            {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}},
+            "settings of the chat template",
+        ),
+    ],
+)
+def test_what_a_column_says_of_its_row_is_looked_for_in_every_row(
+    usual: dict[str, Any], late: dict[str, Any], said: str
+) -> None:
+    mapper = find_mapper([usual], _USUAL)
+    assert mapper(usual, None)
+    with pytest.raises(DataError, match=said):
+        mapper(late, None)
+    for options in (SchemaOptions(kind=mapper.kind.name), SchemaOptions(keep=tuple(late.keys() - mapper.kind.columns))):
+        assert find_mapper([usual, late], options)(late, None)
+
+
+_CHOSEN: dict[str, Any] = {"question": "Which is it?", "answer": "B"}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"option_a": "red", "option_b": "blue"}, {"optionA": "red", "optionB": "blue"}, {"A": "1", "B": "2", "C": "3"},
+        {"Choice 1": "red", "Choice 2": "blue"}, {"opa": "red", "opb": "blue"}, {"answer_choices": ["red", "blue"]},
+        {"candidates": ["red", "blue"]},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("names", [("question", "answer"), ("prompt", "response"), ("instruction", "output")])
+def test_an_answer_is_not_trained_on_without_what_it_is_chosen_from(
+    choices: dict[str, Any], names: tuple[str, str]
+) -> None:
+    row = dict(zip(names, _CHOSEN.values(), strict=True))
+    assert "what the answer is chosen from" in refusal({**row, **choices})
+    asked = "Which is it? " + " ".join(each if isinstance(each, str) else " ".join(each) for each in choices.values())
+    assert stored({**row, names[0]: asked, **choices})[0]["content"] == asked
+
+
+def test_columns_of_one_letter_or_number_are_no_choices() -> None:
+    for others in ({"a": "x", "b": "y", "c": "z"}, {"option_a": "x"}, {"A": "x", "B": "y"}, {"op": "x", "opt": "y"}):
+        assert stored({**_CHOSEN, **others})[1]["content"] == "B"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "responses": ["x", "y"], "chosen": 0, "rejected": 1},
+        {"question": "q", "answers": '["x", "y"]', "answer": "2"},
+    ],
+)
+def test_the_number_of_an_answer_is_no_answer(row: dict[str, Any]) -> None:
+    assert "holds numbers, which are those of texts in column" in refusal(row)
+    others = {name: 41 if value in (0, "2") else value for name, value in row.items()}
+    assert find_mapper([others], _USUAL)(others, None)
+
+
+@pytest.mark.parametrize("name", ["code", "transcript", "lecture", "sql_context"])
+def test_a_text_that_a_question_is_about_is_not_left_out(name: str) -> None:
+    row = {"question": "What is it?", "answer": "a", name: "A longer text that the question is about."}
+    assert f"column {name} holds what question is about" in refusal(row)
+
+
+@pytest.mark.parametrize(
     ("row", "remedy"),
     [
         ({"messages": CHAT, "rejected_response": "x"}, "write the two answers into columns chosen and rejected"),
