@@ -1,10 +1,11 @@
-"""Types of values that users give to constructors: what a number is, and what a path, in one place."""
+"""Check what users give: numbers, paths, and the collate_fn of a DataLoader."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -83,6 +84,46 @@ def local_path(name: str, path: str | Path) -> Path:
     if "://" in str(plain):
         raise ConfigError(f"{name} {path} is a URL, and a path of this machine belongs there: write a path")
     return Path(plain)
+
+
+# The collate_fn of a DataLoader. Only the fetcher of torch, which calls the dataset, has both.
+
+_DEFAULTS = {  # for what no collate_fn and no data_collator is given
+    "torch.utils.data._utils.collate.default_collate": "DataLoader",
+    "transformers.data.data_collator.default_data_collator": "Trainer",
+    "transformers.data.data_collator.DataCollatorWithPadding": "Trainer",
+}
+_WRAPPED = {"RemoveColumnsCollator": "data_collator", "_Counted": "collate_fn"}  # of transformers, StreamingDataLoader
+_TRAINER = "pass the dataset to FSDP2SFTTrainer of lmms_stream, which takes the same arguments"
+_MAX_FRAMES = 8  # between a dataset and the fetcher: accelerate's shards of it, and generators
+
+
+def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
+    """Raise ConfigError if a DataLoader calls the caller, and joins samples by torch's or transformers' default.
+
+    owner: the class of the dataset. loader, trainer: what to do instead with a DataLoader, and with transformers'
+    Trainer. Other collators, and a DataLoader with batch_size None, pass.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame.f_code.co_filename.endswith("fetch.py"):
+            fetcher = frame.f_locals.get("self")
+            if type(fetcher).__module__ == "torch.utils.data._utils.fetch":
+                break
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+    else:
+        return
+    collator = fetcher.collate_fn if fetcher.auto_collation else None
+    while inside := _WRAPPED.get(type(collator).__name__):
+        collator = getattr(collator, inside)
+    named = collator if inspect.isfunction(collator) else type(collator)
+    default = _DEFAULTS.get(f"{named.__module__}.{named.__qualname__}")
+    if default == "DataLoader":
+        raise ConfigError(f"a DataLoader without a collate_fn cannot join what {owner} gives: {loader}")
+    if default == "Trainer":
+        raise ConfigError(f"transformers' Trainer without a data_collator cannot join what {owner} gives: {trainer}")
 
 
 def _of_type(name: str, value: Any, annotation: Any, default: Any) -> Any:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from lmms_stream import (
     ChatProcessor,
     ConvertOptions,
     DatasetConfig,
     FetchConfig,
+    MDSWriter,
     ModelConfig,
     OrderConfig,
     PackedDataset,
@@ -31,18 +33,24 @@ from lmms_stream.config import load_mapping
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.specs import parse_spec
+from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.datasets.streaming_packs import StreamingPackConfig
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.source_ranges import checked_epochs, parse_schedule
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel_images import BagelSettings
+from lmms_stream.rl import Dataset as Prompts
 from lmms_stream.rl import StreamingDataset as StreamedPrompts
 from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
+from torch.utils.data import DataLoader
 
 from .conftest import write_tokens
+from .datasets.chats import text_config, write_jsonl
+from .processes import PROCESSES
+from .rl.rows import prompts, write_lines
 
 Make = Callable[..., Any]
 TRAIN = {"output_dir": "run", "global_batch": 8, "max_steps": 3}
@@ -223,3 +231,104 @@ def test_a_processor_of_a_path_says_how_it_is_made(folder: Path) -> None:
     path: Any = str(folder)
     with pytest.raises(ConfigError, match=r"is not a tokenizer: .* by from_pretrained"):
         ChatProcessor(path)
+
+
+# A DataLoader, or transformers' Trainer, that joins what a dataset gives by its default.
+
+COLLATOR = r"pass collate_fn=dataset.get_collator\(\)"
+TRAINER = "pass the dataset to FSDP2SFTTrainer of lmms_stream, which takes the same arguments"
+DATASETS: dict[str, tuple[str, str]] = {  # class -> what to do with a DataLoader, with transformers' Trainer
+    "MultiModalDataset": (COLLATOR, TRAINER),
+    "MultiModalIterableDataset": (COLLATOR, TRAINER),
+    "PackedStreamingDataset": (
+        r"read packs with PackedLoader\(dataset, global_batch=8\), or pass collate_fn=list",
+        TRAINER,
+    ),
+    "Dataset of prompts": ("pass collate_fn=list", "pass a data_collator that makes a model's inputs of prompts"),
+    "StreamingDataset of prompts": ("pass collate_fn=list", "pass a data_collator that makes a model's inputs"),
+}
+
+
+@pytest.fixture(scope="module")
+def datasets(
+    tokenizer: Path, dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Callable[[], Any]]:
+    folder = tmp_path_factory.mktemp("collated")
+    config = text_config(write_jsonl(folder / "chats.jsonl", num_rows=12), tokenizer, folder / "cache")
+    rows = write_lines(folder / "prompts.jsonl", prompts(8))
+    return {
+        "MultiModalDataset": lambda: MultiModalDataset(config),
+        "MultiModalIterableDataset": lambda: MultiModalIterableDataset(config),
+        "PackedStreamingDataset": lambda: PackedStreamingDataset(dataset_folder),
+        "Dataset of prompts": lambda: Prompts(rows),
+        "StreamingDataset of prompts": lambda: StreamedPrompts(rows),
+    }
+
+
+def tiny_model() -> Any:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_data_loader_without_a_collate_fn_says_which_to_pass(
+    name: str, num_workers: int, datasets: dict[str, Callable[[], Any]]
+) -> None:
+    options: dict[str, Any] = {}
+    if num_workers:  # threads and open files of StreamingDataset cannot be pickled
+        options = {"multiprocessing_context": "fork" if name.startswith("Streaming") else PROCESSES, "timeout": 60}
+    dataset = datasets[name]()
+    with pytest.raises(
+        ConfigError, match=f"a DataLoader without a collate_fn cannot join what {name} gives: {DATASETS[name][0]}"
+    ):
+        next(iter(DataLoader(dataset, batch_size=2, num_workers=num_workers, **options)))
+    assert len(next(iter(DataLoader(dataset, batch_size=2, collate_fn=list)))) == 2
+    assert next(iter(DataLoader(dataset, batch_size=None))) is not None
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True], ids=["default", "padding"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_trainer_of_transformers_without_a_data_collator_says_what_takes_the_dataset(
+    name: str, has_tokenizer: bool, datasets: dict[str, Callable[[], Any]], tokenizer: Path, tmp_path: Path
+) -> None:
+    trainer = transformers.Trainer(
+        tiny_model(),
+        transformers.TrainingArguments(str(tmp_path), max_steps=1, report_to="none", use_cpu=True),
+        train_dataset=datasets[name](),
+        processing_class=transformers.AutoTokenizer.from_pretrained(tokenizer) if has_tokenizer else None,
+    )
+    with pytest.raises(
+        ConfigError, match=f"transformers' Trainer without a data_collator .* {name} gives: {DATASETS[name][1]}"
+    ):
+        trainer.train()
+
+
+def test_columns_that_are_no_conversations_are_joined_by_torch(tmp_path: Path) -> None:
+    with MDSWriter(columns={"number": "int"}, out=str(tmp_path)) as writer:
+        for number in range(4):
+            writer.write({"number": number})
+    loader: DataLoader[Any] = DataLoader(PackedStreamingDataset(tmp_path, shuffle=False), batch_size=4)
+    assert next(iter(loader))["number"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_data_collator_of_the_users_own_is_called_by_the_trainer_of_transformers(
+    dataset_folder: Path, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    def collator(samples: list[Any]) -> dict[str, Any]:
+        seen.extend(samples)
+        raise KeyboardInterrupt  # the rest is the trainer's
+
+    trainer = transformers.Trainer(
+        tiny_model(),
+        transformers.TrainingArguments(
+            str(tmp_path), max_steps=1, report_to="none", use_cpu=True, remove_unused_columns=False
+        ),
+        train_dataset=PackedStreamingDataset(dataset_folder),
+        data_collator=collator,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert [{*sample} for sample in seen] == [{"messages", "media"}] * 8

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..checks import check_collator
 from ..config import build_config
 from ..converters.rows.options import SchemaOptions
 from ..errors import ConfigError
@@ -117,6 +118,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         )
 
     def __iter__(self) -> Iterator[Batch]:
+        check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
         worker = get_worker_info()
         if worker is None:
             return self._iteration(self._turns.begin(), 0, 1)

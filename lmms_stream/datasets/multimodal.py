@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from ..checks import check_collator
 from ..config import build_config
 from ..errors import ConfigError
 from ..loader.batch_maker import BatchMaker, LoaderSettings
@@ -140,6 +141,11 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
             raise IndexError(f"pack {number} of a dataset of {total} packs")
         (batch,) = self._batches.make(self._work(int(number) % total))
         return batch
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Batch]:
+        """The packs of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
+        check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
+        return [self[number] for number in numbers]
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_collator
 from ..errors import ConfigError
 from ..plan.order import OrderConfig
 from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
 from ..processors.base import Processor
 from ..storage.fetch_config import FetchConfig
-from ..types import World
+from ..types import Sample, World
 from .core import PackedDataset, PackingMode
 from .lengths import LengthIndex
 from .mosaic import BLOCKS, StreamingDataset
@@ -71,6 +72,21 @@ class PackedStreamingDataset(StreamingDataset):
     def _open_core(self, streams: Sequence[StreamConfig], fetch: FetchConfig) -> PackedDataset:
         fetch = self._given_fetch or fetch
         return PackedDataset(streams, order=self._order, fetch=fetch, world=self.world, **self._given)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """This rank's and worker's share of the next epoch, unpacked.
+
+        ConfigError for conversations, or a dataset with a processor, in a DataLoader without a collate_fn.
+        """
+        names = {name for stored in self.core.stored for columns in stored.shards.columns for name in columns.names}
+        is_own = type(self).get_item is StreamingDataset.get_item
+        if is_own and (self.processor is not None or names & {"messages", "loss_spans"}):
+            check_collator(
+                type(self).__name__,
+                loader="read packs with PackedLoader(dataset, global_batch=8), or pass collate_fn=list for samples as "
+                "they are stored",
+            )
+        return super().__iter__()
 
     # What packs need, as the core has it
 

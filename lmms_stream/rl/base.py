@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_collator
 from ..errors import ConfigError, CursorError, DataError
 from .cursor import ORDERS, IndexManager, Order, Permutation
 from .prompts import OVERLONG, MultimodalConfig, Outcome, Prompts
@@ -297,6 +298,15 @@ class BaseDataset(ABC):
         for _, sample in self._from(index):
             return sample
         raise IndexError(f"sample {index} of a dataset of {self.num_rows} rows")
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
+        """The samples of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
+        check_collator(
+            f"{type(self).__name__} of prompts",
+            loader="pass collate_fn=list",
+            trainer="pass a data_collator that makes a model's inputs of prompts",
+        )
+        return [self[number] for number in numbers]
 
     def __iter__(self) -> Iterator[Sample]:
         """All samples of the epoch, wherever batches stand."""
