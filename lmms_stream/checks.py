@@ -107,7 +107,7 @@ def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
     frame = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame.f_code.co_filename.endswith("fetch.py"):
-            fetcher = frame.f_locals.get("self")
+            fetcher: Any = frame.f_locals.get("self")
             if type(fetcher).__module__ == "torch.utils.data._utils.fetch":
                 break
         if frame.f_back is None:
