@@ -15,6 +15,7 @@ PACKING_KEYS: Mapping[str, tuple[str, ...]] = {  # strategy -> its keys of packi
     "best_fit": ("num_open_buckets", "fill_threshold"),
     "balanced": ("num_buckets", "fill_threshold", "max_swap_iters", "min_gain"),
 }
+PACKED_AGAIN = 8  # open packs of best_fit that are packed again together, those with the most room
 MOOT_KEYS = ("fill_threshold", "max_swap_iters", "min_gain")  # of balanced
 
 
@@ -110,9 +111,10 @@ class StreamingPacker:
     """Packs pieces in the order in which they come.
 
     first_fit: one pack is open, and given out when the next piece does not fit (LMMS Engine's flush when full).
-    best_fit: a piece goes to the fullest open pack that has room; where none has, another is opened. Up to max_open
-    packs are open that hold less than fill_threshold of the packing_length, and as many that hold more and wait for
-    what still fits; the fullest is given out first. balanced: max_open packs are filled as first_fit fills them, and
+    best_fit: a piece goes to the fullest open pack that has room. Where none has, up to PACKED_AGAIN open packs are
+    packed again in decreasing order, and another pack is opened if the piece still fits none. Up to max_open packs are
+    open that hold less than fill_threshold of the packing_length, and as many that hold more and wait for what still
+    fits; the fullest is given out first. balanced: max_open packs are filled as first_fit fills them, and
     packed again together: fewer packs where the pieces fit, which cost about the same. All of these but the one with
     the least tokens are given out; its pieces are packed again with the next. So there are never more packs than of
     first_fit.
@@ -140,6 +142,9 @@ class StreamingPacker:
             yield [piece]
             return
         pack, evicted = self._choose(piece.ref.length), None
+        if pack is None and self.config.strategy == "best_fit":
+            self._repack()
+            pack = self._choose(piece.ref.length)
         if pack is None:
             evicted = self._make_room()
             pack = OpenPack()
@@ -207,6 +212,23 @@ class StreamingPacker:
         others = [each for each in self._open if not self._is_full(each)]
         return max(others, key=lambda each: each.num_tokens) if len(others) >= self.config.max_open else None
 
+    def _repack(self) -> None:
+        """Pack the open packs with the most room again, in decreasing order, unless that takes more packs."""
+        chosen = sorted(self._open, key=lambda each: each.num_tokens)[:PACKED_AGAIN]
+        packs = self._decreasing(chosen)
+        if len(packs) <= len(chosen):
+            self._open = [each for each in self._open if all(each is not other for other in chosen)] + packs
+
+    def _decreasing(self, opened: Sequence[OpenPack]) -> list[OpenPack]:
+        """Return packs of the pieces of `opened`: the longest first, each to the fullest pack that has room."""
+        packs: list[OpenPack] = []
+        for piece in _longest_first(opened):
+            fitting = [each for each in packs if self._fits(each, piece.ref.length)]
+            if not fitting:
+                packs.append(OpenPack())
+            max(fitting, key=lambda each: each.num_tokens, default=packs[-1]).add(piece)
+        return packs
+
     def _packed_again(self) -> list[OpenPack]:
         """Return packs of all open pieces, never more than are open; the one with the least tokens is the last.
 
@@ -214,17 +236,11 @@ class StreamingPacker:
         Where that is too much for a pack, each piece goes to the fullest pack that has room.
         """
         opened = [each for each in self._open if each.pieces]
-        pieces = sorted((piece for each in opened for piece in each.pieces), key=lambda piece: -piece.ref.length)
-        packs: list[OpenPack] = []
-        for piece in pieces:
-            fitting = [each for each in packs if self._fits(each, piece.ref.length)]
-            if not fitting:
-                packs.append(OpenPack())
-            max(fitting, key=lambda each: each.num_tokens, default=packs[-1]).add(piece)
+        packs = self._decreasing(opened)
         if len(packs) > len(opened):
             packs = opened
         even, rest = [OpenPack() for _ in packs[1:]], OpenPack()
-        for piece in pieces:
+        for piece in _longest_first(opened):
             fitting = [each for each in even if self._fits(each, piece.ref.length)]
             if not fitting and not self._fits(rest, piece.ref.length):
                 return sorted(packs, key=lambda each: -each.num_tokens)
@@ -234,3 +250,7 @@ class StreamingPacker:
     def _take(self, pack: OpenPack) -> list[Piece]:
         self._open = [each for each in self._open if each is not pack]
         return pack.pieces
+
+
+def _longest_first(packs: Iterable[OpenPack]) -> list[Piece]:
+    return sorted((piece for pack in packs for piece in pack.pieces), key=lambda piece: -piece.ref.length)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.datasets.streaming_packs import Piece, PieceRef, StreamingPackConfig, StreamingPacker
 from lmms_stream.errors import ConfigError
+from lmms_stream.plan import packing
 
 CONFIGS = [
     StreamingPackConfig.of("first_fit", packing_length=64, options={}),
@@ -119,6 +121,18 @@ def test_best_fit_leaves_less_room_than_first_fit_and_balanced_packs_cost_about_
     assert num_packs["best_fit"] < num_packs["first_fit"]
     assert num_packs["balanced"] < num_packs["first_fit"]
     assert works["balanced"] < min(works["first_fit"], works["best_fit"])
+
+
+def test_best_fit_with_four_lanes_is_within_3_percent_of_the_plan_for_a_thousand_chats() -> None:
+    for seed in range(3):
+        draws = np.random.default_rng(seed)
+        lengths = np.clip(draws.lognormal(5.3, 0.8, 1000), 10, 1024).astype(np.int64)
+        num_packs = 0
+        for lane in range(4):
+            packer = StreamingPacker(StreamingPackConfig.of("best_fit", packing_length=1024, options={}))
+            num_packs += sum(1 for piece in pieces_of(lengths[lane::4].tolist()) for _ in packer.put(piece))
+            num_packs += sum(1 for _ in packer.flush())
+        assert num_packs <= 1.03 * len(packing.pack(lengths, config=packing.PackingConfig(packing_length=1024)))
 
 
 @pytest.mark.parametrize(
