@@ -83,15 +83,17 @@ class CloudStorage(WholeObjects):
         """Names alone: these stores' sizes and tags are not among what MosaicML Streaming offers."""
         uploader_class = _of_package(self.url, "CloudUploader")
         found: list[str] = []
+        has_whole_paths = urlsplit(self.url).scheme == "alipan"  # it compares a prefix with /FOLDER/NAME
 
         def read_names(proceed: Callable[[], None]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 uploader = uploader_class.get((folder, self.url), keep_local=True, exist_ok=True)
-                found[:] = uploader.list_objects(prefix) or []
+                found[:] = uploader.list_objects("" if has_whole_paths else prefix) or []
 
         self._run(f"{self.url}/{prefix}", read_names)
         start = urlsplit(self.url).path.strip("/")  # of the names within their bucket, which these are
-        keys = sorted(name.removeprefix(start).lstrip("/") for name in found if not name.endswith("/"))
+        names = [name.lstrip("/") for name in found if not name.endswith("/")]
+        keys = sorted(name.removeprefix(start).lstrip("/") for name in names)
         return [StoredObject(key, 0, "") for key in keys if key.startswith(prefix)]
 
     def stat(self, key: str) -> StoredObject:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from lmms_stream.errors import StorageError
@@ -250,6 +251,33 @@ def test_what_no_further_attempt_mends_is_not_tried_again(
     with pytest.raises(StorageError, match=remedy) as caught:
         store.download("data", tmp_path / "data")
     assert "attempts" not in str(caught.value)
+
+
+class _Alipan:
+    """The calls of alipcs_py by which MosaicML's package lists a folder; nobody here has an account."""
+
+    def __init__(self, *arguments: object, **keywords: object):
+        self.files = ("/set/a/x.jsonl", "/set/y.jsonl")
+
+    def refresh(self) -> None: ...
+
+    def get_file(self, remotepath: str) -> SimpleNamespace:
+        return SimpleNamespace(file_id=remotepath)
+
+    def list_iter(self, folder: str, recursive: bool) -> list[SimpleNamespace]:
+        return [SimpleNamespace(path=path.removeprefix(f"{folder}/")) for path in self.files]
+
+
+def test_names_that_a_store_gives_with_their_folder_are_those_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("streaming")
+    for name in ("alipcs_py", "alipcs_py.commands", "alipcs_py.alipcs", "alipcs_py.commands.upload"):
+        module = ModuleType(name)
+        module.__dict__.update({"AliPCSApiMix": _Alipan, "EncryptType": SimpleNamespace(No=0)})
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("ALIPAN_WEB_REFRESH_TOKEN", "token")
+    store = open_storage("alipan:///set")
+    assert [each.key for each in store.list_objects("")] == ["a/x.jsonl", "y.jsonl"]
+    assert [each.key for each in store.list_objects("a/")] == ["a/x.jsonl"]
 
 
 @pytest.mark.parametrize("scheme", ["gcs", "S3", "http"])
