@@ -55,9 +55,9 @@ class PackedLoader:
     (default: the program's); "server" forks them from a process that has imported what they need, and from this one
     where they are given something of the main module, or that cannot be pickled. timeout_s: a worker that gives nothing
     for as long is an error; where shards are copied to this node, no sooner than their own timeout_s (FetchConfig) and
-    some seconds. persistent_workers: they are kept from one iteration to the next. bad: what is done with samples that
-    cannot be processed. drop: a file of samples to leave out, or several as DropList. Raises ConfigError when
-    global_batch cannot be shared equally.
+    some seconds. persistent_workers: they are kept from one iteration to the next, and serve the latest alone. bad:
+    what is done with samples that cannot be processed. drop: a file of samples to leave out, or several as DropList.
+    Raises ConfigError when global_batch cannot be shared equally.
     """
 
     def __init__(

@@ -56,9 +56,14 @@ class Workers:
         self._persistent = persistent
         self._batches: DataLoader[Item] | None = None
         self._watch: SampleWatch | None = None
+        self._turn = 0  # number of the latest iteration
+        self._end: Callable[[], object] = lambda: None  # its workers
 
     def items(self) -> Iterator[list[Ready]]:
-        """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
+        """What workers make, as it comes; a worker's error, its death and its silence are errors of ours.
+
+        An iteration has workers of its own. Persistent workers serve the latest: ConfigError in those before it.
+        """
         if self._num_workers == 0:
             self._watch_samples(None)
             try:
@@ -69,8 +74,9 @@ class Workers:
             finally:
                 self._watch_no_more()
             return
+        self._turn = turn = self._turn + 1
         try:
-            waiting = self._start()
+            waiting, end = self._start()
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):  # torch's, of one that died while others were started
                 raise
@@ -82,6 +88,7 @@ class Workers:
                 if isinstance(item, LmmsStreamError):
                     raise item
                 yield item
+                self._check_turn(turn)
             keep = self._persistent
         except GeneratorExit:
             keep = self._persistent
@@ -93,9 +100,19 @@ class Workers:
                 raise
             raise self.error(error) from error
         finally:
-            self._watch_no_more()
-            if not keep:
-                self.end()
+            if turn == self._turn:
+                self._watch_no_more()
+                if not keep:
+                    self.end()
+            elif not self._persistent:
+                end()  # those of the latest iteration stay
+
+    def _check_turn(self, turn: int) -> None:
+        if self._persistent and turn != self._turn:
+            raise ConfigError(
+                "another iteration of this loader has begun, and its persistent workers make the batches of one: go on "
+                "with that one, make a second loader, or leave persistent_workers out"
+            )
 
     def end(self) -> None:
         """End the workers that run; the next iteration starts others."""
@@ -122,10 +139,10 @@ class Workers:
         if self._watch is not None:
             self._watch.stop()
 
-    def _start(self) -> Any:
-        """An iterator over what they make; kept ones go on."""
+    def _start(self) -> tuple[Any, Callable[[], object]]:
+        """An iterator over what they make, and what ends them; kept ones go on."""
         if self._batches is not None and self._persistent:
-            return iter(self._batches)
+            return iter(self._batches), self._end
         start_method = self._method()
         around: AbstractContextManager[None] = nullcontext()
         if start_method == "server":
@@ -136,7 +153,7 @@ class Workers:
         if start_method == "server":
             watch_deaths(waiting)
         self._end = end_with(self, waiting)
-        return waiting
+        return waiting, self._end
 
     def _method(self) -> StartMethod:
         """How workers are started: from the server, if it was asked for and they can be."""
@@ -223,7 +240,11 @@ def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) 
         if not stuck:
             return loader, batches
         logger.warning("%d loader workers did not begin within %g s of their fork, they are killed", len(stuck), wait_s)
-        for end in (*(worker.kill for worker in stuck), *(worker.join for worker in stuck), batches._shutdown_workers):
+        for end in (
+            *(worker.kill for worker in stuck),
+            *(partial(worker.join, ENDS_S) for worker in stuck),
+            batches._shutdown_workers,
+        ):
             with suppress(RuntimeError):  # torch's signal handler raises the death of a worker at any line
                 end()
     raise WorkerError(
@@ -279,7 +300,11 @@ def end_workers(batches: Any) -> None:
     with suppress(RuntimeError):
         _wait(workers)
     busy = [worker for worker in workers if worker.is_alive()]
-    for end in (*(worker.kill for worker in busy), *(worker.join for worker in busy), batches._shutdown_workers):
+    for end in (
+        *(worker.kill for worker in busy),
+        *(partial(worker.join, ENDS_S) for worker in busy),
+        batches._shutdown_workers,
+    ):
         with suppress(RuntimeError):
             end()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from ..processors.not_shown import KINDS, OnDropped, amounts_of, check_shown, lo
 from ..storage.cache import LocalCache, default_cache_folder, home_folder
 from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
-from ..storage.locks import locked
+from ..storage.locks import LONGEST_HOLD_S, locked, locked_shortly
 from ..storage.storage import Storage
 from ..types import Sample
 from .filled_folder import FilledFolder
@@ -400,7 +399,7 @@ def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
     Plain MDS datasets have no such list and get none: their indexes are found where they lie.
     """
     names = upload_lengths(storage, [index], folder=folder)
-    with locked(lock_folder(storage.url) / "listing", timeout_s=math.inf):
+    with locked_shortly(lock_folder(storage.url) / "listing"):
         try:
             dataset = json.loads(storage.read(DATASET_NAME))
         except ObjectMissingError:
@@ -409,7 +408,8 @@ def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
         dataset["lengths"] = [*others, index.fingerprint]
         dataset["other_files"] = sorted({*dataset["other_files"], *names})
         if isinstance(storage, LocalStorage):  # it may be filled from another place
-            FilledFolder(storage, storage.folder, timeout_s=math.inf).change(DATASET_NAME, json_bytes(dataset))
+            folder_of_copies = FilledFolder(storage, storage.folder, timeout_s=LONGEST_HOLD_S)
+            folder_of_copies.change(DATASET_NAME, json_bytes(dataset))
         else:
             write_json(storage, DATASET_NAME, dataset)
 

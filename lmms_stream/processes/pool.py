@@ -31,6 +31,7 @@ from .fork_server import check_main_guard, start_context
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _SLOW = ("transformers.models.auto.tokenization_auto", "transformers.models.auto.processing_auto")  # to import
+_ENDS_S = 10.0  # for a worker that was killed, or has closed its pipe, to be gone
 Job = Callable[[Task, Callable[[int], None]], Result]  # what is done with a task; it may tell how much it has done
 
 
@@ -163,7 +164,7 @@ class _Processes(Generic[Task, Result]):
         try:
             is_done, answer = pipe.recv()
         except (EOFError, OSError) as error:
-            worker.join(10)
+            worker.join(_ENDS_S)
             code = worker.exitcode or 0
             cause = (
                 f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended (status {code})"
@@ -241,7 +242,7 @@ class _Workers:
     def _kill(self) -> None:
         for pipe, worker in self._workers.items():
             worker.kill()
-            worker.join()
+            worker.join(_ENDS_S)
             pipe.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import mmap
 import os
 import re
@@ -16,7 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
-_POLL_S = 0.02
+from ..errors import StorageError
+
+LONGEST_HOLD_S = 600.0  # a process that holds a lock of short work for longer is stuck
+_POLLS_S = (0.001, 0.02)  # between attempts to take a lock: the first, and the longest
 _SUFFIX = ".lock"
 _PAUSES_S = (0.05, 2.0)  # between looks at what another process does: the first, and the longest
 
@@ -25,12 +27,12 @@ _PAUSES_S = (0.05, 2.0)  # between looks at what another process does: the first
 def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
     """The file at `path`, made where it is missing, open and locked; None when it is held by another until the end.
 
-    timeout_s: 0 does not wait, math.inf waits for as long as it takes. Threads exclude each other as processes do.
+    timeout_s: 0 does not wait. Threads exclude each other as processes do.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, pause = time.monotonic() + timeout_s, _POLLS_S[0]
     while True:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            if _take(file, wait=timeout_s == math.inf):
+            if _take(file, fcntl.LOCK_EX):
                 try:
                     if _is_at(file, path):
                         yield file
@@ -41,7 +43,23 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
         if time.monotonic() >= deadline:
             yield None
             return
-        time.sleep(_POLL_S)
+        time.sleep(pause)
+        pause = min(2 * pause, _POLLS_S[1])
+
+
+@contextmanager
+def locked_shortly(path: Path) -> Iterator[IO[bytes]]:
+    """The same for short work, after which every holder releases the lock; StorageError after LONGEST_HOLD_S."""
+    with locked(path, timeout_s=LONGEST_HOLD_S) as file:
+        if file is None:
+            raise _held_too_long(path)
+        yield file
+
+
+def _held_too_long(path: Path) -> StorageError:
+    return StorageError(
+        f"{path} was held by another process for {LONGEST_HOLD_S:g} s: end that process (is it stopped?) and try again"
+    )
 
 
 def is_locked(path: Path) -> bool:
@@ -60,13 +78,16 @@ def is_locked(path: Path) -> bool:
 def map_in_use(path: Path) -> mmap.mmap:
     """Map a file to read it. The file counts as used, by a shared lock, for as long as the mapping exists; see unused.
 
-    FileNotFoundError for a file that is gone, ValueError for an empty one.
+    FileNotFoundError for a file that is gone, ValueError for an empty one, StorageError after LONGEST_HOLD_S.
     """
+    deadline = time.monotonic() + LONGEST_HOLD_S
     while True:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            if _is_at(file, path):
+            if _take(file, fcntl.LOCK_SH) and _is_at(file, path):
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # its own descriptor keeps the lock
+        if time.monotonic() > deadline:
+            raise _held_too_long(path)
+        time.sleep(_POLLS_S[0])
 
 
 @contextmanager
@@ -124,9 +145,9 @@ def file_of(lock_path: Path) -> Path:
     return lock_path.with_name(lock_path.name[1 : -len(_SUFFIX)])
 
 
-def _take(file: IO[bytes], *, wait: bool) -> bool:
+def _take(file: IO[bytes], operation: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

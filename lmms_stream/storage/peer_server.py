@@ -148,7 +148,8 @@ def _end(process: subprocess.Popen[bytes], parent: int) -> None:
     if os.getpid() != parent:  # a fork of the process that started it
         return
     process.kill()
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # the kernel is at something that it does not leave
+        process.wait(START_S)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

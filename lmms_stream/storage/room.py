@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import heapq
 import json
-import math
 import os
 import secrets
 import time
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
-from .locks import file_of, locked
+from .locks import file_of, locked, locked_shortly
 from .outlook import NEEDED_NOW, Outlook
 from .record import Record, boot_id, touch
 
@@ -91,19 +90,17 @@ class CacheRoom:
         """
         folder = self.folders[0]
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / LEDGER_NAME, timeout_s=math.inf) as file:
-            assert file is not None
+        with locked_shortly(folder / LEDGER_NAME) as file:
             yield file
 
     @contextmanager
     def _opened(self, ledger: Ledger, first: IO[bytes], *, wanted: Path) -> Iterator[IO[bytes]]:
         """Lock the file of a ledger, and know what it says. first: see _locked. wanted: the caller's record."""
         with ExitStack() as stack:
-            file: IO[bytes] | None = first
+            file = first
             if ledger is not self._ledgers[0]:
                 ledger.folder.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(locked(ledger.folder / LEDGER_NAME, timeout_s=math.inf))
-            assert file is not None
+                file = stack.enter_context(locked_shortly(ledger.folder / LEDGER_NAME))
             ledger.catch_up(file, wanted=_name_in(ledger, wanted))
             yield file
             ledger.remember(file)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.loader.collate import collate
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.loader.workers import StartMethod
 from lmms_stream.mds.core import PackingMode
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.types import World
+from lmms_stream.types import Batch, Processed, Sample, World
 
 from ..conftest import write_tokens
-from ..rounds import LONG
+from ..rounds import LONG, rounds
 
 GLOBAL_BATCH = 8
 NUM_LANES = 12  # shared by 1, 2 and 4 ranks with 1 or 3 workers each
@@ -269,3 +272,172 @@ def test_workers_that_persist_follow_the_cursor_wherever_it_goes(
     assert steps(3) + steps(4) == whole
     loader.load_state_dict(state)
     assert steps(2) == further
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_look_at_a_batch_and_iterations_that_end_late_leave_the_others_their_batches(
+    folder: Path, num_workers: int
+) -> None:
+    def batches(loader: PackedLoader) -> list[list[int]]:
+        return [batch.sample_ids.tolist() for batch in loader]
+
+    def opened(**options: Any) -> PackedLoader:
+        return PackedLoader(open_dataset(folder, "plan"), global_batch=GLOBAL_BATCH, timeout_s=60, **options)
+
+    whole = batches(opened())
+    loader = opened(num_workers=num_workers)
+    first = iter(loader)
+    found = [next(first).sample_ids.tolist() for _ in range(108)]
+    second = iter(loader)
+    found_second = [next(second).sample_ids.tolist() for _ in range(2)]
+    assert found + [each.sample_ids.tolist() for each in first] == whole
+    assert found_second + [each.sample_ids.tolist() for each in second] == whole[108 // GLOBAL_BATCH * GLOBAL_BATCH :]
+
+
+def test_persistent_workers_serve_the_latest_iteration(folder: Path) -> None:
+    dataset = open_dataset(folder, "plan")
+    loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH, num_workers=2, persistent_workers=True, timeout_s=60)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    found = [next(second).sample_ids.tolist()]
+    with pytest.raises(ConfigError, match=r"another iteration of this loader has begun.*leave persistent_workers out"):
+        list(first)
+    found += [batch.sample_ids.tolist() for batch in second]
+    assert found == [batch.sample_ids.tolist() for batch in PackedLoader(dataset, global_batch=GLOBAL_BATCH)]
+
+
+class OneByOne:
+    """A TokensProcessor whose samples workers process one by one, and send."""
+
+    columns, schema, description = TokensProcessor.columns, TokensProcessor.schema, TokensProcessor().description
+
+    def measure(self, sample: Sample) -> int:
+        return TokensProcessor().measure(sample)
+
+    def process(self, sample: Sample) -> Processed:
+        return TokensProcessor().process(sample)
+
+
+def own_collate(*samples: Any, **options: Any) -> Batch:
+    """A collator whose batches are sent as torch sends them."""
+    return collate(*samples, **options)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same in a run that is resumed: the datasets, and how they are mixed."""
+
+    datasets: Any
+    options: dict[str, Any]
+
+    @staticmethod
+    def drawn(folder: Path, draw: random.Random) -> Setup:
+        mode: PackingMode = draw.choice(["plan", "plan", "lanes"])
+        processor: Any = draw.choice([TokensProcessor(), OneByOne()])
+        names = ["a"] if mode == "lanes" else ["a", "b", "c"][: draw.randint(1, 3)]
+        order = OrderConfig(
+            seed=draw.randint(0, 99), shuffle=draw.random() < 0.8, num_canonical_nodes=NUM_LANES,
+            shuffle_block_size=draw.choice([64, 1 << 18]), reshuffle=mode == "lanes" or draw.random() < 0.7,
+        )  # fmt: skip
+        packing = PackingConfig(
+            packing_length=draw.choice([64, 100, 256]), window=64, overlong=draw.choice(["split", "error"]),
+            strategy=draw.choice(["best_fit", "first_fit", "next_fit", "window_32"]),
+        )  # fmt: skip
+        datasets = {
+            name: PackedStreamingDataset(
+                folder / name, processor=processor, packing=packing, packing_mode=mode, order=order
+            )
+            for name in names
+        }
+        options: dict[str, Any] = {"collator": draw.choice([collate, collate, own_collate])}
+        if len(names) > 1 and draw.random() < 0.6:
+            options["weights"] = {name: draw.choice([0.5, 1, 2]) for name in names}
+            options["max_epochs"] = {name: draw.randint(1, 2) for name in names}
+        return Setup(datasets if len(names) > 1 else datasets["a"], options)
+
+    def loader(self, **options: Any) -> PackedLoader:
+        return PackedLoader(self.datasets, global_batch=NUM_LANES, timeout_s=120, **self.options, **options)
+
+
+def check_run(setup: Setup, draw: random.Random, *, num_steps: int) -> None:
+    """Read steps of a run in changing worlds, and compare each batch's pack and each state with those of one reader."""
+    whole, states = packs_and_states(setup, num_steps=num_steps)
+    interpreters = get_args(StartMethod)  # each costs some seconds to start, unless it is forked
+    state, step = states[0], 0
+    while step < len(whole):
+        worlds = [(ranks, nodes) for ranks in (1, 2, 3, 4) for nodes in (1, 2) if ranks % nodes == 0]
+        world_size, num_nodes = draw.choice(worlds)
+        num_workers = draw.choice([each for each in range(4) if not NUM_LANES % (world_size * max(1, each))])
+        loaders = [
+            setup.loader(
+                world=World(rank=rank, world_size=world_size, num_nodes=num_nodes), num_workers=num_workers,
+                start_method=draw.choice(interpreters if world_size * num_workers == 1 else ["fork", "server", None]),
+                persistent_workers=draw.random() < 0.5,
+            )
+            for rank in range(world_size)
+        ]  # fmt: skip
+        for _ in range(draw.randint(1, 2)):  # the second time as the loaders stand, or from a state that they load
+            last = min(len(whole), step + draw.randint(1, 5))
+            rest = draw.choice([0, draw.randrange(NUM_LANES // world_size)]) if last < len(whole) else 0
+            found: dict[int, list[Any]] = defaultdict(list)
+            after = []
+            for loader in loaders:
+                if loader.step != step or draw.random() < 0.5:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                check_rank(loader, found, states, first=step, last=last, num_more=rest)
+                after.append(loader.state_dict())
+            assert [sorted(found[each]) for each in range(step, last)] == whole[step:last]
+            state = PackedLoader.merge_states(after) if loaders[0].state_is_per_rank else after[0]
+            step = last
+            assert state == states[step]
+            if step == len(whole):
+                break
+
+
+def check_rank(
+    loader: PackedLoader, found: dict[int, list[Any]], states: list[Any], *, first: int, last: int, num_more: int
+) -> None:
+    """Read a rank's batches of steps [first, last), and num_more of the step behind; add the packs of the steps."""
+    num_read = 0
+    while loader.step < last or num_more:
+        for batch in loader:
+            step, position = divmod(num_read, loader.micro_batches)
+            num_read += 1
+            assert loader.step == first + step + (position == loader.micro_batches - 1)
+            if not loader.state_is_per_rank:
+                assert loader.state_dict() == states[loader.step]
+            if first + step < last:
+                found[first + step].append((batch.source, *batch.input_ids[0].tolist()))
+            if num_read == (last - first) * loader.micro_batches + num_more:
+                return
+
+
+def packs_and_states(setup: Setup, *, num_steps: int) -> tuple[list[list[Any]], list[Any]]:
+    """The packs of each step as one rank without workers reads them, and the state before each step and at the end."""
+    loader = setup.loader()
+    whole: list[list[Any]] = []
+    states = [loader.state_dict()]
+    packs: list[Any] = []
+    while len(whole) < num_steps and loader.packs_left != 0:
+        for batch in loader:
+            packs.append((batch.source, *batch.input_ids[0].tolist()))
+            if loader.step > len(whole):
+                whole.append(sorted(packs))
+                states.append(loader.state_dict())
+                packs = []
+            if len(whole) == num_steps:
+                break
+    return whole, states
+
+
+@pytest.mark.timeout(2900)
+@pytest.mark.parametrize("first_case", range(0, rounds(2, 40), rounds(2, 10)))
+def test_runs_that_change_worlds_workers_and_how_they_start_read_the_packs_of_one_reader(
+    tmp_path: Path, first_case: int
+) -> None:
+    for name, num_samples in (("a", 900), ("b", 40), ("c", 333)):
+        write_tokens(tmp_path / name, num_samples=num_samples)
+    for case in range(first_case, first_case + rounds(2, 10)):
+        draw = random.Random(case)
+        check_run(Setup.drawn(tmp_path, draw), draw, num_steps=draw.randint(4, 40))

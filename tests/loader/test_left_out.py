@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,11 +23,11 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.types import Batch, Processed, Sample
+from lmms_stream.types import Batch, Processed, Sample, World
 
 from ..conftest import write_tokens
 from ..processes import run_module
-from ..rounds import LONG, in_long_rounds
+from ..rounds import LONG, in_long_rounds, rounds
 
 RAISES, LONGER, SLEEPS = "asyncio.run(", "StreamReader", "Semaphore"  # samples with these words are bad
 BAD = BadSamples(on_bad_sample="quarantine")
@@ -318,3 +319,102 @@ def test_a_list_that_a_run_wrote_is_refused_for_another_dataset(tmp_path: Path) 
     assert [each.name for each in PackedLoader(one, global_batch=8, drop=drop).left_out.samples] == ["data:3"]
     with pytest.raises(ConfigError, match=r"line 1: the sample is of a dataset \w{16}, and data is \w{16}, whose numb"):
         PackedLoader(other, global_batch=8, drop=drop)
+
+
+class _Tokens:
+    """A TokensProcessor that makes samples one by one, and fails for those whose number leaves 3 when divided by 17."""
+
+    columns, schema, description = TokensProcessor.columns, TokensProcessor.schema, TokensProcessor().description
+
+    def measure(self, sample: Sample) -> int:
+        return len(sample["input_ids"])
+
+    def process(self, sample: Sample) -> Processed:
+        if sample["input_ids"][0] % 17 == 3:
+            raise DataError("it is one of those that fail")
+        return TokensProcessor().process(sample)
+
+
+def _check_drops(folder: Path, drop_folder: Path, draw: random.Random, *, num_steps: int = 25) -> None:
+    """Resume in other worlds with other drop lists: samples are padding from the steps of these lists on."""
+    names, fails = ["a", "b"][: draw.randint(1, 2)], draw.random() < 0.3
+    processor: Any = _Tokens() if fails else TokensProcessor()
+    length, overlong = draw.choice([(64, "split"), (200, "error"), (50, "truncate")])
+
+    def opened(**options: Any) -> PackedLoader:
+        datasets = {
+            name: open_dataset(folder / name, processor, overlong=overlong, length=length)  # type: ignore[arg-type]
+            for name in names
+        }
+        return PackedLoader(datasets, global_batch=12, timeout_s=60, **options)
+
+    plain = [batch for batch in PackedLoader(
+        {name: open_dataset(folder / name, TokensProcessor(), overlong=overlong, length=length) for name in names},  # type: ignore[arg-type]
+        global_batch=12,
+    ) if batch.step < num_steps]  # fmt: skip
+    state, step, last_step, left_out = None, 0, plain[-1].step, LeftOut()
+    while step <= last_step:
+        lists = {}
+        for number in range(draw.randint(0, 2)):
+            listed = {(draw.choice(names), draw.randrange(40)) for _ in range(draw.randint(0, 30))}
+            file, from_step = drop_folder / f"{number}", draw.choice([0, step, step + 2, draw.randrange(num_steps)])
+            file.write_text("".join(f"{source}:{sample_id}\n" for source, sample_id in sorted(listed)))
+            lists[str(file)] = listed, from_step
+        since = {each: min(first for ids, first in lists.values() if each in ids)
+                 for each in set().union(*(ids for ids, _ in lists.values()))}  # fmt: skip
+        world_size = draw.choice([1, 2, 3, 4])
+        stop = min(last_step + 1, step + draw.randint(1, 8))
+        masked = []
+        for rank in range(world_size):
+            num_workers = draw.choice([0, 0, 1, 2])
+            loader = opened(
+                world=World(rank=rank, world_size=world_size), num_workers=num_workers,
+                start_method="fork", persistent_workers=num_workers > 0 and draw.random() < 0.3,
+                drop=[DropList(file=file, from_step=first) for file, (_, first) in lists.items()] or None,
+                bad=BadSamples(on_bad_sample="quarantine" if fails else "error"),
+            )  # fmt: skip
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            loader.leave_out(left_out)
+            for batch in loader:
+                masked.append(replace(batch, step=step + batch.step))
+                if loader.step == stop:
+                    break
+            after, quarantined = loader.state_dict(), loader.left_out.of_kind("quarantined")
+        state, left_out = after, draw.choice([left_out, quarantined])
+        expected = [batch for batch in plain if step <= batch.step < stop]
+        assert len(masked) == len(expected)
+        for wanted, batch in zip(sorted(expected, key=_key), sorted(masked, key=_key), strict=True):
+            _check_pack(wanted, batch, since, fails=fails)
+        step = stop
+
+
+def _pack(batch: Batch) -> tuple[Any, ...]:
+    return batch.step, batch.source, batch.sample_ids.tolist(), batch.cu_seqlens.tolist()
+
+
+def _key(batch: Batch) -> tuple[Any, ...]:
+    """The labels tell the pieces of one sample apart."""
+    return *_pack(batch), batch.labels.tolist()
+
+
+def _check_pack(wanted: Batch, batch: Batch, since: Mapping[tuple[str, int], int], *, fails: bool) -> None:
+    assert _pack(wanted) == _pack(batch)
+    hidden = set()
+    others = shown(wanted)
+    for key, (tokens, labels, positions) in shown(batch).items():
+        dropped = since.get((batch.source, key[0]), 1 << 60) <= batch.step
+        if dropped or (fails and key[0] % 17 == 3):
+            hidden.add(key[0])
+            assert (set(tokens), set(labels), positions) == ({0}, {-100}, others[key][2])
+        else:
+            assert (tokens, labels, positions) == others[key]
+    assert {each.sample_id for each in batch.left_out} == hidden
+    assert batch.num_loss_tokens == int((batch.labels != -100).sum())
+
+
+def test_drop_lists_hold_from_their_steps_on_whatever_world_resumes(tmp_path: Path) -> None:
+    for name, num_samples in (("a", 400), ("b", 60)):
+        write_tokens(tmp_path / name, num_samples=num_samples, longest=150)
+    for case in range(rounds(3, 120)):
+        _check_drops(tmp_path, tmp_path, random.Random(case))
