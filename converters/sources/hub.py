@@ -100,6 +100,8 @@ class HubDataset:
         _refuse_builder(type(self._builder).__module__.split(".")[-1], name)
         self._split = spec.split or self._only_split()
         self._base, self._rows = rows_of_split(self._split)
+        if spec.streaming and self._split.endswith("]") and "%" in self._split:
+            self._base, self._rows = self._percentage()
         if spec.streaming and min(self._rows.start or 0, self._rows.stop or 0) < 0:
             raise DataError(f"{name}: how many rows it has is not known while it streams: count them from its start")
 
@@ -135,6 +137,25 @@ class HubDataset:
         if len(splits) != 1:
             raise DataError(f"{self.name}: has splits {', '.join(splits)}: name one, as ?split={splits[0]}")
         return str(splits[0])
+
+    def _percentage(self) -> tuple[str, slice]:
+        """Return the split that streams, and the rows that percent of it are, as `datasets` rounds them."""
+        import datasets
+
+        base = self._split.partition("[")[0]
+        num_rows = getattr((self._builder.info.splits or {}).get(base), "num_examples", None)
+        files = (self._builder.config.data_files or {}).get(base, [])
+        with _hub_errors(self.name):
+            if not num_rows and files and not any("://" in file for file in files):
+                streamed = self._builder.as_streaming_dataset(split=base).with_format("arrow")
+                num_rows = sum(table.num_rows for table in streamed.iter(STREAM_ROWS))
+            if not num_rows:
+                raise DataError(
+                    f"{self.name}: how many rows {base} has is not known while it streams: name rows by number, as "
+                    f"{base}[:1000], or leave out streaming=1"
+                )
+            (rows,) = datasets.ReadInstruction.from_spec(self._split).to_absolute({base: num_rows})
+        return base, slice(rows.from_ or 0, num_rows if rows.to is None else rows.to)
 
     def table(self, location: Location) -> HubTable:
         with _hub_errors(self.name):

@@ -340,6 +340,14 @@ def test_a_slice_of_a_split_has_its_rows_also_while_it_streams_and_of_a_saved_da
     ]
 
 
+@pytest.mark.parametrize("bounds", [":10%", "15%:80%", "-30%:", "33%:34%"])
+def test_percent_of_a_split_are_the_same_rows_while_it_streams(hub: Path, bounds: str) -> None:
+    write(hub / "set" / "train.jsonl", json_lines(MESSY))
+    expected = read(f"hf:{hub / 'set'}?split=train[{bounds}]")
+    assert 0 < len(expected) < len(MESSY)
+    assert read(f"hf:{hub / 'set'}?split=train[{bounds}]&streaming=1", unit_bytes=500) == expected
+
+
 def test_slices_from_the_end_need_the_number_of_rows(hub: Path) -> None:
     write(hub / "set" / "train.jsonl", json_lines(MESSY))
     assert read(f"hf:{hub / 'set'}?split=train[-5:]") == MESSY[-5:]
