@@ -12,9 +12,11 @@ from ..processors.base import processor_fingerprint
 from ..storage.storage import Storage
 from ..version import VERSION
 from .options import ConvertOptions
+from .rows.kinds import KINDS
 from .rows.mapper import ROWS_VERSION
 from .rows.options import SchemaOptions
 from .rows.user_functions import code_of
+from .sources.detect import FORMATS
 from .sources.mds import StoredSource
 from .sources.units import CUT_VERSION, Source
 from .writing.carried import carried_fingerprints
@@ -37,7 +39,10 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions, dropped: Droppe
     if dropped is not None:  # datasets of earlier versions do not have it
         values["drop"] = dropped.digest
     values["processor"] = options.processor and dict(options.processor.description)
-    versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
+    versions: dict[str, Any] = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
+    packages = {FORMATS.origin(name) for name in FORMATS.others} | {KINDS.origin(name) for name in KINDS.others}
+    if packages:  # of other people, whose releases may read rows in another way
+        versions["packages"] = sorted(map(str, packages))
     return {**values, "sources": described(sources), "code": code_of(schemas), **versions}
 
 

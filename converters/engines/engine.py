@@ -9,11 +9,11 @@ from typing import Generic, Protocol, TypeVar
 
 from ...errors import ConfigError
 from ...processes.pool import Job, Mark, Pool, check_num_workers, num_cores, open_pool
+from ...registry import Registry
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-ENGINES = ("processes", "ray")
 RAY_TIMEOUT_S = 120.0
 
 
@@ -54,22 +54,36 @@ class Processes:
 
 
 @contextmanager
+def open_processes(address: str | None, *, num_cpus: int, timeout_s: float) -> Iterator[Engine]:
+    """Processes of this machine, which has no address."""
+    if address is not None:
+        raise ConfigError(f"the address of a Ray cluster, {address}, is for the engine ray: pass --engine ray")
+    yield Processes()
+
+
+class OpenEngine(Protocol):
+    """Gives an engine until the end of the block. address: of a cluster that runs, which must answer in timeout_s;
+    None: the engine finds or starts one with num_cpus.
+    """
+
+    def __call__(self, address: str | None, *, num_cpus: int, timeout_s: float) -> AbstractContextManager[Engine]: ...
+
+
+ENGINES = Registry[OpenEngine](
+    "engines", {"processes": open_processes, "ray": "converters.engines.ray_cluster:open_engine"}
+)
+
+
+@contextmanager
 def open_engine(
     name: str, *, ray_address: str | None, ray_timeout_s: float, num_workers: int | None
 ) -> Iterator[Engine]:
     """The engine of that name, one of ENGINES, until the end of the block. num_workers: how many will be asked for."""
     check_num_workers(num_workers)
-    if name == "ray":
-        from .ray_cluster import RayEngine, open_cluster
-
-        with open_cluster(ray_address, num_cpus=num_workers or num_cores(), timeout_s=ray_timeout_s):
-            yield RayEngine(ray_timeout_s)
-        return
     if name not in ENGINES:
         raise ConfigError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
-    if ray_address is not None:
-        raise ConfigError(f"the address of a Ray cluster, {ray_address}, is for the engine ray: pass --engine ray")
-    yield Processes()
+    with ENGINES[name](ray_address, num_cpus=num_workers or num_cores(), timeout_s=ray_timeout_s) as engine:
+        yield engine
 
 
 # Threads of this process, for tasks that wait for a store or hash more than they run Python.

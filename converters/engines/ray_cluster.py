@@ -195,6 +195,13 @@ _POLL_S = 0.1
 _REASON_LENGTH = 300
 
 
+@contextmanager
+def open_engine(address: str | None, *, num_cpus: int, timeout_s: float) -> Iterator[RayEngine]:
+    """The workers of a cluster, see open_cluster."""
+    with open_cluster(address, num_cpus=num_cpus, timeout_s=timeout_s):
+        yield RayEngine(timeout_s)
+
+
 class RayEngine:
     """The cluster that this process is connected to. start_timeout_s: in which one worker must have started."""
 

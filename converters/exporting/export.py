@@ -22,7 +22,7 @@ from ...storage.cache import LocalCache
 from ...storage.failures import disk_errors
 from ...storage.storage import Storage, open_storage
 from ..rows.kept_columns import FILES
-from ..rows.kinds import KINDS
+from ..rows.kinds import KINDS, usual_names
 from ..rows.schemas import READ_SCHEMAS, columns_schema
 from ..sources.mds import row_of
 from ..stored.catalog import Catalog, read_catalog
@@ -139,7 +139,6 @@ _BY_VALUES = ("str", "bytes", "int", "float64")  # encodings that the values of 
 # Roles whose columns are called otherwise in rows of a schema than the roles are.
 _ROLES: Mapping[str, Mapping[str, str]] = {"preference": {"response": "completion"}, "image": {"images": "image"}}
 _MAP = f"{row_in_json.__module__}:{row_in_json.__name__}"
-_USUAL = frozenset(name for kind in KINDS.values() for names in kind.columns.values() for name in names)
 
 
 def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> str:
@@ -156,7 +155,7 @@ def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> 
         words += ["--columns", "text=txt"] if set(columns) == {"text"} else ["--map", _MAP]
     if schema in ("image", "columns"):
         words += ["--kind", schema]
-    if schema != "columns" and _USUAL & kept.keys():
+    if schema != "columns" and usual_names() & kept.keys():
         row = _first_row(catalog, schema) if schema == "preference" else columns  # the others' rows have columns alike
         words += _told_apart(row, schema, kept)
     for name, encoding in kept.items():

@@ -1,13 +1,15 @@
 """The kinds of rows that are known, in the order in which they are looked for: the first that fits a row is taken.
 
-A new kind is a file that makes a RowKind, and a line here.
+Those of other packages are looked for after those of this one, or asked for by --kind.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from ...errors import EmptyRowError
+from ...registry import Registry
 from ..media.references import SampleMedia
 from . import schemas
 from .exchanges import ALPACA, EXCHANGES
@@ -61,5 +63,16 @@ _IN_ORDER: tuple[RowKind, ...] = (
     IMAGE,
     COLUMNS,
 )
-KINDS: dict[str, RowKind] = {kind.name: kind for kind in _IN_ORDER}
-COLUMN_ROLES = tuple(dict.fromkeys(role for kind in _IN_ORDER for role in kind.columns))  # that --columns names
+KINDS = Registry[RowKind]("rows", {kind.name: kind for kind in _IN_ORDER})
+
+
+@cache
+def column_roles() -> tuple[str, ...]:
+    """The roles that --columns may name, of all kinds."""
+    return tuple(dict.fromkeys(role for kind in KINDS.values() for role in kind.columns))
+
+
+@cache
+def usual_names() -> frozenset[str]:
+    """The usual names of columns, of all roles of all kinds."""
+    return frozenset(name for kind in KINDS.values() for names in kind.columns.values() for name in names)

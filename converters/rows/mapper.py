@@ -15,7 +15,7 @@ from ..media.references import SampleMedia
 from .beside import check_beside, check_each_row
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
-from .kinds import COLUMNS, KINDS
+from .kinds import COLUMNS, KINDS, usual_names
 from .llama_factory import aligned, check_columns, described, untagged
 from .media_columns import any_holds_media, check_media_columns
 from .messages import check_texts
@@ -310,11 +310,6 @@ def _describe(
 #
 # Most rows have no such column, so that the question costs them a comparison of names.
 
-# Whether an answer is good is asked of every row (preference_kinds.py).
-_USUAL_NAMES = {name for kind in KINDS.values() for names in kind.columns.values() for name in names} - {
-    *VERDICT_COLUMNS
-}
-
 
 def filled_names(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Names of the columns that hold something in any of these rows."""
@@ -328,7 +323,8 @@ def late_columns(values: Mapping[str, Any], names: frozenset[str]) -> list[str]:
 
 def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, columns: Mapping[str, str]) -> None:
     """DataError if late columns make a row one of another kind than the first rows. columns: as the user named them."""
-    usual = [name for name in late if name in _USUAL_NAMES or name in columns.values()]
+    known = usual_names() - {*VERDICT_COLUMNS}  # whether an answer is good is asked of every row (preference_kinds.py)
+    usual = [name for name in late if name in known or name in columns.values()]
     if not usual or (kind.needs and not kind.fits(values, columns)):
         return  # a row that does not fit is refused where it is read
     found = next((each for each in KINDS.values() if each.fits(values, columns)), kind)

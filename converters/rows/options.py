@@ -11,7 +11,7 @@ from ...errors import ConfigError, did_you_mean
 from ..media.references import CheckMedia
 from ..sources.dataset_info import DatasetInfo
 from ..sources.settings import TAGS
-from .kinds import COLUMN_ROLES, KINDS
+from .kinds import KINDS, column_roles
 from .row_kind import RowKind
 
 _LATER = ("map", "filter", "tags", "dataset_info")
@@ -56,9 +56,9 @@ class SchemaOptions:
             raise ConfigError(f"keep must be names of columns, got {keep!r}: write ({keep!r},)")
         if self.kind is not None and self.kind not in KINDS:
             raise ConfigError(f"kind {self.kind!r} is not known: choose one of {', '.join(KINDS)}")
-        unknown = sorted(set(self.columns) - set(COLUMN_ROLES))
+        unknown = sorted(set(self.columns) - set(column_roles())) if self.columns else []
         if unknown:
-            raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(COLUMN_ROLES)}")
+            raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(column_roles())}")
         unknown = sorted(set(self.tags) - set(TAGS))
         if unknown:
             raise ConfigError(f"there is no tag {unknown[0]!r}: {did_you_mean(unknown[0], TAGS)}")

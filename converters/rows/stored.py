@@ -10,7 +10,7 @@ from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
 from .fields import Fields
-from .kinds import COLUMN_ROLES
+from .kinds import column_roles
 from .mapper import Mapper
 from .options import SchemaOptions
 from .row_kind import ReadOptions, RowKind
@@ -60,5 +60,5 @@ def stored_options(options: SchemaOptions, schema: str | None) -> SchemaOptions:
     """
     if schema not in _ROLES:
         return options
-    kept = {role: "" for role in COLUMN_ROLES if role not in _ROLES[schema]}
+    kept = {role: "" for role in column_roles() if role not in _ROLES[schema]}
     return replace(options, columns={**kept, **options.columns})

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 import orjson
 
 from ...errors import DataError, if_lfs_pointer
+from ...registry import Registry
 from .arrow import ArrowTable, ParquetTable
 from .csv import DelimitedTable
 from .files import HEAD_BYTES, File, LocalFile, PlainStream
@@ -30,14 +31,26 @@ def named_format(name: str) -> tuple[str | None, str | None]:
     """Format and compression that a file's name says; None where it says none."""
     path = PurePosixPath(name.lower())
     compression = COMPRESSIONS.get(path.suffix)
-    return EXTENSIONS.get(path.with_suffix("").suffix if compression else path.suffix), compression
+    extension = path.with_suffix("").suffix if compression else path.suffix
+    return EXTENSIONS.get(extension) or _format_of_others(extension), compression
+
+
+def _format_of_others(extension: str) -> str | None:
+    return next((name for name in FORMATS.others if extension and extension in FORMATS[name].extensions), None)
+
+
+def check_format(name: str | None, where: str = "") -> None:
+    """DataError for a format of files that is not known. where: that names it."""
+    formats = (*FORMATS, "text", "images", "hf_dataset", "yaml")
+    if name is not None and name not in formats:
+        raise DataError(f"{where or 'unknown format '}{name!r}: expected one of {', '.join(formats)}")
 
 
 def reads_ranges(format: str | None, delimited: Delimited) -> bool:
     """Whether units of a plain file of this format read ranges of it; of delimited text, UTF-8 without quotes alone."""
     if format in QUOTES:
         return delimited.is_utf8 and not (QUOTES[format] if delimited.quote is None else delimited.quote)
-    return format in FORMATS and FORMATS[format].by_ranges
+    return format is not None and format in FORMATS and FORMATS[format].by_ranges
 
 
 def format_of(file: File, *, name: str, insisted: str | None, encoding: str | None = None) -> str:
@@ -133,12 +146,10 @@ def _fits(told: str, found: str, head: bytes) -> bool:
         return found in ("jsonl", "object", "text") or (found == "json" and head.startswith(b"{"))
     if told in ("csv", "tsv"):
         return found == "text"
-    return found == told or (told == "json" and found == "object")
+    return told in FORMATS.others or found == told or (told == "json" and found == "object")
 
 
-# The formats of files, a line each: how each is read, named and brought here.
-#
-# A new format is a file that makes a Table, and a line here.
+# The formats of files: how each is read, named and brought here.
 
 QUOTES = {"csv": '"', "tsv": ""}  # what fields stand in, unless it is said
 
@@ -157,7 +168,7 @@ class Format:
     by_ranges: bool = False
 
 
-FORMATS = {
+_OURS = {
     "json": Format(table=JsonTable, extensions=(".json",), may_be_compressed=True),
     "jsonl": Format(
         table=LinesTable, extensions=(".jsonl", ".ndjson", ".jsonlines"), may_be_compressed=True, by_ranges=True
@@ -173,9 +184,9 @@ FORMATS = {
     "webdataset": Format(table=TarTable, extensions=(".tar",)),
     "lines": Format(table=TextLinesTable, may_be_compressed=True, by_ranges=True),  # .txt files are whole texts
 }
-FILE_FORMATS = (*FORMATS, "text", "images", "hf_dataset", "yaml")
+FORMATS = Registry[Format]("formats", _OURS)
 EXTENSIONS = {
-    **{extension: name for name, format in FORMATS.items() for extension in format.extensions},
+    **{extension: name for name, format in _OURS.items() for extension in format.extensions},
     ".txt": "text",
     **dict.fromkeys(
         (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"),

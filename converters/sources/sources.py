@@ -17,7 +17,7 @@ from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .configurations import README, configurations_of, files_of_configuration, files_of_split
 from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
-from .detect import FILE_FORMATS, FORMATS, QUOTES, named_format, reads_ranges
+from .detect import FORMATS, QUOTES, check_format, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hive import TableWithColumns, columns_of
@@ -70,8 +70,7 @@ def open_sources(
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
     name says that they are of a format that allows it, units read ranges; others are fetched first (see Source).
     """
-    if format is not None and format not in FILE_FORMATS:
-        raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
+    check_format(format)
     units = unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes
     opener = Opener(scratch, units, delimited, refused, target)
     for each in specs:
@@ -212,11 +211,7 @@ class Opener:
                     f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "
                     "alone to lmms-stream convert, which writes them anew, or leave the weights out"
                 )
-            if entry.format is not None and entry.format not in FILE_FORMATS:
-                raise DataError(
-                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of "
-                    f"{', '.join(FILE_FORMATS)}"
-                )
+            check_format(entry.format, f"{spec.path}: data_type of {entry.text}: ")
             self.open(entry)
 
     def _open_described(self, spec: Spec) -> None:

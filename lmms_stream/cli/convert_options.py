@@ -15,7 +15,7 @@ Group = argparse._ArgumentGroup  # argparse gives it no public name
 
 def kinds_and_roles() -> str:
     """What --kind, --columns and --roles may name."""
-    from ..converters.rows.kinds import COLUMN_ROLES, KINDS
+    from ..converters.rows.kinds import KINDS, column_roles
     from ..converters.rows.speakers import ROLES
 
     width, columns = help_width(), max(map(len, KINDS)) + 4
@@ -33,7 +33,7 @@ def kinds_and_roles() -> str:
             "kinds of rows (--kind), and the columns that one is found by:",
             *kinds,
             "\nroles of columns (--columns ROLE=COLUMN):",
-            fill(", ".join(COLUMN_ROLES), width, initial_indent="  ", subsequent_indent="  "),
+            fill(", ".join(column_roles()), width, initial_indent="  ", subsequent_indent="  "),
             "\nroles of speakers (--roles NAME=ROLE):",
             f"  {', '.join(ROLES)}",
         ]
@@ -99,10 +99,11 @@ def _add_engine(group: Group) -> None:
     group.add_argument(
         "--engine",
         choices=ENGINES,
-        default=ENGINES[0],
-        help="use processes of this machine, or workers on a Ray cluster, as many as it has CPUs; then all nodes must "
-        "see --work, local sources and media, the tokenizer and a local TARGET under the same paths (object stores: "
-        "each node needs access); default: %(default)s",
+        metavar="NAME",
+        default="processes",
+        help="use this machine (processes), or workers on a Ray cluster (ray), as many as it has CPUs; then "
+        "all nodes must see --work, local sources and media, the tokenizer and a local TARGET under the same paths "
+        "(object stores: each node needs access); default: %(default)s",
     )
     group.add_argument(
         "--ray-address",

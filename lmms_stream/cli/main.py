@@ -15,21 +15,37 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import ConfigError, LmmsStreamError
 from ..extras import need
+from ..registry import Registry
 from ..signals import Terminated, raised_termination
 from ..version import VERSION
-from . import convert, datasets, ledger, plan, profile, runs, simulate, unload, watch
 from .command import CommandParser, HelpFormatter, help_width, shown_examples
+from .convert import one_value_an_option
 
 if TYPE_CHECKING:
     from .command import Commands
 
     AddCommands = Callable[[Commands], None]
 
-
-OUR_COMMANDS = (
-    convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, watch.add_commands,
-    profile.add_commands, ledger.add_commands, unload.add_commands, simulate.add_commands,
-)  # fmt: skip
+# A command, and the function that adds it and others of its kind to the parser.
+COMMANDS = Registry["AddCommands"](
+    "commands",
+    {
+        name: f"{module}:add_commands"
+        for module, names in {
+            "cli.convert": ("convert",),
+            "cli.datasets": ("index", "verify", "inspect", "merge"),
+            "cli.plan": ("plan",),
+            "cli.runs": ("train", "plot", "export"),
+            "cli.watch": ("watch",),
+            "cli.profile": ("profile",),
+            "cli.ledger": ("ledger",),
+            "cli.unload": ("unload",),
+            "cli.simulate": ("simulate",),
+            "demo.command": ("demo",),
+        }.items()
+        for name in names
+    },
+)
 DESCRIPTION = (
     "Turn any dataset into MDS shards in object storage, stream them during training as full packs of samples, and "
     "resume in the middle of an epoch, exactly."
@@ -58,7 +74,9 @@ class MainParser(CommandParser):
         commands = _commands(self)
         indent = 2 + max(map(len, commands)) + 2
         parts = ["usage: lmms-stream COMMAND [OPTION ...]", textwrap.fill(DESCRIPTION, help_width())]
-        for group, names in GROUPS.items():
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = [name for name in commands if name not in grouped]
+        for group, names in {**GROUPS, **({"added by other packages": others} if others else {})}.items():
             lines = [
                 textwrap.fill(
                     str(commands[name].description),
@@ -94,14 +112,14 @@ class Completion(argparse.Action):
         parser.exit()
 
 
-def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands] = ()) -> int:
-    """Run a command; errors a user can act on are one line on stderr and exit status 1. others: more commands.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; errors a user can act on are one line on stderr and exit status 1.
 
     Without arguments the overview is shown.
     """
     try:
         with checked_output():
-            return _run(sys.argv[1:] if arguments is None else list(arguments), others)
+            return _run(sys.argv[1:] if arguments is None else list(arguments))
     except OutputError as error:
         discard_output()
         if error.is_closed:
@@ -110,13 +128,17 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
         return 1
 
 
-def _run(words: Sequence[str], others: Sequence[AddCommands]) -> int:
-    parser = build_parser(others)
+def _run(words: Sequence[str]) -> int:
+    try:
+        parser = build_parser(words[0] if words else None)
+    except ConfigError as error:  # of a package that adds a command
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     if not words:
         parser.print_help()
         return 0
     _check_command(parser, words[0])
-    options, unknown = parser.parse_known_args(convert.one_value_an_option(words))
+    options, unknown = parser.parse_known_args(one_value_an_option(words))
     if options.command in ("train", "profile") and not any(each.startswith("-") for each in unknown):
         options.overrides += unknown  # argparse leaves those that follow an option
     elif unknown:
@@ -150,7 +172,8 @@ def _show_warning(
     )
 
 
-def build_parser(others: Sequence[AddCommands] = ()) -> MainParser:
+def build_parser(command: str | None = None) -> MainParser:
+    """The parser of one of our commands, and of those that are added with it; any other word: of all commands."""
     parser = MainParser(prog="lmms-stream", formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
     parser.add_argument(
@@ -161,7 +184,8 @@ def build_parser(others: Sequence[AddCommands] = ()) -> MainParser:
         help='complete commands, options and paths in bash or zsh: eval "$(lmms-stream --completion bash)"',
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
-    for add in (*OUR_COMMANDS, *others):
+    chosen = [COMMANDS[command]] if command and command in COMMANDS.ours else COMMANDS.values()
+    for add in dict.fromkeys(chosen):
         add(commands)
     return parser
 

@@ -59,8 +59,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from ..train.launch import module_command, without_rank
     from ..train.limits.rates import check_measured
+    from ..train.torchrun import module_command, without_rank
 
     check_measured(steps=options.steps, warmup_steps=options.warmup_steps, seconds=options.seconds)
     with tempfile.TemporaryDirectory(prefix="lmms-profile-") as folder:

@@ -98,7 +98,7 @@ def _add_export(commands: Commands) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from ..train.launch import start
+    from ..train.torchrun import start
 
     start(options.config, options.overrides, nproc=options.nproc, environment=os.environ)
 

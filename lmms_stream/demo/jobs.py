@@ -15,8 +15,8 @@ from rich.table import Table
 
 from ..errors import TrainingError
 from ..processors.parallelism import ONE_THREAD
-from ..train.launch import train_command, without_rank
 from ..train.report.train_log import read_log
+from ..train.torchrun import train_command, without_rank
 
 JOB_TIMEOUT_S = 600.0
 

@@ -20,8 +20,6 @@ from ..types import StoredObject
 from .failures import answer_of, disk_error, first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
-SCHEMES = ("azure-dl", "oci", "sftp", "dbfs", "alipan")
-
 
 class WholeObjects:
     """A store whose objects are downloaded whole, for a class that sets `url` and has `download`."""

@@ -14,14 +14,10 @@ from typing import Protocol
 
 from ..checks import plain_path
 from ..errors import StorageError
+from ..registry import Registry
 from ..types import StoredObject
-from .azure import AzureStorage
-from .clouds import SCHEMES, CloudStorage
-from .gcs import open_google
-from .hub import HubStorage
 from .local import LocalStorage
 from .retry import DEFAULT_RETRY, Retry
-from .s3 import S3Storage
 
 # Clients ask the servers that these name.
 _ENDPOINT_NAMES = ("S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_SERVICE_ENDPOINT")
@@ -48,6 +44,24 @@ class Storage(Protocol):
     def stat(self, key: str) -> StoredObject: ...
 
 
+class OpenStore(Protocol):
+    """Opens the store at a URL of its scheme."""
+
+    def __call__(self, url: str, *, retry: Retry) -> Storage: ...
+
+
+STORES = Registry[OpenStore](
+    "stores",
+    {
+        "s3": "storage.s3:S3Storage",
+        "gs": "storage.gcs:open_google",
+        "azure": "storage.azure:AzureStorage",
+        "hf": "storage.hub:HubStorage",
+        **dict.fromkeys(("azure-dl", "oci", "sftp", "dbfs", "alipan"), "storage.clouds:CloudStorage"),
+    },
+)  # by the scheme of their URLs
+
+
 def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
     """The store at a local path, `file://…`, `s3://bucket/prefix`, or another cloud's URL.
 
@@ -58,18 +72,10 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
     scheme, separator, _ = text.partition("://")
     if not separator:
         return LocalStorage(Path(url))
-    if scheme == "s3":
-        return S3Storage(text, retry=retry)
-    if scheme == "gs":
-        return open_google(text, retry=retry)
-    if scheme == "azure":
-        return AzureStorage(text, retry=retry)
-    if scheme == "hf":
-        return HubStorage(text, retry=retry)
-    if scheme in SCHEMES:
-        return CloudStorage(text, retry=retry)
-    known = ", ".join(f"{each}://" for each in ("s3", "gs", "azure", "hf", *SCHEMES))
-    raise StorageError(f"{text}: no store has the scheme {scheme!r}: write one of {known}, or a path")
+    if scheme not in STORES:
+        known = ", ".join(f"{each}://" for each in STORES)
+        raise StorageError(f"{text}: no store has the scheme {scheme!r}: write one of {known}, or a path")
+    return STORES[scheme](text, retry=retry)
 
 
 def is_folder(url: str | Path | None) -> bool:

@@ -18,7 +18,7 @@ trainer         FSDP2SFTTrainer: arguments, parts, override points
 limits/         a run's config -> the part of the run that limits it
 launched        a run that LMMS Engine's launch file describes
 prepared        a run's file -> its trainer
-launch          the command that starts a run; torchrun: of several ranks, with their end
+torchrun        the command that starts a run; torchrun for several ranks, and their end
 """
 
 from __future__ import annotations

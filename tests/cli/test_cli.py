@@ -13,9 +13,8 @@ import pytest
 from lmms_stream.__main__ import main
 from lmms_stream.cli.convert import one_value_an_option
 from lmms_stream.cli.main import build_parser
-from lmms_stream.converters.rows.kinds import COLUMN_ROLES, KINDS
+from lmms_stream.converters.rows.kinds import KINDS, column_roles
 from lmms_stream.converters.rows.speakers import ROLES
-from lmms_stream.demo.command import add_commands
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.train.__main__ import main as train
 
@@ -34,7 +33,7 @@ COMMANDS = (
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (a for a in build_parser([add_commands])._actions if isinstance(a, argparse._SubParsersAction))
+    (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     return dict(action.choices)
 
 
@@ -96,7 +95,7 @@ def test_options_of_several_values_leave_what_follows_them(
     line: str, sources: list[str], expected: dict[str, object]
 ) -> None:
     words = one_value_an_option(["convert", *line.split()])
-    options = build_parser([add_commands]).parse_args(words)
+    options = build_parser().parse_args(words)
     assert (options.sources, options.target) == (sources, "out")
     assert {name: getattr(options, name) for name in expected} == expected
 
@@ -117,7 +116,7 @@ def test_help_of_convert_lists_kinds_of_rows_and_roles(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     for name in KINDS:
         assert f"\n  {name} " in shown
-    for role in (*COLUMN_ROLES, *ROLES):
+    for role in (*column_roles(), *ROLES):
         assert re.search(rf"\b{role}\b", shown[shown.index("kinds of rows") :])
 
 

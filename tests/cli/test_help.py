@@ -14,7 +14,6 @@ from lmms_stream.__main__ import main
 from lmms_stream.cli.command import CommandParser
 from lmms_stream.cli.convert import one_value_an_option
 from lmms_stream.cli.main import GROUPS, build_parser
-from lmms_stream.demo.command import add_commands
 from lmms_stream.train.__main__ import USAGE
 
 from ..arrows import ROOT
@@ -30,7 +29,7 @@ OTHER_WORDS = {  # what the architecture's table has another word for
 
 
 def commands() -> dict[str, CommandParser]:
-    parser = build_parser([add_commands])
+    parser = build_parser()
     (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     return dict(action.choices)
 
@@ -57,7 +56,7 @@ def test_help_fits_the_terminal_and_has_examples_that_parse(
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "lmms-stream"
-        options = build_parser([add_commands]).parse_args(one_value_an_option(words))
+        options = build_parser().parse_args(one_value_an_option(words))
         assert command is None or options.command == command
     (page,) = re.findall(r"^more: (docs/\S+\.md)", shown, flags=re.MULTILINE)
     assert (ROOT / page).exists()

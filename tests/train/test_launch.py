@@ -51,10 +51,10 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
 
 
 def test_the_command_that_becomes_a_run_loads_no_torch() -> None:
-    script = "import sys, lmms_stream.cli.main, lmms_stream.train.launch; print(*sys.modules)"
+    script = "import sys, lmms_stream.cli.main, lmms_stream.train.torchrun; print(*sys.modules)"
     done = run_command(sys.executable, "-c", script)
     assert done.returncode == 0, done.stderr
-    assert "lmms_stream.train.launch" in done.stdout.split()
+    assert "lmms_stream.train.torchrun" in done.stdout.split()
     assert not {*done.stdout.split()} & {"torch", "transformers", "streaming", "numba"}
 
 

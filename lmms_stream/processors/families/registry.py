@@ -1,38 +1,47 @@
-"""A processor's folder -> its family. The files beside this one that have a FAMILY are asked; none is named here."""
+"""A processor's folder, or a model's type -> its family, which alone is imported."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterator
-
+from ...registry import Registry
 from .family import FamilyMaker
 from .files import ProcessorFiles
 
-_HERE = __name__.rpartition(".")[0]
+# A family stands here by the `model_type` of each of its models, and by the class of each of its processors.
+FAMILIES = Registry[FamilyMaker](
+    "families",
+    {
+        name: f"processors.families.{module}:FAMILY"
+        for module, names in {
+            "gemma3": ("gemma3", "Gemma3Processor"),
+            "idefics3": ("idefics3", "smolvlm", "Idefics3Processor", "SmolVLMProcessor"),
+            "internvl": ("internvl", "InternVLProcessor"),
+            "llama4": ("llama4", "Llama4Processor"),
+            "llava_onevision": ("llava_onevision", "LlavaOnevisionProcessor"),
+            "qwen2_5_omni": ("qwen2_5_omni_thinker", "qwen2_5_omni", "Qwen2_5OmniProcessor"),
+            "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
+            "qwen2_audio": ("qwen2_audio", "Qwen2AudioProcessor"),
+            "qwen2_vl": ("qwen2_vl", "Qwen2VLProcessor"),
+            "qwen3_omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe", "Qwen3OmniMoeProcessor"),
+            "qwen3_vl": ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "Qwen3VLProcessor"),
+        }.items()
+        for name in names
+    },
+)
 
 
 def family_of(files: ProcessorFiles) -> FamilyMaker:
-    """The family whose processor's class, or whose model's type, the files say; any other is asked what it is."""
-    known = list(_families())
-    for family in known:
-        if files.processor_class in family.processor_classes:
-            return family
-    for family in known:
-        if not files.processor_class and files.model_type in family.model_types:
-            return family
+    """Return the family of the processor's class, or else of the model's type, that the files name.
+
+    The processor of any other folder is run to learn what it does (asked.py).
+    """
+    for name in (files.processor_class, "" if files.processor_class else files.model_type):
+        if name and name in FAMILIES:
+            return FAMILIES[name]
     from .asked import Described
 
     return Described()
 
 
 def family_of_model(model_type: str) -> FamilyMaker | None:
-    """The family of models whose configs say this type; None for one that has no file here."""
-    return next((family for family in _families() if model_type in family.model_types), None)
-
-
-def _families() -> Iterator[FamilyMaker]:
-    for found in pkgutil.iter_modules(importlib.import_module(_HERE).__path__):
-        family: FamilyMaker | None = getattr(importlib.import_module(f"{_HERE}.{found.name}"), "FAMILY", None)
-        if family is not None:
-            yield family
+    """Return the family of models whose configs have this type; None for models without a family of their own."""
+    return FAMILIES.get(model_type)

@@ -1,29 +1,29 @@
-"""The tasks by their names: the one that a dataset's processor asks for, or that a run's file names.
-
-A new task is a file, and a line here.
-"""
+"""The tasks by their names: the one that a dataset's processor asks for, or that a run's file names."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from typing import Any
 
 from ...errors import ConfigError, did_you_mean
+from ...registry import Registry
 from .task import Task
 
 CAUSAL = "causal"
-TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported when it is used
-    CAUSAL: ("causal", "CausalLanguageModelling"),
-    "dft": ("dft", "DynamicFineTuning"),
-    "masked_diffusion": ("masked_diffusion", "MaskedDiffusion"),
-    "flow_matching": ("flow_matching", "FlowMatching"),
-    "reconstruction": ("reconstruction", "Reconstruction"),
-    "bagel": ("bagel", "Bagel"),
-    "dpo": ("dpo", "DPO"),
-    "kto": ("kto", "KTO"),
-}
+TASKS = Registry[Any](
+    "tasks",
+    {
+        CAUSAL: "train.tasks.causal:CausalLanguageModelling",
+        "dft": "train.tasks.dft:DynamicFineTuning",
+        "masked_diffusion": "train.tasks.masked_diffusion:MaskedDiffusion",
+        "flow_matching": "train.tasks.flow_matching:FlowMatching",
+        "reconstruction": "train.tasks.reconstruction:Reconstruction",
+        "bagel": "train.tasks.bagel:Bagel",
+        "dpo": "train.tasks.dpo:DPO",
+        "kto": "train.tasks.kto:KTO",
+    },
+)
 
 _ALONE = {"dpo", "kto"}  # tasks whose samples no other reads, and that read no others
 
@@ -33,8 +33,7 @@ def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     if name not in TASKS:
         remedy = did_you_mean(name, TASKS)
         raise ConfigError(f"there is no task {name!r}: {remedy}, or give the trainer a task of your own")
-    module, attribute = TASKS[name]
-    kind: Any = getattr(import_module(f".{module}", __package__), attribute)
+    kind = TASKS[name]
     known = list(inspect.signature(kind).parameters)
     for option in options or {}:
         if option not in known:
