@@ -135,6 +135,25 @@ def test_an_export_is_what_transformers_saves(
     assert saved == {name: expected[name] for name in saved}
 
 
+def test_every_chat_template_is_saved_and_removed_with_its_checkpoint(tokenizer: Path, tmp_path: Path) -> None:
+    init_distributed(60)
+    original = AutoTokenizer.from_pretrained(tokenizer)
+    original.chat_template = {"default": original.chat_template, "tool_use": "{{ tools }}"}
+    original.save_pretrained(tmp_path / "tokenizer")
+    built = ModelConfig(config=MODEL).build()
+    optimizer, files = torch.optim.AdamW(built.parameters()), model_files(built, str(tmp_path / "tokenizer"))
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging", keep=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(built, optimizer, step=step, state={}, documents=files)
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["step-00000002"]
+    for _ in range(2):  # the second replaces the first
+        out = export_checkpoint(tmp_path / "saved" / "step-00000002", tmp_path / "model")
+        assert AutoTokenizer.from_pretrained(out).chat_template == original.chat_template
+    fully_shard(built)
+    save_folder(built, tmp_path / "now", {name.removeprefix("model/"): data for name, data in files.items()})
+    assert AutoTokenizer.from_pretrained(tmp_path / "now").chat_template == original.chat_template
+
+
 def test_an_export_holds_few_tensors_at_a_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
     checkpoint, _ = train_one(run)

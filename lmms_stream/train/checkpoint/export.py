@@ -52,7 +52,8 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
     if tokenizer:
         with TemporaryDirectory() as folder:
             _save_tokenizer(tokenizer, folder)
-            files |= {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+            saved = [path for path in Path(folder).rglob("*") if path.is_file()]  # other chat templates are in a folder
+            files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in saved}
     return {f"{MODEL_FOLDER}/{name}": data for name, data in files.items()}
 
 

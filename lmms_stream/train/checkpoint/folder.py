@@ -47,6 +47,7 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
                     _save_pretrained(model, out, tensors)
                 for name, data in files.items():
                     if not (out / name).exists() and not (adapter is not None and name in BASE_CONFIGS):
+                        (out / name).parent.mkdir(exist_ok=True)
                         (out / name).write_bytes(data)
         except LmmsStreamError as error:
             failure = [error]

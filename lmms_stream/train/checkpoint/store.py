@@ -32,7 +32,7 @@ MODEL_FOLDER = "model"  # a transformers folder without the weights
 FORMAT = 1
 _FOLDER = re.compile(r"step-(\d{8})")
 _TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
-_OURS = re.compile(rf"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|{MODEL_FOLDER}/[\w.-]+")
+_OURS = re.compile(rf"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|{MODEL_FOLDER}/(\w+/)?[\w.-]+")
 _CHUNK_BYTES = 1 << 23
 PROBE_S = 5.0
 
@@ -276,7 +276,8 @@ def remove(storage: Storage, step: int) -> None:
     for name in sorted(filter(_OURS.fullmatch, names), key=lambda name: name != COMPLETE_NAME):
         storage.delete(prefix + name)
     if isinstance(storage, LocalStorage):
-        for folder in (storage.folder / prefix / MODEL_FOLDER, storage.folder / prefix):
+        model = storage.folder / prefix / MODEL_FOLDER
+        for folder in (*(path for path in model.glob("*") if path.is_dir()), model, storage.folder / prefix):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
