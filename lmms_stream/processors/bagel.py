@@ -18,9 +18,11 @@ from ..types import Processed, Sample
 from .bagel_images import BagelSettings, Grid, Side, decoded
 from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, measured_tokens, or_error, through
 from .blocks import LATENTS, Kind
+from .chat_template import REASONING_KEYS
 from .media.fact_types import ImageFacts
 from .media.facts import facts_of, stored_facts
 from .media.stored import media_part
+from .not_shown import KINDS
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -85,6 +87,15 @@ class BagelProcessor:
     def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
         """See MeasureMedia."""
         return through([or_error(self._blocks, sample) for sample in samples], self._measured)
+
+    def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See NotShownOf: thoughts beside the content of a message are not in its blocks."""
+        return [or_error(self._not_shown, sample) for sample in samples]
+
+    def _not_shown(self, sample: Sample) -> int:
+        messages, _ = read_chat(sample["messages"])
+        is_lost = any(message.get(key) for message in messages for key in REASONING_KEYS)
+        return is_lost << KINDS.index("reasoning")
 
     def process(self, sample: Sample) -> Processed:
         """DataError for what is no conversation of text and images."""

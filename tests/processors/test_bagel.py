@@ -16,6 +16,8 @@ from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.bagel_images import BagelSettings, Grid
 from lmms_stream.processors.base import FactsMissingError, Measured, processor_fingerprint
 from lmms_stream.processors.blocks import Kind
+from lmms_stream.processors.measured import with_not_shown
+from lmms_stream.processors.not_shown import kinds_of
 from PIL import Image
 
 from .tiny_vlm import picture, save_tokenizer, stored
@@ -204,6 +206,18 @@ def test_what_is_no_conversation_of_texts_and_images_is_refused(processor: Bagel
     whole = stored(("user", [("image", picture(24, 12))]))
     with pytest.raises(DataError, match="the image cannot be decoded"):
         processor.process({**whole, "media": whole["media"][:200] + b"x" * (len(whole["media"]) - 200)})
+
+
+def test_thoughts_beside_the_content_are_counted_as_not_shown(processor: BagelProcessor) -> None:
+    messages = [{"role": "user", "content": "see"}, {"role": "assistant", "content": "yes"}]
+    thoughts = [messages[0], messages[1] | {"reasoning_content": "word"}]
+    samples = [{"messages": json.dumps(each), "media": b""} for each in (messages, thoughts)]
+    found = [
+        each
+        for each in with_not_shown(processor, samples, processor.measure_media(samples))
+        if isinstance(each, Measured)
+    ]
+    assert [kinds_of(each.not_shown) for each in found] == [[], ["reasoning"]]
 
 
 def test_settings_that_cannot_be_are_refused(folder: Path) -> None:
