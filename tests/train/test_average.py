@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.errors import CheckpointError, ConfigError
-from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.optimizers import Average
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from safetensors.torch import load_file
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
@@ -95,6 +99,37 @@ def test_an_average_that_was_not_kept_begins_where_a_run_resumes(
     done = run_cli("export", str(tmp_path / "checkpoints" / "step-00000006"), str(tmp_path / "again"), "--ema")
     assert done.returncode == 0, done.stderr
     assert all(torch.equal(weight, average[name]) for name, weight in _exported(tmp_path / "again").items())
+
+
+class Tied(torch.nn.Module):
+    """A model of the user's own whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.embedding(ids))
+        return logits
+
+
+def test_tied_weights_of_a_model_that_is_not_transformers_have_their_average(tmp_path: Path) -> None:
+    init_distributed(60)
+    model = Tied()
+    files = model_files(model, None)
+    fully_shard(model)
+    optimizer, average = torch.optim.AdamW(model.parameters(), lr=0.1), Average(model, decay=DECAY)
+    model(torch.arange(10)).square().mean().backward()
+    optimizer.step()
+    average.update()
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging", average=average) as checkpointer:
+        checkpointer.save(model, optimizer, step=1, state={}, documents=files)
+    for is_average, expected in ((True, average.tensors["embedding.weight"]), (False, model.embedding.weight)):
+        out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model", average=is_average)
+        whole: Any = expected
+        for name, weight in load_file(out / "model.safetensors").items():
+            assert torch.equal(weight, whole.full_tensor()), name
 
 
 def test_weights_in_bfloat16_have_their_average_in_float32(run: Path, tmp_path: Path) -> None:

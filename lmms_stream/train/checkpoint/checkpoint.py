@@ -29,6 +29,7 @@ from ..run.optimizers import Average
 from .store import (
     METADATA_NAME,
     STATE_NAME,
+    TIED,
     Checkpoint,
     DamagedError,
     FolderTarget,
@@ -51,6 +52,7 @@ from .tensors import (
     saved_part,
     set_tensors,
     tensors_of,
+    tied_names,
 )
 
 T = TypeVar("T")
@@ -128,7 +130,7 @@ class Checkpointer:
         """
         self.wait()
         values = tensors_of(model, optimizer, self._average)
-        state = {**state, "step": step, OPTIMIZER: type(optimizer).__name__}
+        state = {**state, "step": step, OPTIMIZER: type(optimizer).__name__, TIED: tied_names(model)}
         text = json.dumps(state, indent=1) + "\n"
         documents = {**documents, STATE_NAME: text.encode()}
         self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best, beside=beside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from ...errors import CheckpointError, ConfigError
 from ..model.build import class_of_family, class_of_slow_frames
 from .store import Checkpoint
-from .tensors import Tensors, stored_tensors
+from .tensors import Tensors, stored_tensors, tied_names
 
 Choice = Mapping[str, tuple[str, str]]  # name in the model -> part of the checkpoint, and name there
 
@@ -29,10 +29,13 @@ def weights_or_average(metadata: Metadata, found: Checkpoint, model: torch.nn.Mo
     averaged = stored_tensors(metadata, "average.")
     if not averaged:
         raise CheckpointError(f"{found.where} holds no average of its weights: train with ema_decay, or export without")
-    first = {id(parameter): name for name, parameter in model.named_parameters()}  # of what is tied, one name
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    name_of = {name: first.get(id(parameters.get(name)), name) for name in names}
-    return {name: ("average", name_of[name]) if name_of[name] in averaged else ("model", name) for name in names}
+    return of_average(names, averaged, tied_names(model))
+
+
+def of_average(names: Iterable[str], averaged: Container[str], tied: Mapping[str, str]) -> Choice:
+    """Choose the average of the names that have one. tied: see tied_names; a tied name has that of the first."""
+    first = {name: tied.get(name, name) for name in names}
+    return {name: ("average", first[name]) if first[name] in averaged else ("model", name) for name in first}
 
 
 def chosen(choice: Choice, values: Mapping[str, Any]) -> Tensors:

@@ -55,8 +55,8 @@ def write_plain_weights(
 ) -> None:
     """Write the weights of a checkpoint to the folder `made`, by their names in it; see export_checkpoint."""
     from ...errors import CheckpointError
-    from .choice import chosen
-    from .store import METADATA_NAME
+    from .choice import chosen, of_average
+    from .store import METADATA_NAME, TIED
     from .tensors import files_with, read_metadata, read_tensors, stored_tensors
     from .weight_files import write_weights
 
@@ -64,7 +64,7 @@ def write_plain_weights(
     stored, averaged = stored_tensors(metadata, "model."), stored_tensors(metadata, "average.")
     if average and not averaged:
         raise CheckpointError(f"{found.where} holds no average of its weights: train with ema_decay, or export without")
-    choice = {name: ("average" if average and name in averaged else "model", name) for name in stored}
+    choice = of_average(stored, averaged if average else (), found.state.get(TIED, {}))
     folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(stored))))
     weights = {}
     for name, each in stored.items():
@@ -74,5 +74,8 @@ def write_plain_weights(
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
         read_tensors(folder, chosen(choice, tensors), metadata=metadata)
+        filled = {choice[name]: tensor for name, tensor in tensors.items()}  # one of those with the same values
+        for name, tensor in tensors.items():
+            tensor.copy_(filled[choice[name]])
 
     write_weights(made, weights, fill, stem=stem)

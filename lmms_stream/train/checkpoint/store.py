@@ -28,6 +28,7 @@ from ...storage.storage import Storage, open_storage
 COMPLETE_NAME = "complete.json"
 STATE_NAME = "trainer.json"
 METADATA_NAME = ".metadata"
+TIED = "tied"  # in the state of a checkpoint: see tied_names
 MODEL_FOLDER = "model"  # a transformers folder without the weights
 FORMAT = 1
 _FOLDER = re.compile(r"step-(\d{8})")

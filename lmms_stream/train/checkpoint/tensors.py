@@ -89,6 +89,13 @@ def _set_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sta
     )
 
 
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Return the further names of parameters with several names, each with the first of the same parameter."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
+
+
 def saved_part(folder: Path, values: Tensors) -> Tensors:
     """`values` without the optimizer state and averages that the checkpoint in `folder` does not have."""
     metadata = read_metadata(folder)
