@@ -12,13 +12,16 @@ import pytest
 import torch
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
+from lmms_stream.train.checkpoint.folder import save_folder
 from lmms_stream.train.checkpoint.tensors import read_metadata, stored_tensors
 from lmms_stream.train.model.adapters import adapter_of, add_adapter, take_adapter
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from safetensors.torch import load_file
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
 from ..conftest import run_cli, write_tokens
@@ -124,6 +127,19 @@ def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
     theirs = loaded.merge_and_unload().state_dict()
     assert theirs.keys() == whole.state_dict().keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.state_dict().items())
+
+
+def test_a_model_saved_over_another_has_its_own_adapter_config_and_tokenizer(tmp_path: Path) -> None:
+    """The config of the first adapter would scale the weights of the second by another lora_alpha."""
+    init_distributed(60)
+    for alpha in (8, 64):
+        model = ModelConfig(config=MODEL, adapter={**LORA, "lora_alpha": alpha}).build()
+        files = {name.removeprefix("model/"): data for name, data in model_files(model, None).items()}
+        fully_shard(model)
+        save_folder(model, tmp_path, files | {"tokenizer.json": b"of %d" % alpha})
+        assert json.loads((tmp_path / "adapter_config.json").read_text())["lora_alpha"] == alpha
+        assert (tmp_path / "tokenizer.json").read_bytes() == b"of %d" % alpha
+    assert not (tmp_path / "config.json").exists()
 
 
 @in_long_rounds

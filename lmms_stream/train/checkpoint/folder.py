@@ -46,7 +46,8 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
                 else:
                     _save_pretrained(model, out, tensors)
                 for name, data in files.items():
-                    if not (out / name).exists() and not (adapter is not None and name in BASE_CONFIGS):
+                    # transformers has written the configs; of an adapter's base none are saved
+                    if name not in BASE_CONFIGS or (adapter is None and not (out / name).exists()):
                         (out / name).parent.mkdir(exist_ok=True)
                         (out / name).write_bytes(data)
         except LmmsStreamError as error:
