@@ -47,7 +47,7 @@ def weighted_parts(sources: object, options: ConvertOptions) -> list[Part]:
     spec = parse_spec(str(named[0]), format=options.format)
     if not is_list(spec) or not Path(spec.path).is_file():
         return []
-    entries = yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format)
+    entries = yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format, chosen=spec.key)
     if entries[0].settings.weight is None:
         return []
     wrong = [

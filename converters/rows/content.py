@@ -7,6 +7,7 @@ both take the next of the row's `images`, `audios` or `videos`. Without such a c
 
 from __future__ import annotations
 
+import json
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from ...errors import DataError
 from ..media.references import FACTS_OF_SOME, SampleMedia, is_data, shown
-from .fields import is_filled, references_of
+from .fields import is_filled, parse_json, references_of
 
 Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
 
@@ -28,6 +29,7 @@ PART_KINDS = {
 _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking")
+_CALL_PART = "tool_call"  # LLaMA-Factory v1's: {"type", "value": JSON text of a name and arguments}
 
 # Besides those that a column fills: Qwen-VL's paths of images, and ms-swift's places of objects in an image.
 _SLOT = re.compile(f"<(?:{'|'.join(MEDIA_ROLES)}|img(?=>[^<>]+</img>)|bbox|ref-object)>")
@@ -52,7 +54,7 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
     that nothing points to come before the first text of the user. DataError unless there are as many media as slots for
     them, and for content that is neither text nor parts.
     """
-    turns = _with_video_slots([_with_own_media(_with_thoughts(turn)) for turn in turns], waiting)
+    turns = _with_video_slots([_with_own_media(_with_calls(_with_thoughts(turn))) for turn in turns], waiting)
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
         num_slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
@@ -120,11 +122,44 @@ def _with_thoughts(turn: Turn) -> Turn:
             f"a part of type {thoughts[0]['type']!r} must hold text of the assistant, found {str(thoughts[0])[:80]!r} "
             f"of {turn['role']!r}: correct the row"
         )
-    joined = "\n".join(map(str, texts))
+    separator = "" if all("value" in part for part in thoughts) else "\n"  # LLaMA-Factory v1 puts nothing between them
+    joined = separator.join(map(str, texts))
     if said not in (None, "", joined):
         raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: leave one of them")
     left = [part for part in parts if not any(part is thought for thought in thoughts)]
     return {**turn, "content": left, "reasoning_content": joined}
+
+
+def _with_calls(turn: Turn) -> Turn:
+    """Return the turn with its parts of type tool_call as `tool_calls`, as OpenAI's messages have them.
+
+    DataError for such parts of others than the assistant, and beside other `tool_calls`.
+    """
+    parts = turn["content"] if isinstance(turn["content"], list) else []
+    calls = [part for part in parts if isinstance(part, dict) and part.get("type") == _CALL_PART]
+    if not calls:
+        return turn
+    if turn["role"] != "assistant" or turn.get("tool_calls"):
+        raise DataError(
+            f"a part of type {_CALL_PART!r} must be of the assistant, in a message without tool_calls, found "
+            f"{str(calls[0])[:80]!r} of {turn['role']!r}: correct the row"
+        )
+    called = [call for part in calls for call in tool_calls(part.get("value"), f"a part of type {_CALL_PART!r}")]
+    left = [part for part in parts if not any(part is call for call in calls)]
+    return {**turn, "content": left or None, "tool_calls": called}
+
+
+def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """Calls of functions as OpenAI's messages have them, of one {"name", "arguments"} or several, also as JSON text.
+
+    name: of what holds them, for messages.
+    """
+    called = parse_json(value, name) if isinstance(value, str) else value
+    calls = called if isinstance(called, list) else [called]
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise DataError(f"a function call must be an object with a name, found {json.dumps(call)[:80]}: correct it")
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _with_own_media(turn: Turn) -> Turn:

@@ -10,9 +10,9 @@ from typing import Any
 
 from ...errors import DataError
 from ..sources.dataset_info import DatasetInfo
+from .content import tool_calls
 from .exchanges import exchanges
 from .fields import head_of, unpacked, value_at
-from .messages import tool_calls
 
 _EXTRAS = ("tools", "images", "videos", "audios")  # which every kind of chat may have
 _ASKING = ("user_tag", "observation_tag")  # whose turn is the first, the third, …
@@ -37,7 +37,7 @@ def described(info: DatasetInfo, names: Sequence[str], *, kept: Sequence[str]) -
         f"{column} as {role}" if column != role else role for role, column in info.columns.items() if column in names
     ]
     left = [name for name in names if name not in (*info.columns.values(), *kept)]
-    said = [f"{info.kind}, as dataset_info.json describes them ({info.formatting})", f"reads {', '.join(read)}"]
+    said = [f"{info.kind}, as LLaMA-Factory describes them ({info.formatting})", f"reads {', '.join(read)}"]
     said += [f"keeps {', '.join(kept)}"] if kept else []
     return "; ".join([*said, *([f"leaves out {', '.join(left)}"] if left else [])])
 
@@ -76,8 +76,8 @@ class _Row:
         raise DataError(f"column {self._info.columns[role]!r} ({role}) holds {str(value)[:80]!r}: expected text")
 
     def asked(self) -> str:
-        """The prompt, and the query in a line below it."""
-        return "\n".join(text for text in (self.text("prompt"), self.text("query")) if text)
+        """The prompt, and the query behind it."""
+        return self._info.query_after.join(text for text in (self.text("prompt"), self.text("query")) if text)
 
     def prompt(self) -> list[dict[str, Any]]:
         """All messages but the answer of an alpaca row, and the two of a preference."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from shlex import quote
@@ -13,7 +12,7 @@ import orjson
 from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
-from .content import Turn, may_hold_slots
+from .content import Turn, may_hold_slots, tool_calls
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json, unpacked
 from .row_kind import ReadOptions
@@ -98,19 +97,6 @@ def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> 
 
 def _mostly(is_so: Callable[[str], Any], texts: Sequence[str]) -> bool:
     return bool(texts) and 2 * sum(map(bool, map(is_so, texts))) >= len(texts)
-
-
-def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
-    """Calls of functions as OpenAI's messages have them, of one {"name", "arguments"} or several, also as JSON text.
-
-    name: of what holds them, for messages.
-    """
-    called = parse_json(value, name) if isinstance(value, str) else value
-    calls = called if isinstance(called, list) else [called]
-    for call in calls:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise DataError(f"a function call must be an object with a name, found {json.dumps(call)[:80]}: correct it")
-    return [{"type": "function", "function": call} for call in calls]
 
 
 def _says_from(fields: Fields) -> bool:

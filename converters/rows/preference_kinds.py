@@ -64,17 +64,19 @@ def num_shared(chosen: str, rejected: str) -> int:
 # what of them is to be learnt. The kinds that read both answers are in preference_kinds.
 
 PAIR = ("chosen", "rejected")
+_PAIRS = (PAIR, ("chosen_messages", "rejected_messages"))  # LLaMA-Factory v1's names behind the usual ones
 VERDICT_COLUMNS = ("label", "kto_tag")  # whether the answer of a row is good: true or false
 
 
 def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     """DataError for rows with a chosen and a rejected answer; columns: those that the user named, by role."""
-    if set(PAIR) <= set(names) and not set(PAIR) & set(columns.values()):
-        raise DataError(
-            "columns chosen and rejected hold a good and a bad answer each: say what is to be learnt, with "
-            "--kind messages --columns messages=chosen or --kind prompt-response --columns response=chosen, or read "
-            "both with --kind preference"
-        )
+    for chosen, rejected in _PAIRS:
+        if {chosen, rejected} <= set(names) and not {chosen, rejected} & set(columns.values()):
+            raise DataError(
+                f"columns {chosen} and {rejected} hold a good and a bad answer each: say what is to be learnt, with "
+                f"--kind messages --columns messages={chosen} or --kind prompt-response --columns response={chosen}, "
+                "or read both with --kind preference"
+            )
 
 
 def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
@@ -119,7 +121,8 @@ _ASKED: Columns = {
 
 def _is_pair(fields: Fields) -> bool:
     """Whether its two answers are not what the user named for something else (`--columns messages=chosen`)."""
-    return not any(column in PAIR for role, column in fields.columns.items() if role not in PAIR)
+    answers = {name for pair in _PAIRS for name in pair}
+    return not any(column in answers for role, column in fields.columns.items() if role not in PAIR)
 
 
 def _is_judged(fields: Fields) -> bool:
@@ -288,10 +291,10 @@ def _holds_messages(value: Any) -> bool:
 
 PREFERENCE = RowKind(
     name="preference",
-    needs=named_alike(*PAIR),
+    needs=dict(zip(PAIR, zip(*_PAIRS, strict=True), strict=True)),
     may=_ASKED,
     accepts=_is_pair,
-    needs_text="chosen and rejected",
+    needs_text="chosen and rejected (or chosen_messages and rejected_messages)",
     schema=schemas.PREFERENCE,
     read=_read_pair,
 )

@@ -8,10 +8,10 @@ from typing import Any
 
 from ...errors import DataError
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, exchange
-from .content import MEDIA_ROLES, Turn, file_kind
+from .content import MEDIA_ROLES, Turn, file_kind, tool_calls
 from .exchanges import exchanges
 from .fields import QUESTIONS, Fields, named_alike, unpacked
-from .messages import are_messages, message_turn, tool_calls
+from .messages import are_messages, message_turn
 
 
 def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:

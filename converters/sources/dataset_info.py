@@ -1,4 +1,6 @@
-"""LLaMA-Factory's `dataset_info.json` -> specs of the datasets that are chosen from it, as its own loader means them.
+"""LLaMA-Factory's `dataset_info.json`, and the YAML files of its v1 -> specs of the datasets that are chosen from them.
+
+Both are read as LLaMA-Factory's own loaders read them.
 
 What its keys, columns and tags mean is said in LLaMA-Factory's data/README.md and decided by its parser: a column or
 tag that an entry does not name has its default only where the entry names none at all.
@@ -46,7 +48,7 @@ class DatasetInfo:
     """How the rows of an entry are to be read.
 
     formatting: one of FORMATTINGS. columns, tags: those of COLUMNS and TAGS that hold, defaults among them.
-    named: those of the columns that the entry names itself.
+    named: those of the columns that the entry names itself. query_after: what stands between prompt and query.
     """
 
     formatting: str
@@ -54,6 +56,7 @@ class DatasetInfo:
     columns: Mapping[str, str]
     tags: Mapping[str, str]
     named: tuple[str, ...] = ()
+    query_after: str = "\n"
 
     @property
     def kind(self) -> Literal["messages", "text", "preference", "kto"]:
@@ -92,16 +95,13 @@ def dataset_info_specs(
         content = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: not valid JSON ({error}): correct it") from error
-    names = list(content) if chosen == ALL or (chosen is None and len(content) == 1) else None
-    if names is None and chosen is None:
+    if chosen is None and len(content) != 1:
         some = ", ".join(list(content)[:10]) + (", …" if len(content) > 10 else "")
         raise DataError(
             f"{path} names {len(content)} datasets ({some}): choose by {path}#NAME, several by #NAME,NAME, all by #*"
         )
     specs = []
-    for name in names if names is not None else [each.strip() for each in str(chosen).split(",")]:
-        if name not in content:
-            raise DataError(f"{path} names no dataset {name!r}: {did_you_mean(name, content)}")
+    for name in _chosen(path, content, chosen):
         try:
             specs.append(_spec(path, content[name], where=f"{path}#{name}"))
         except _NeverReadError as error:
@@ -109,6 +109,15 @@ def dataset_info_specs(
                 raise
             refused(error)
     return specs
+
+
+def _chosen(path: Path, content: Mapping[str, Any], chosen: str | None) -> list[str]:
+    """Names of the datasets that `chosen` names, with commas between them; all for None and "*"."""
+    names = list(content) if chosen in (None, ALL) else [each.strip() for each in str(chosen).split(",")]
+    for name in names:
+        if name not in content:
+            raise DataError(f"{path} names no dataset {name!r}: {did_you_mean(name, content)}")
+    return names
 
 
 class _NeverReadError(DataError):
@@ -144,11 +153,11 @@ def _spec(path: Path, entry: Any, *, where: str) -> Spec:
     return Spec(text=where, path=named, format=format, folder=str(path.parent.absolute()), settings=settings)
 
 
-def _limit(entry: Mapping[str, Any], *, where: str) -> int | None:
+def _limit(entry: Mapping[str, Any], *, where: str, key: str = "num_samples") -> int | None:
     try:
-        return None if entry.get("num_samples") is None else num_rows_of(entry["num_samples"])
+        return None if entry.get(key) is None else num_rows_of(entry[key])
     except ConfigError as error:
-        raise DataError(f"{where}: num_samples is {error}") from error
+        raise DataError(f"{where}: {key} is {error}") from error
 
 
 def _hub_path(said: Mapping[str, str], base: Path) -> str:
@@ -218,3 +227,82 @@ def _check_names(given: Mapping[str, Any], known: Sequence[str], *, what: str) -
     for name in given:
         if name not in known:
             raise DataError(f"{what}: unknown key {name!r}: {did_you_mean(name, known)}")
+
+
+# YAML files of LLaMA-Factory v1: name -> {path, source, split, converter, size, weight, streaming}.
+
+_V1_KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
+_V1_SOURCES = ("hf_hub", "local")  # the first where an entry names none
+_V1_MEDIA = {name: name for name in ("images", "videos", "audios")}
+_V1_CONVERTERS: Mapping[str | None, Mapping[str, Any]] = {
+    None: {},  # rows of messages, or of chosen_messages and rejected_messages
+    "sharegpt": {"kind": "sharegpt", "columns": {"messages": "conversations", "system": ""}},
+    "pair": {"kind": "preference", "columns": {"chosen": "chosen", "rejected": "rejected", "prompt": "", "system": ""}},
+    "alpaca": {
+        "kind": "messages",
+        "dataset_info": DatasetInfo(
+            formatting="alpaca",
+            ranking=False,
+            columns={"prompt": "instruction", "query": "input", "response": "output", "system": "system", **_V1_MEDIA},
+            tags=_TAGS_OF_SHAREGPT,
+            query_after="",
+        ),
+    },
+}
+
+
+def is_v1_list(content: Any) -> bool:
+    """Whether the content of a YAML file describes datasets as LLaMA-Factory v1 does: each by its name."""
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(isinstance(entry, dict) and "path" in entry for entry in content.values())
+    )
+
+
+def v1_specs(path: Path, content: Mapping[str, Any], chosen: str | None) -> list[Spec]:
+    """The datasets of a YAML file that `chosen` names, with commas between them; None for all of them.
+
+    Relative paths start from the working directory; where nothing lies there, from the file's folder or the next one
+    above. Those of media start from the same folder as the path of their dataset.
+    """
+    return [_v1_spec(path, content[name], where=f"{path}#{name}") for name in _chosen(path, content, chosen)]
+
+
+def _v1_spec(path: Path, entry: Mapping[str, Any], *, where: str) -> Spec:
+    _check_names(entry, _V1_KEYS, what=where)
+    said = _texts(entry, ["path", "source", "split", "converter"], where=where)
+    source, converter = said.get("source", _V1_SOURCES[0]), said.get("converter")
+    if "path" not in said:
+        raise DataError(f"{where}: path is empty: name a file, a folder or a dataset of the hub")
+    if source not in _V1_SOURCES:
+        raise _NeverReadError(
+            f"{where}: source {source!r} is not read: download the dataset, and name its files by path, with "
+            "source: local"
+        )
+    if converter not in _V1_CONVERTERS:
+        known = [each for each in _V1_CONVERTERS if each is not None]
+        raise DataError(
+            f"{where}: converter {converter!r} is not known: {did_you_mean(converter, known)}; rows of your own "
+            "converter are read with lmms-stream convert FILES --map FILE.py:FUNCTION"
+        )
+    if entry.get("weight") not in (None, 1):
+        raise DataError(
+            f"{where}: weight {entry['weight']!r} repeats or leaves out rows by chance, which is not done here: leave "
+            "it out, and give the datasets of the run weights, which are shares of tokens; or set size"
+        )
+    settings = Settings(rows=_V1_CONVERTERS[converter], limit=_limit(entry, where=where, key="size"))
+    if source == "hf_hub":
+        hub = {"hf_hub_url": said["path"], "split": said.get("split", "train")}
+        return Spec(text=where, path=_hub_path(hub, path.parent), settings=settings)
+    if said.get("split", "train") != "train":
+        raise DataError(
+            f"{where}: split is {said['split']!r}, and the rows of files are all of split train: leave it out, and "
+            "name the files of the split, or the first rows by size"
+        )
+    bases = (Path(), path.absolute().parent, path.absolute().parent.parent)
+    base = next((each for each in bases if (each / said["path"]).exists()), bases[0])
+    named = resolved(said["path"], base)
+    format = "lines" if named.lower().endswith(".txt") else None
+    named = f"{named.rstrip('/')}/*" if Path(named).is_dir() else named
+    return Spec(text=where, path=named, format=format, folder=str(base.absolute()), settings=settings)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from ...errors import ConfigError, DataError, did_you_mean
 from ...storage.failures import disk_error
 from ...yaml_text import read_yaml
-from .dataset_info import is_dataset_info
+from .dataset_info import is_dataset_info, is_v1_list, v1_specs
 from .settings import ROW_KEYS, SETTING_KEYS, settings_of
 from .specs import Spec, parse_spec, resolved
 
@@ -26,12 +26,19 @@ def is_list(spec: Spec) -> bool:
     return is_named and not spec.is_hub and not spec.is_remote
 
 
-def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
+def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> list[Spec]:
     """The entries of a list as LMMS Engine reads it: `datasets: - {path, data_folder, data_type}`.
+
+    Of a file that names datasets as LLaMA-Factory v1 does, those that `chosen` names.
 
     data_folder: of the entry's media (default: where it lies). data_type: its format. Relative paths start from the
     YAML file's folder. An entry may have settings of its own, see SETTING_KEYS.
     """
+    content = _content(path)
+    if is_v1_list(content):
+        return v1_specs(path, content, chosen)
+    if chosen is not None:
+        raise DataError(f"{path}#{chosen}: a list of sources has no names to choose from: leave out #{chosen}")
     entries = enumerate(list_entries(path), start=1)
     specs = [entry_spec(entry, format=format, where=_where(path, number)) for number, entry in entries]
     for number, spec in enumerate(specs, start=1):
@@ -42,12 +49,7 @@ def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
 
 def list_entries(path: Path) -> list[dict[str, Any]]:
     """The entries of a list with the keys of YAML_KEYS, and paths that do not start from the file's folder any more."""
-    try:
-        content = read_yaml(path.read_bytes())
-    except ConfigError as error:
-        raise DataError(f"{path}: not valid YAML ({error}): correct it") from error
-    except OSError as error:
-        raise disk_error(str(path), error) from error
+    content = _content(path)
     entries = content.get("datasets") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise DataError(
@@ -58,6 +60,15 @@ def list_entries(path: Path) -> list[dict[str, Any]]:
     entries = [_resolved(entry, path.parent) for entry in entries]
     _check_together(path, entries)
     return entries
+
+
+def _content(path: Path) -> Any:
+    try:
+        return read_yaml(path.read_bytes())
+    except ConfigError as error:
+        raise DataError(f"{path}: not valid YAML ({error}): correct it") from error
+    except OSError as error:
+        raise disk_error(str(path), error) from error
 
 
 def _check_together(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:

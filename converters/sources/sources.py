@@ -203,9 +203,10 @@ class Opener:
 
     def _open_list(self, spec: Spec) -> None:
         _refuse_choice(spec)
-        if spec.is_sliced or spec.key:
+        if spec.is_sliced:
             raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
-        for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
+        insisted = None if spec.format == "yaml" else spec.format
+        for entry in yaml_specs(Path(spec.path), format=insisted, chosen=spec.key):
             if entry.settings.weight is not None:
                 raise DataError(
                     f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "

@@ -61,6 +61,7 @@ class Reading:
         # Source -> units that are cut and not read yet, and 1 more while others may follow.
         self._open: dict[int, int] = {}
         self._columns: dict[str, str] = {}
+        self._schema = ""
         self._next_fetch = 1  # the first source that was not looked at yet
         self._fetched: dict[int, int] = {}  # source that lies fetched, or is being fetched -> its bytes
         self._fetching: set[int] = set()
@@ -234,8 +235,13 @@ class Reading:
         return self._agreed(source, mapper), True
 
     def _agreed(self, source: Source, mapper: Mapper) -> Mapper:
-        """The mapper, if it gives samples of the columns that those before give."""
-        self._columns = self._columns or dict(mapper.columns)
+        """The mapper, if it gives samples of the schema and columns that those before give."""
+        self._columns, self._schema = self._columns or dict(mapper.columns), self._schema or mapper.schema
+        if mapper.schema != self._schema and dict(mapper.columns) == self._columns:  # chats and preferences
+            raise DataError(
+                f"{source.name} gives samples of {mapper.schema} and {self._sources[0].name} of {self._schema}: "
+                "convert them to targets of their own"
+            )
         if dict(mapper.columns) != self._columns:
             ours, others = _shown(mapper.columns, self._columns), _shown(self._columns, mapper.columns)
             raise DataError(

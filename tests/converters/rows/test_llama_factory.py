@@ -223,7 +223,7 @@ def test_what_is_left_out_is_said_and_columns_that_are_not_there_are_named(tmp_p
     told: list[str] = []
     convert([described(tmp_path, "mine", entry, rows)], str(tmp_path / "out"), progress=Progress(say=told.append))
     assert told == [
-        f"{tmp_path}/rows.json: messages, as dataset_info.json describes them (alpaca); reads q as prompt, a as "
+        f"{tmp_path}/rows.json: messages, as LLaMA-Factory describes them (alpaca); reads q as prompt, a as "
         "response; leaves out id"
     ]
     spec = described(tmp_path, "mine", {"columns": {"prompt": "q", "response": "b"}}, rows)
@@ -241,3 +241,107 @@ def test_rows_out_of_turn_are_left_out_and_counted_where_that_is_asked(tmp_path:
     rows = [{"m": said("H", "B")}, {"m": said("B")}, {"m": said("H", "B", "H", "B")}]
     report = convert([described(tmp_path, "mine", CHAT, rows)], str(tmp_path / "out"), num_workers=1, on_error="skip")
     assert (report.num_rows, report.num_rejected) == (2, 1)
+
+
+# Rows and YAML files of LLaMA-Factory v1: parts hold their text, path or call in `value`.
+
+
+def part(kind: str, value: str) -> Entry:
+    return {"type": kind, "value": value}
+
+
+def v1(role: str, *parts: Entry, **more: Any) -> Entry:
+    return {"role": role, "content": list(parts), **more}
+
+
+TEXT = [{"type": "text", "text": "a"}]
+ASKED = v1("user", part("text", "q"), loss_weight=0.0)
+THINKS = v1("assistant", part("reasoning", "hm"), part("tool_call", json.dumps(CALL)), part("reasoning", ", so"))
+CALLED = {"role": "assistant", "content": None, "reasoning_content": "hm, so", "tool_calls": CALLS}
+V1_ROWS: dict[str, tuple[Entry, Any]] = {
+    "messages of texts, one of which is not trained on": (
+        {"messages": [ASKED, v1("assistant", part("text", "no"), loss_weight=0.0), ASKED,
+                      v1("assistant", part("text", "a"), loss_weight=1.0)]},
+        [user([{"type": "text", "text": "q"}]), assistant([{"type": "text", "text": "no"}], learn=False),
+         user([{"type": "text", "text": "q"}]), assistant(TEXT)],
+    ),
+    "reasoning, a call, its result, and tools as JSON text": (
+        {"messages": [ASKED, THINKS, v1("tool", part("text", "2")), v1("assistant", part("text", "a"))],
+         "tools": json.dumps([TOOL])},
+        {"messages": [user([{"type": "text", "text": "q"}]), CALLED,
+                      {"role": "tool", "content": [{"type": "text", "text": "2"}]}, assistant(TEXT)],
+         "tools": [TOOL]},
+    ),
+    "preferences": (
+        {"chosen_messages": [ASKED, v1("assistant", part("text", "a"), loss_weight=1.0)],
+         "rejected_messages": [ASKED, v1("assistant", part("tool_call", json.dumps(CALL)), loss_weight=1.0)]},
+        {"prompt": [user([{"type": "text", "text": "q"}])], "chosen": [assistant(TEXT)],
+         "rejected": [assistant(None, tool_calls=CALLS)]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", V1_ROWS)
+def test_rows_of_v1_are_stored_as_openais(case: str, tmp_path: Path) -> None:
+    row, wanted = V1_ROWS[case]
+    convert([write(tmp_path / "rows.json", orjson.dumps([row]))], str(tmp_path / "out"), num_workers=1)
+    assert json.loads(PackedStreamingDataset(tmp_path / "out")[0]["messages"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (v1("user", part("tool_call", json.dumps(CALL))), "a part of type 'tool_call' must be of the assistant"),
+        (v1("assistant", part("tool_call", "{}"), tool_calls=CALLS), "in a message without tool_calls"),
+        (v1("assistant", part("tool_call", "no JSON")), "of type 'tool_call'.* holds text that is not JSON"),
+        (v1("assistant", part("tool_call", '{"arguments": {}}')), "a function call must be an object with a name"),
+        (v1("assistant", part("text", "a"), loss_weight=0.5), "loss_weight 0.5, which must be 0 or 1"),
+    ],
+)  # fmt: skip
+def test_messages_of_v1_that_cannot_be_trained_on_are_named(message: Entry, error: str, tmp_path: Path) -> None:
+    row = {"messages": [ASKED, message, ASKED, v1("assistant", part("text", "a"))]}
+    source = write(tmp_path / "rows.json", orjson.dumps([row]))
+    with pytest.raises(DataError, match=error):
+        convert([source], str(tmp_path / "out"), num_workers=1)
+
+
+def test_the_datasets_of_a_v1_yaml_file_are_read_by_their_converters(tmp_path: Path) -> None:
+    """Paths of data and media start above the file's folder, as in LLaMA-Factory's repository."""
+    write(tmp_path / "data" / "red.png", image_bytes())
+    shown = part("image_url", "data/red.png")
+    sources: dict[str, tuple[Entry, list[Entry]]] = {
+        "shown": ({}, [{"messages": [v1("user", shown, part("text", "q")), v1("assistant", part("text", "a"))]}]),
+        "asked": (
+            {"converter": "alpaca", "size": 1},
+            [{"instruction": "q", "input": "!", "output": "a", "system": "s", "history": [["not", "read"]]}] * 2,
+        ),
+        "turns": (
+            {"converter": "sharegpt", "weight": 1, "streaming": False},
+            [{"conversations": [
+                {"from": "human", "value": "<image>q"}, {"from": "function_call", "value": json.dumps(CALL)},
+                {"from": "observation", "value": "2"}, {"from": "gpt", "value": "a"},
+            ], "images": ["data/red.png"], "tools": json.dumps([TOOL])}],
+        ),
+        "pairs": (
+            {"converter": "pair", "split": "train"},
+            [{"chosen": [user("q"), assistant("a")], "rejected": [user("q"), assistant("b")], "prompt": "an id"}],
+        ),
+    }  # fmt: skip
+    for name, (_, rows) in sources.items():
+        write(tmp_path / "data" / f"{name}.json", orjson.dumps(rows))
+    entries = {name: {"path": f"data/{name}.json", "source": "local", **entry} for name, (entry, _) in sources.items()}
+    yaml = write(tmp_path / "data" / "v1.yaml", orjson.dumps(entries))
+    stored = {}
+    for name in sources:
+        convert([f"{yaml}#{name}"], str(tmp_path / name), num_workers=1)
+        stored[name] = [json.loads(sample["messages"]) for sample in PackedStreamingDataset(tmp_path / name)]
+    assert stored["asked"] == [[{"role": "system", "content": "s"}, user("q!"), assistant("a")]]
+    assert stored["pairs"] == [{"prompt": [user("q")], "chosen": [assistant("a")], "rejected": [assistant("b")]}]
+    (turns,), (chat,) = stored["turns"], stored["shown"]
+    kinds = [[each["type"] for each in messages[0]["content"]] for messages in (turns["messages"], chat)]
+    assert kinds == [["image", "text"], ["image", "text"]]
+    assert turns["messages"][1:] == [
+        assistant(None, tool_calls=CALLS), {"role": "tool", "content": "2"}, assistant("a")
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"pairs\.json gives samples of preference and .*shown\.json of messages: conv"):
+        convert([yaml], str(tmp_path / "all"), num_workers=1)

@@ -110,3 +110,62 @@ def test_a_list_names_described_datasets_and_says_nothing_of_their_rows(tmp_path
         read(path)
     with pytest.raises(LmmsStreamError, match="a list of datasets is not sliced: set num_samples of its entries"):
         read(f"{tmp_path}/dataset_info.json#a@[1:]")
+
+
+def v1_list(folder: Path, **entries: Any) -> Path:
+    return write(folder / "v1.yaml", orjson.dumps(entries))
+
+
+def test_paths_of_a_v1_yaml_file_start_from_the_working_directory_or_near_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    write(here / "data" / "rows.json", orjson.dumps(ROWS[:1]))
+    write(tmp_path / "repo" / "data" / "rows.json", orjson.dumps(ROWS[1:2]))
+    write(tmp_path / "repo" / "data" / "lists" / "rows.json", orjson.dumps(ROWS[2:]))
+    write(tmp_path / "repo" / "data" / "all" / "test.jsonl", json_lines(ROWS[3:]))
+    monkeypatch.chdir(tmp_path)
+    entries = {name: {"path": path, "source": "local"} for name, path in (("far", "data/rows.json"), ("all", "all"))}
+    path = v1_list(tmp_path / "repo" / "data", **entries)
+    assert read(path) == [*ROWS[1:2], *ROWS[3:]]
+    monkeypatch.chdir(here)
+    assert read(path) == [*ROWS[:1], *ROWS[3:]]
+    assert (
+        read(v1_list(tmp_path / "repo" / "data" / "lists", near={"path": "rows.json", "source": "local"})) == ROWS[2:]
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"source": "ms_hub"}, r"v1\.yaml#x: source 'ms_hub' is not read: download the dataset, and name its files"),
+        ({"converter": "alpacca"}, "#x: converter 'alpacca' is not known: did you mean 'alpaca'"),
+        ({"converter": "mine"}, "convert FILES --map FILE.py:FUNCTION"),
+        ({"weight": 0.5}, "#x: weight 0.5 repeats or leaves out rows by chance, which is not done here: leave it out"),
+        ({"size": 0}, "#x: size is 0: expected a number of rows, at least 1"),
+        ({"source": "local", "split": "test"}, "#x: split is 'test', and the rows of files are all of split train"),
+        ({"source": "local"}, r"nowhere\.json: no such file or folder"),
+        ({"path": ""}, "#x: path is ''"),
+        ({"pth": "a"}, "#x: unknown key 'pth': did you mean 'path'"),
+    ],
+)  # fmt: skip
+def test_entries_of_v1_that_cannot_be_read_are_refused(tmp_path: Path, entry: Any, message: str) -> None:
+    path = v1_list(tmp_path, x={"path": "nowhere.json", **entry}, y={"path": "a"})
+    with pytest.raises(LmmsStreamError, match=message):
+        read(f"{path}#x")
+
+
+def test_a_v1_dataset_without_a_source_is_one_of_the_hub_or_its_local_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write(tmp_path / "org" / "chats" / "test.jsonl", json_lines(ROWS))
+    path = v1_list(tmp_path, x={"path": "org/chats", "split": "test", "size": 2})
+    assert read(path) == ROWS[:2]
+    with pytest.raises(LmmsStreamError, match=r"v1\.yaml names no dataset 'y'"):
+        read(f"{path}#y")
+    ours = write(tmp_path / "list.yaml", b"datasets: [{path: org/chats/test.jsonl}]")
+    with pytest.raises(LmmsStreamError, match="#x: a list of sources has no names to choose from: leave out #x"):
+        read(f"{ours}#x")
