@@ -123,6 +123,27 @@ def _mistral3(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     return _class("PixtralProcessor")(images, tokenizer, patch_size=14, spatial_merge_size=2, chat_template=template)
 
 
+def _patches(name: str, **fields: Any) -> Callable[[Qwen2TokenizerFast, str], ProcessorMixin]:
+    """A processor whose image and video processors share its name and these settings."""
+
+    def make(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+        size = {"shortest_edge": 4 * 28**2, "longest_edge": 64 * 28**2}
+        images, videos = (_class(f"{name}{kind}Processor")(size=dict(size), **fields) for kind in ("Image", "Video"))
+        return _of_grids(f"{name}Processor", images, videos, tokenizer, template)
+
+    return make
+
+
+def _ernie(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    videos = _class("Ernie4_5_VLMoeVideoProcessor")(draw_on_frames=False)  # whose font is not in the package
+    return _of_grids("Ernie4_5_VLMoeProcessor", "Ernie4_5_VLMoeImageProcessor", videos, tokenizer, template)
+
+
+def _minicpm(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images, videos = (_class(f"MiniCPMV4_6{kind}Processor")(scale_resolution=112) for kind in ("Image", "Video"))
+    return _class("MiniCPMV4_6Processor")(images, videos, tokenizer, chat_template=template)
+
+
 def _paligemma(tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     images = by_torchvision("SiglipImageProcessor")(size=SQUARE)
     images.image_seq_length = 4
@@ -212,6 +233,24 @@ ANY: dict[str, Kind] = {
         },
         {"image": "]<]image[>["}, _minimax, "MiniMaxM3VLProcessor"  # videos: not of sizes other than its grids'
     ),
+    "glm4v_moe": Kind(*_OF_GLM, _of_glm("Glm4v"), "Glm4vProcessor"),
+    "glm_ocr": Kind(*_OF_GLM, _of_glm("Glm46V"), "Glm46VProcessor"),
+    "mistral4": Kind({"image_token": "[IMG]"}, {"image": "[IMG]"}, _mistral3, "PixtralProcessor"),
+    "mistral_large4": Kind({"image_token": "[IMG]"}, {"image": "[IMG]"}, _mistral3, "PixtralProcessor"),
+    "vipllava": Kind({"image_token": "<image>"}, {"image": "<image>\n"}, _llava, "LlavaProcessor"),
+    "video_llama_3": Kind(
+        {"image_token": "<image>", "video_token": "<video>"}, {"image": "<image>"}, _patches("VideoLlama3"),
+        "VideoLlama3Processor"
+    ),
+    "cohere_compass": Kind(
+        {
+            "image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>", "": "<|VISION_START|> <|VISION_END|>",
+        },
+        {
+            "image": "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
+            "video": "<|VISION_START|><|VIDEO_PAD|><|VISION_END|>",
+        }, _patches("CohereCompass", patch_size=16), "CohereCompassProcessor"
+    ),
 }  # fmt: skip
 
 
@@ -222,6 +261,19 @@ REFUSED: dict[str, Kind] = {
     "phi4_multimodal": Kind(
         {"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"}, {"image": "<|endoftext10|>"}, _phi4,
         "Phi4MultimodalProcessor"
+    ),
+    "ernie4_5_vl_moe": Kind(
+        {f"{kind}_{part}token": f"<|{kind}_{part}|>" for kind in ("image", "video") for part in ("", "start_", "end_")},
+        {kind: f"<|{kind}_start_|><|{kind}_|><|{kind}_end_|>" for kind in ("image", "video")}, _ernie,
+        "Ernie4_5_VLMoeProcessor"
+    ),
+    "minicpmv4_6": Kind(
+        {
+            "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
+            "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
+        },
+        {"image": "<|image_pad|>", "video": "<|video_pad|>"}, _minicpm, "MiniCPMV4_6Processor"
     ),
 }  # fmt: skip
 TOWER: dict[str, Any] = {
@@ -239,6 +291,15 @@ _GLM = {
         "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 14,
         "image_size": 56,
     },
+}  # fmt: skip
+_MISTRAL3 = {
+    "model_type": "mistral3", "vision_feature_layer": -1, "spatial_merge_size": 2,
+    "vision_config": {**TOWER, "model_type": "pixtral", "patch_size": 14, "image_size": 112},
+}  # fmt: skip
+_LATENT = {
+    **TEXT, "num_key_value_heads": 4, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8,
+    "first_k_dense_replace": 1,
 }  # fmt: skip
 MODELS: dict[str, Mapping[str, Any]] = {
     "pixtral": {
@@ -306,9 +367,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
         },
     },
     "mistral3": {
-        "model_type": "mistral3", "vision_feature_layer": -1, "spatial_merge_size": 2,
-        "vision_config": {**TOWER, "model_type": "pixtral", "patch_size": 14, "image_size": 112},
-        "text_config": {**TEXT, "model_type": "mistral"},
+        **_MISTRAL3, "text_config": {**TEXT, "model_type": "mistral"},
     },
     "exaone4_5": {
         "model_type": "exaone4_5",
@@ -334,6 +393,49 @@ MODELS: dict[str, Mapping[str, Any]] = {
             "num_experts_per_tok": 2, "dense_intermediate_size": 32, "shared_intermediate_size": 32,
             "mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention", "full_attention"],
         },
+    },
+    "glm4v_moe": {
+        "model_type": "glm4v_moe", "vision_config": _GLM["vision_config"],
+        "text_config": {
+            **_GLM["text_config"], "model_type": "glm4v_moe_text", "moe_intermediate_size": 32, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        },
+    },
+    "glm_ocr": {
+        "model_type": "glm_ocr", "vision_config": _GLM["vision_config"],
+        "text_config": {**_GLM["text_config"], "model_type": "glm_ocr_text"},
+    },
+    "mistral4": {**_MISTRAL3, "text_config": {**_LATENT, "model_type": "mistral4"}},
+    "mistral_large4": {
+        **_MISTRAL3, "model_type": "mistral_large4",
+        "text_config": {
+            **_LATENT, "model_type": "mistral_large4_text", "index_topk": 16, "index_head_dim": 8, "index_n_heads": 4,
+            "head_dim": 8, "layer_types": ["indexed_attention"] * 2, "no_rope_layers": [1, 1],
+            "kv_source_layers": [0, 1],
+        },
+    },
+    "vipllava": {
+        "model_type": "vipllava", "vision_config": _CLIP, "text_config": _LLAMA, "vision_feature_layers": [-1, -2],
+    },
+    "video_llama_3": {
+        "model_type": "video_llama_3", "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_config": {**TOWER, "patch_size": 14},
+    },
+    "cohere_compass": {
+        "model_type": "cohere_compass",
+        "text_config": {
+            **TEXT, "model_type": "cohere_compass_text", "sliding_window": 16, "layer_types": _NARROW,
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _NARROW},
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32,
+            "patch_size": 16, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64,
+        },
+    },
+    "minicpmv4_6": {
+        "model_type": "minicpmv4_6", "insert_layer_id": 1,
+        "vision_config": {**TOWER, "num_hidden_layers": 3, "patch_size": 14, "image_size": 112},
+        "text_config": {**TEXT, "model_type": "qwen3_5_text", "head_dim": 8, "layer_types": ["full_attention"] * 2},
     },
 }  # fmt: skip
 

@@ -29,7 +29,10 @@ from .one_by_one import check_pack, is_noise_of_keys
 OF_5 = () if IS_5 else ("lfm2_vl", "glm4v")
 NAMES = [name for name, tiny in ANY.items() if hasattr(transformers, tiny.processor) and name not in OF_5]
 
-LONG = ("gemma4", "glm46v", "exaone4_5", "kimi_k25")
+LONG = (
+    "gemma4", "glm46v", "exaone4_5", "kimi_k25", "glm4v_moe", "glm_ocr", "mistral4", "mistral_large4", "vipllava",
+    "video_llama_3", "cohere_compass",
+)  # fmt: skip
 MEDIA: dict[str, list[bytes]] = {
     "image": [picture(60, 40), picture(100, 90), picture(30, 80)],
     "video": [film(64, 48, num_frames=4), film(96, 64, num_frames=6), film(64, 64, num_frames=2)],
@@ -95,3 +98,20 @@ def test_a_model_whose_towers_are_not_found_is_refused_with_the_recipe(tmp_path:
         ConfigError, match=r"part that reads images is none of .*: write a family of your own \(docs/families\.md\)"
     ):
         PackedModel(model, family_of([processor], model.config))
+
+
+@in_long_rounds
+@pytest.mark.skipif(not hasattr(transformers, "MiniCPMV4_6Processor"), reason="of transformers 5")
+def test_a_model_that_reads_only_the_first_image_of_a_pack_is_refused(tmp_path: Path) -> None:
+    """MiniCPM-V takes pixels of all images in one row, and its own code reads only the first row."""
+    processor, model = processor_and_model("minicpmv4_6", tmp_path)
+    with pytest.raises(ConfigError, match=r"MiniCPMV4_6For.* does not run on packs .*: no setting changes that"):
+        prove_packing(PackedModel(model, family_of([processor], model.config)), device=torch.device("cpu"))
+
+
+@in_long_rounds
+@pytest.mark.skipif(not hasattr(transformers, "Ernie4_5_VLMoeProcessor"), reason="of transformers 5")
+def test_a_processor_that_marks_tokens_beside_the_media_is_refused_with_the_recipe(tmp_path: Path) -> None:
+    save_any(tmp_path, "ernie4_5_vl_moe")
+    with pytest.raises(ConfigError, match=r"moe_mm_token_type_ids is 1 for token .*: write a family of your own"):
+        MultimodalProcessor.from_pretrained(str(tmp_path))
