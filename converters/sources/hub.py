@@ -66,7 +66,7 @@ class HubSpec:
 
 
 def rows_of_split(split: str) -> tuple[str, slice]:
-    """Return the name of a split, and which of its rows are meant; the text as it is where it has no slice of numbers.
+    """Return the name of a split and the slice of its rows; a text without a slice of numbers is the name.
 
     >>> rows_of_split("train[10:20:2]")
     ('train', slice(10, 20, 2))
@@ -139,7 +139,7 @@ class HubDataset:
         return str(splits[0])
 
     def _percentage(self) -> tuple[str, slice]:
-        """Return the split that streams, and the rows that percent of it are, as `datasets` rounds them."""
+        """Return the split and the slice of rows of a percentage, rounded by `datasets`' rule."""
         import datasets
 
         base = self._split.partition("[")[0]

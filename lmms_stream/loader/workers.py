@@ -196,9 +196,9 @@ def _as_it_is(made: Any) -> Any:
 
 # Workers of a DataLoader that all run: one that its fork left stuck is killed, and all are started again.
 #
-# A fork copies locks as other threads hold them at that moment, and the child waits for ever for one whose holder it
-# does not have, before any code of ours runs. storage/retry.py makes forks wait for the threads that are known to
-# do this; nothing rules out others.
+# A fork copies the locks that other threads hold at that moment, but not these threads: the child may wait for ever for
+# such a lock, before any code of ours runs. storage/retry.py lets forks wait for threads that are known to hold locks;
+# other threads may hold some, too.
 
 WAITS_S = (10.0, 30.0, 60.0)  # seconds in which workers must begin to run: at the first start, the second, the third
 _START_POLL_S = 0.002

@@ -323,7 +323,7 @@ class EpochPlan:
 
 # Numbers of packs of an epoch's shuffle blocks. lengths + order + packing -> [this] -> counts.
 #
-# Counting packs all blocks once, so that counts are kept, and one of several processes that share them counts.
+# Counting packs every block once. So counts are cached, and one process counts for all that share the cache.
 
 CountsCache = MutableMapping[str, NDArray[np.int64]]
 Counting = Callable[[str], AbstractContextManager[object]]

@@ -156,8 +156,8 @@ class EpochOrder:
     def pieces(self, blocks_together: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The shard, canonical node and shuffle block of every part that a block has of a shard, as they are laid out.
 
-        int64[num_pieces] each, at least one for each shard that has samples. blocks_together: so many blocks that
-        follow one another count as the first of them, which leaves fewer pieces where blocks are small.
+        int64[num_pieces] each, at least one for each shard that has samples. blocks_together: number of
+        consecutive blocks that count as one, so that small blocks give fewer pieces.
         """
         bounds = np.array([self.node_bounds(node) for node in range(self.num_canonical_nodes)], np.int64)
         span = self.config.shuffle_block_size * blocks_together

@@ -192,8 +192,9 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     buffer_filter: (args, rollout_id, buffer, num_samples) -> groups, which it takes out of the buffer; pop_first
     without --buffer-filter-path.
 
-    Groups that are handed out to a holder are in flight: a state holds them as they were handed out, and what loads it
-    hands them out first. They are until `add_samples` or `put_back` puts them back, or `finish` delivers them.
+    Groups that are handed out to a holder are in flight. A state holds them in the order of delivery, and a source
+    that loads the state hands them out first. They are in flight until `add_samples` or `put_back` puts them back,
+    or `finish` delivers them.
     """
 
     has_buffer = True

@@ -376,7 +376,7 @@ def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messag
 
 
 def plain_parts(messages: Messages) -> Messages:
-    """The messages with parts that name their medium by its kind, also where they have it as OpenAI's image_url.
+    """Return messages whose parts name a medium by its kind; parts in OpenAI's form (image_url) are rewritten.
 
     DataError for a part of another type: nothing would read it.
     """

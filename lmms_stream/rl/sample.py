@@ -204,7 +204,7 @@ class Sample:
         return sample
 
     def get_reward_value(self, args: Any) -> Any:
-        """The reward, or where it is several the one that args.reward_key names."""
+        """Return the reward; of several rewards, the one named by args.reward_key."""
         key = getattr(args, "reward_key", None)
         return self.reward[key] if key and isinstance(self.reward, dict) else self.reward
 
@@ -260,7 +260,7 @@ class _Writer:
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}  # for np.savez, whose own arguments are of other types
         self._names: dict[int, str] = {}
-        self._held: list[Any] = []  # kept alive, so that no other object gets the id of one of them
+        self._held: list[Any] = []  # kept alive, so that their ids are not used again
 
     def value(self, value: Any, where: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):

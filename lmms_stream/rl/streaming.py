@@ -110,8 +110,8 @@ class StreamingDataset(BaseDataset):
     def _of_epoch(self, rows: NDArray[np.int64]) -> list[Outcome]:
         """What rows of an epoch became, that is read on from its start; where the buffer cannot help, without it.
 
-        In the order of the rows, none is met again before as many others as there are rows. In shuffled epochs of
-        twice as many rows as the buffer holds, an eighth of them are met again while they are in it.
+        Without shuffle a row comes again only after all other rows. In shuffled epochs of twice as many rows as the
+        buffer holds, an eighth of the rows come again while the buffer has them.
         """
         most_rows = self.buffer.max_size * (2 if self.is_shuffled else 1)
         return self._made(rows) if self.num_rows > most_rows else self._outcomes(rows)

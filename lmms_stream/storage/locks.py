@@ -1,4 +1,4 @@
-"""Locks between processes: the kernel's, on files, so that a process that dies holds none."""
+"""Locks between processes, on files: the kernel frees the locks of a process that dies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
                         return
                 finally:  # closing is not enough: a process that was forked meanwhile has the file open, too
                     fcntl.flock(file, fcntl.LOCK_UN)
-                continue  # its last holder removed the file, and others lock the one that is there now
+                continue  # the last holder removed this file: lock the new one
         if time.monotonic() >= deadline:
             yield None
             return

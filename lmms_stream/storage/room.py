@@ -68,7 +68,7 @@ class CacheRoom:
             time.sleep(_POLL_S)
 
     def settle(self, record_path: Path, num_bytes: int) -> None:
-        """Note that a download for which room was reserved has ended, and what it takes; 0 when it failed.
+        """Note the end of a download with reserved room. num_bytes: its size, or 0 if it failed.
 
         The caller holds its record locked.
         """
@@ -84,9 +84,9 @@ class CacheRoom:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Lock the ledger file of the first folder. Who has it is the only one that changes what this room knows.
+        """Lock the ledger file of the first folder. Only the holder of this lock changes the room.
 
-        Another ledger is locked after it, one at a time, so that nobody waits for a process that waits for this one.
+        It may lock one other ledger at a time, always after this one, so that processes cannot wait in a circle.
         """
         folder = self.folders[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -260,8 +260,8 @@ def least_cache_limit(
 # written into the folder's `.room.lock`, and whatever changes is appended; a process reads what others appended since
 # it read last. After many changes the folder is looked at again, which finds what others than ours removed or added.
 #
-# The file: a header of HEADER_BYTES that names the boot and the look, then a line for each file: `+` (its download is
-# about to begin), `=` (it is there) or `-` (it is gone), its bytes, its last use, and the name of its record. The later
+# The file: a header of HEADER_BYTES that names the boot and the look, then a line for each file: `+` (its download
+# begins), `=` (present) or `-` (removed), its bytes, the time of its last use, and the name of its record. The later
 # line counts. A process that is killed while it writes leaves no header or half a line; then the folder is looked at
 # again. A file is noted before it takes room and struck out after it has gone, so that nobody counts too little.
 
