@@ -1,7 +1,8 @@
 """A tiny model of every type that transformers has, and whether it trains on packs.
 
 `python -m tests.train.every_model causal` prints a row for each type of causal language model as JSON, `image_text` for
-each that reads images too (in packs of text), and `table` the lines of docs/families.md.
+each that reads images too (in packs of text), and `table` the lines of docs/families.md. `hybrids` prints the page's
+table of models with layers run on each sample alone: differences in float32, and CPU time.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from lmms_stream.errors import ConfigError
+from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.attention import implementations
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.model import PackedModel
@@ -27,6 +32,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..versions import IS_5
+from .one_by_one import gradients_of
+from .vision import losses_of, plain_logits
 
 KINDS = {
     "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING"),
@@ -272,6 +279,63 @@ def _lines_of_narrow() -> list[str]:
     return [title, "", "| layers have | attention in packs | models |", "|---|---|---|", *rows, ""]
 
 
+LENGTHS = (150, 97, 80, 61, 44, 40, 23, 17)  # tokens of the samples of the pack of hybrids
+
+
+def hybrids(model_types: list[str]) -> Iterator[str]:
+    """Yield the table of hybrids of docs/families.md: differences of packs from their samples, and slowdown."""
+    yield "| model | layers run by sample | kernels take bounds | loss | gradient | slowdown |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows("causal", model_types):
+        if "kept_apart" not in row or _group(row) != TRAINED[1]:
+            continue
+        model_type = row["model_type"]
+        packed, plain = PackedModel(build("causal", model_type).eval()), build("causal", model_type).eval()
+        prove_packing(packed, device=torch.device("cpu"))
+        assert packed.by_sample is not None
+        loss, gradient, slowdown = _measured(packed, plain)
+        kernels = "yes" if _kernels_take_bounds(model_type) else "no"
+        names = ", ".join(f"`{each}`" for each in packed.by_sample.names)
+        yield f"| `{model_type}` | {names} | {kernels} | {loss:.0e} | {gradient:.0e} | {slowdown:.1f} |"
+
+
+def _kernels_take_bounds(model_type: str) -> bool:
+    """Return whether a model passes the proof with only the bounds, by the stand-ins of kernels_job."""
+    command = [sys.executable, "-m", "tests.train.kernels_job", model_type]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode == 0 and "given the bounds" in json.loads(done.stdout)[model_type]["kept_apart"]
+
+
+def _measured(packed: PackedModel, plain: Any) -> tuple[float, float, float]:
+    """Return the largest differences of loss and gradients, and the time of a pack over that of one long sample.
+
+    A gradient is compared with its norm, of 0.1 or more. The times are medians of CPU seconds of three rounds.
+    """
+    rng = np.random.default_rng(0)
+    samples: Any = [{"input_ids": ids, "labels": ids} for ids in (rng.integers(5, 200, each) for each in LENGTHS)]
+    ids = np.concatenate([each["input_ids"] for each in samples])
+    batch, one = collate(samples, range(len(samples))), collate([{"input_ids": ids, "labels": ids}], [0])
+    alone = torch.stack([losses_of(plain_logits(plain, each, family=None), each) for each in samples]).sum()
+    alone.backward()
+
+    def run(of: Any) -> float:
+        packed.model.zero_grad()
+        begun = time.process_time()
+        loss = packed(of).tokens.sum()
+        loss.backward()
+        times[of is batch].append(time.process_time() - begun)
+        return float(loss.detach())
+
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(4):
+        run(one)
+        loss = run(batch)
+    found, expected = gradients_of(packed.model), gradients_of(plain)
+    gradient = max(float((found[name] - each).norm() / max(float(each.norm()), 0.1)) for name, each in expected.items())
+    apart, mixed = (statistics.median(times[each][1:]) for each in (True, False))
+    return abs(loss / float(alone.detach()) - 1), gradient, apart / mixed
+
+
 def _group(row: Mapping[str, Any]) -> str:
     if "unbuilt" in row:
         return "not tried: no small model can be made of its default config"
@@ -284,14 +348,19 @@ def _group(row: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=[*KINDS, "table"])
+    parser.add_argument("kind", choices=[*KINDS, "table", "hybrids"])
     parser.add_argument("model_types", nargs="*")
     options = parser.parse_args()
     if options.kind == "table":
         sys.stdout.write(table())
         return
-    for row in rows(options.kind, options.model_types):
-        sys.stdout.write(json.dumps(row) + "\n")
+    if options.kind == "hybrids":
+        torch.set_num_threads(1)
+        found: Iterator[str] = hybrids(options.model_types)
+    else:
+        found = map(json.dumps, rows(options.kind, options.model_types))
+    for line in found:
+        sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
 

@@ -97,7 +97,7 @@ def main() -> None:
     from .every_model import build  # which imports the models, and they their kernels
 
     made = {}
-    for model_type in ("qwen3_next", "bamba", "mamba"):
+    for model_type in sys.argv[1:] or ("qwen3_next", "bamba", "mamba"):
         model = PackedModel(build("causal", model_type))
         prove_packing(model, device=torch.device("cpu"))
         given.clear()
