@@ -160,7 +160,7 @@ def compare(
 
 def write_rows(folder: Path, counts: dict[Path, int]) -> Path:
     """Files of so many chats each; the tokenizer's folder."""
-    from lmms_stream.demo.corpus import build_corpus, train_tokenizer
+    from lmms_stream.tools.demo.corpus import build_corpus, train_tokenizer
 
     corpus = build_corpus(folder / "corpus")
     lines = corpus.functions.read_bytes().splitlines(keepends=True)

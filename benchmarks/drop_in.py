@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lmms_stream.demo.endpoint import BUCKET, s3_endpoint
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.endpoint import BUCKET, s3_endpoint
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict
 
 WITHIN = 1.05

@@ -97,9 +97,9 @@ def trained(folder: Path, data: Data, *, task: Any, model: Any, seed: int, **set
 def generate(folder: Path, data: Data, vae: Path, *, seed: int, steps: int) -> NDArray[np.uint8]:
     """Samples of a model that is trained, the labels in turn: uint8[SAMPLES, SIZE, SIZE, 3]."""
     from diffusers import DiTTransformer2DModel
+    from lmms_stream.plugins.tasks.flow_matching import FlowMatching
+    from lmms_stream.plugins.tasks.sampling import sample_images
     from lmms_stream.train.model.build import ModelConfig
-    from lmms_stream.train.tasks.flow_matching import FlowMatching
-    from lmms_stream.train.tasks.sampling import sample_images
 
     model = ModelConfig(config=DIT, seed=seed)
     made = trained(
@@ -115,7 +115,7 @@ def generate(folder: Path, data: Data, vae: Path, *, seed: int, steps: int) -> N
 
 def reconstruct(folder: Path, data: Data, *, steps: int) -> torch.Tensor:
     """The held-out images as the trained decoder makes them again."""
-    from lmms_stream.train.tasks.reconstruction import Reconstruction
+    from lmms_stream.plugins.tasks.reconstruction import Reconstruction
     from safetensors.torch import load_file
     from transformers import SiglipVisionConfig, SiglipVisionModel
 

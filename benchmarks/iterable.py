@@ -42,7 +42,7 @@ IMPORTED = ("lmms_stream.datasets.iterable", "lmms_stream.processors.chat", "dat
 
 def prepare(folder: Path, num_rows: int) -> tuple[Path, Path]:
     """A file of chats about Python's functions, over and over, and a tokenizer of them."""
-    from lmms_stream.demo.corpus import build_corpus, train_tokenizer
+    from lmms_stream.tools.demo.corpus import build_corpus, train_tokenizer
 
     corpus = build_corpus(folder / "corpus", library=Path(sysconfig.get_paths()["stdlib"]) / "asyncio")
     tokenizer = train_tokenizer(corpus.texts, folder / "tokenizer")

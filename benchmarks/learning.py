@@ -41,8 +41,8 @@ MODEL = {
 def write_dataset(folder: Path) -> tuple[Path, Path, int]:
     """Tokenized datasets train and validation, the tokenizer, and its vocabulary."""
     from lmms_stream.converters.convert import convert
-    from lmms_stream.demo.corpus import VOCABULARY, build_corpus, train_tokenizer
     from lmms_stream.processors.chat import ChatProcessor
+    from lmms_stream.tools.demo.corpus import VOCABULARY, build_corpus, train_tokenizer
 
     corpus = build_corpus(folder / "corpus")
     processor = ChatProcessor.from_pretrained(str(train_tokenizer(corpus.texts, folder / "tokenizer")))
@@ -92,7 +92,7 @@ def write_config(path: Path, train: Path, validation: Path, vocabulary: int, *, 
 
 def curve(config: Path) -> list[tuple[int, float]]:
     """Tokens seen and loss on the held-out chats of a run."""
-    from lmms_stream.demo.jobs import run_job
+    from lmms_stream.tools.demo.jobs import run_job
     from lmms_stream.train.report.train_log import read_log
 
     output = config.with_suffix("")

@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 from data import link_tokens, write_tokens
-from lmms_stream.ledger.opening import RunHistory
-from lmms_stream.ledger.run import Ledger
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.tools.ledger.opening import RunHistory
+from lmms_stream.tools.ledger.run import Ledger
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict
 
 MAX_STEP_S, MAX_SAMPLE_S = 1.0, 2.0

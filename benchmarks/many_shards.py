@@ -35,7 +35,7 @@ import numpy as np
 import psutil
 from data import link_tokens, write_tokens
 from lmms_stream.mds.index import parse_index
-from lmms_stream.simulate import Cluster, Simulation, simulate
+from lmms_stream.tools.simulate import Cluster, Simulation, simulate
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, status_bytes, verdict
 from resume import IMPORTED, SAMPLE_TOKENS, SHARES, Resume, Setting, first_run, in_turns, open_dataset, resume
 

@@ -15,9 +15,9 @@ import numpy as np
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
-from lmms_stream.simulate.cluster import Cluster
-from lmms_stream.simulate.run import Steps, simulate_sources
-from lmms_stream.simulate.sources import Shards, Sources
+from lmms_stream.tools.simulate.cluster import Cluster
+from lmms_stream.tools.simulate.run import Steps, simulate_sources
+from lmms_stream.tools.simulate.sources import Shards, Sources
 from measure import print_table, verdict
 
 NODES, GPUS = 64, 8

@@ -46,13 +46,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from data import link_tokens, sample_lengths, write_tokens
-from lmms_stream.demo.endpoint import BUCKET, s3_endpoint
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.endpoint import BUCKET, s3_endpoint
 from lmms_stream.types import World
 from measure import in_fresh_process, print_table, verdict
 

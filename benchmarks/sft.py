@@ -34,7 +34,7 @@ SIZES = {
 
 def prepare(folder: Path) -> tuple[str, str]:
     """A model's folder with its tokenizer, and chats."""
-    from lmms_stream.demo.corpus import build_corpus, train_tokenizer
+    from lmms_stream.tools.demo.corpus import build_corpus, train_tokenizer
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     corpus = build_corpus(folder / "corpus", library=Path(sysconfig.get_paths()["stdlib"]) / "asyncio")

@@ -115,7 +115,7 @@ def model_fields(audio_token_id: int) -> dict[str, Any]:
 
 def train(folder: Path, data: Path, processor: Path, *, audio_token_id: int, steps: int, seed: int) -> Path:
     """The folder of the exported model."""
-    from lmms_stream.demo.jobs import run_job
+    from lmms_stream.tools.demo.jobs import run_job
 
     settings = {
         "dataset": {

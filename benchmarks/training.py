@@ -192,10 +192,10 @@ def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     """The share of its time that a trainer with one worker waits for the demo's chats, and seconds a step."""
     import torch
     from lmms_stream.converters.convert import convert
-    from lmms_stream.demo.corpus import build_corpus, train_tokenizer
     from lmms_stream.mds.packed import PackedStreamingDataset
     from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.chat import ChatProcessor
+    from lmms_stream.tools.demo.corpus import build_corpus, train_tokenizer
     from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.run.settings import TrainConfig
     from lmms_stream.train.trainer import FSDP2SFTTrainer

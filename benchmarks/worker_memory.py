@@ -23,7 +23,7 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.simulate import Cluster, simulate
+from lmms_stream.tools.simulate import Cluster, simulate
 from measure import MIB, in_fresh_process, print_table, status_bytes, verdict
 
 MAX_DIFFERENCE = 0.25

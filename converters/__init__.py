@@ -2,7 +2,8 @@
 
 options     the settings of a conversion, checked
 columns     the schema and columns of stored rows
-asked       the identity of a conversion: everything its output depends on; whether stored samples can be copied
+asked       the identity of a conversion: everything its output depends on; whether stored samples can be copied;
+            entries of a dataset_info.json -> a dataset for each kind of rows
 convert     the conversion: read sources, map rows, encode samples, write shards
 dropping    a drop list -> rows of the sources to leave out
 part        one part of a conversion that several machines share
@@ -10,7 +11,6 @@ append      add new sources to an existing dataset
 repeats     rows that a dataset has already
 dry_run     what a conversion would make of the first rows, without writing
 report      progress and result
-described   entries of a dataset_info.json -> a dataset for each kind of rows
 weighted    a list whose entries have weights -> a dataset for each, and the weights of a run
 sources/    what the user names -> units of rows
 rows/       row -> sample

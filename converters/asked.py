@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, StorageError
 from ..processors.base import processor_fingerprint
 from ..storage.storage import Storage
 from ..version import VERSION
@@ -16,8 +19,10 @@ from .rows.kinds import KINDS
 from .rows.mapper import ROWS_VERSION
 from .rows.options import SchemaOptions
 from .rows.user_functions import code_of
+from .sources.dataset_info import ALL, dataset_info_specs, is_dataset_info
 from .sources.detect import FORMATS
 from .sources.mds import StoredSource
+from .sources.specs import Spec, parse_spec
 from .sources.units import CUT_VERSION, Source
 from .writing.carried import carried_fingerprints
 from .writing.dropped_rows import DroppedRows
@@ -106,3 +111,37 @@ def measures(options: ConvertOptions, carried: Sequence[str]) -> bool:
     if options.processor is None or options.shortest is not None or options.longest is not None:
         return True
     return processor_fingerprint(options.processor) not in carried
+
+
+# All datasets of LLaMA-Factory's dataset_info.json -> those that can be read, by the kind of their rows.
+#
+# A stored dataset has rows of one schema, so that conversations, pairs, judged answers and texts become datasets of
+# their own.
+
+logger = logging.getLogger("lmms_stream")
+Opens = Callable[[Spec], object]  # raises what is wrong with a dataset
+
+
+def described_kinds(sources: object, *, opens: Opens) -> Mapping[str, Sequence[Spec]]:
+    """The datasets of dataset_info.json#*, if that is the only source, by the kind of their rows; {} otherwise.
+
+    Those of hubs that cannot be read are left out, and a warning names each. DataError where none is left.
+    """
+    named = [sources] if isinstance(sources, str | Path) else sources
+    if not isinstance(named, Sequence) or len(named) != 1 or not isinstance(named[0], str | Path):
+        return {}
+    spec = parse_spec(str(named[0]))
+    if spec.key != ALL or not is_dataset_info(Path(spec.path)):
+        return {}
+    found: dict[str, list[Spec]] = {}
+    for each in dataset_info_specs(Path(spec.path), ALL, refused=partial(logger.warning, "left out: %s")):
+        if each.is_hub:
+            try:
+                opens(each)
+            except (DataError, StorageError, ConfigError) as error:
+                logger.warning("left out: %s: %s", each.text, " ".join(str(error).split()))
+                continue
+        found.setdefault(str(each.settings.rows["kind"]), []).append(each)
+    if not found:
+        raise DataError(f"{spec.text}: none of its datasets can be read: download them, and name files by file_name")
+    return found

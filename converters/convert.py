@@ -20,9 +20,17 @@ from ..processors.base import cut_media
 from ..processors.not_shown import added
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
-from .asked import asked_of, carried_over, check_code, check_targets, check_unchanged, described, measures
+from .asked import (
+    asked_of,
+    carried_over,
+    check_code,
+    check_targets,
+    check_unchanged,
+    described,
+    described_kinds,
+    measures,
+)
 from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
-from .described import described_kinds
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions, changed

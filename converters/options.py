@@ -15,7 +15,7 @@ from ..processors.not_shown import OnDropped
 from ..processors.text import TokensProcessor
 from ..storage.sizes import parse_bytes
 from .rows.options import SchemaOptions
-from .sources.delimited import delimited
+from .sources.csv import delimited
 from .sources.table import Delimited
 from .sources.units import UNIT_BYTES
 from .writing.encoded_units import OnError

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from lmms_stream.demo.corpus import build_corpus, train_tokenizer
+from lmms_stream.tools.demo.corpus import build_corpus, train_tokenizer
 
 folder = Path(sys.argv[1])
 corpus = build_corpus(folder, library=Path(sysconfig.get_paths()["stdlib"]) / "asyncio")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from lmms_stream.demo.corpus import train_tokenizer
 from lmms_stream.rl import RolloutDataSourceWithBuffer, RolloutManager, Sample, add_data_arguments
+from lmms_stream.tools.demo.corpus import train_tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 TOKENS_AT_ONCE, MAX_TOKENS = 6, 18  # of a response: before it goes back, and in all

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .lazy import lazy_names
+from .lazy import keep_names, lazy_names
 from .version import VERSION
 
 __version__ = VERSION
@@ -114,6 +114,20 @@ _HOME = {
 }
 
 __all__ = ["__version__", *_HOME]
+
+# Former names of modules, which programs and pages use.
+_TASKS = (
+    "bagel", "bagel_model", "dft", "dpo", "flow_matching", "images", "kto", "masked_diffusion", "reconstruction",
+    "sampling",
+)  # fmt: skip
+keep_names(
+    __name__,
+    {
+        **{name: f"doors.{name}" for name in ("lmms_engine", "relax", "trl")},
+        **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
+        **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
+    },
+)
 
 _OF_MOSAICML = {"PackedStreamingDataset", "Stream", "StreamingDataLoader", "StreamingDataset"}
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 
@@ -24,3 +28,52 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return sorted(sys.modules[package].__all__)
 
     return get, names
+
+
+# Packages of doors, tools and plugins by the names that they had, and that programs and pages use.
+
+
+class _Alias(Loader):
+    """Loads a module under another name: as the same module, which is imported once."""
+
+    def __init__(self, name: str, spec: ModuleSpec) -> None:
+        self._name = name
+        self._spec = spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return importlib.import_module(self._spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+        sys.modules[self._name] = module
+
+    def get_code(self, name: str) -> Any:
+        """For `python -m`, which runs the module by the name that it has now."""
+        return self._spec.loader.get_code(self._spec.name)  # type: ignore[union-attr]
+
+
+class _Aliases(MetaPathFinder):
+    """Finds modules by their former names."""
+
+    def __init__(self, package: str, names: Mapping[str, str]) -> None:
+        """names: former name -> name, below the package."""
+        self._package = f"{package}."
+        self._names = {f"{package}.{name}": f"{package}.{now}" for name, now in names.items()}
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        head = fullname if fullname.startswith(self._package) else ""
+        while head and head not in self._names:
+            head = head.rpartition(".")[0]
+        if not head:
+            return None
+        spec = find_spec(self._names[head] + fullname[len(head) :])
+        if spec is None:
+            return None
+        found = ModuleSpec(spec.name, _Alias(fullname, spec), origin=spec.origin)
+        found.submodule_search_locations = spec.submodule_search_locations
+        return found
+
+
+def keep_names(package: str, names: Mapping[str, str]) -> None:
+    """Let modules be imported by former names as well. names: former name -> name, below the package."""
+    sys.meta_path.insert(0, _Aliases(package, names))

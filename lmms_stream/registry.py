@@ -45,7 +45,8 @@ class Registry(Mapping[str, Part]):
         return name in self.ours or name in self.others
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.ours, *self.others])
+        yield from self.ours
+        yield from self.others  # looked for only by those who have seen all of ours
 
     def __len__(self) -> int:
         return len(self.ours) + len(self.others)

@@ -15,7 +15,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.media.patches import to_patches
 from lmms_stream.processors.media.resize import resize
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.simulate import Cluster, simulate
+from lmms_stream.tools.simulate import Cluster, simulate
 
 from .conftest import write_tokens
 

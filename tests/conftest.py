@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.demo.corpus import Corpus, build_corpus, train_tokenizer
-from lmms_stream.demo.endpoint import s3_endpoint
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.tools.demo.corpus import Corpus, build_corpus, train_tokenizer
+from lmms_stream.tools.demo.endpoint import s3_endpoint
 from numpy.typing import NDArray
 from streaming import MDSWriter
 

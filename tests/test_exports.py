@@ -40,3 +40,48 @@ def test_public_classes_and_functions_have_docstrings() -> None:
 def test_a_public_name_is_the_first_thing_that_can_be_imported(name: str) -> None:
     script = f"from lmms_stream import {name}; assert {name}.__name__ == {name!r}"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+FORMER = {
+    "lmms_engine.launch.cli": "doors.lmms_engine.launch.cli",
+    "relax.utils.data.data": "doors.relax.utils.data.data",
+    "trl": "doors.trl",
+    "simulate": "tools.simulate",
+    "simulate.cluster": "tools.simulate.cluster",
+    "ledger.run": "tools.ledger.run",
+    "watch.source": "tools.watch.source",
+    "demo.corpus": "tools.demo.corpus",
+    "train.tasks.dft": "plugins.tasks.dft",
+    "train.tasks.flow_matching": "plugins.tasks.flow_matching",
+}
+
+
+@pytest.mark.parametrize("former_first", [True, False])
+def test_a_module_under_its_former_name_is_the_same_module(former_first: bool) -> None:
+    script = f"""
+import importlib, pickle, sys
+for pair in {list(FORMER.items())}:
+    first, second = pair if {former_first} else reversed(pair)
+    first = importlib.import_module("lmms_stream." + first)
+    assert importlib.import_module("lmms_stream." + second) is first, pair
+    assert first.__name__ == first.__spec__.name == "lmms_stream." + pair[1], pair
+import lmms_stream.simulate
+from lmms_stream.simulate import Cluster
+assert lmms_stream.simulate.Cluster is Cluster is pickle.loads(pickle.dumps(Cluster))
+homes = [module for name, module in sys.modules.items() if name.endswith("simulate.cluster")]
+assert all(home is homes[0] for home in homes)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_a_module_runs_under_its_former_name() -> None:
+    command = [sys.executable, "-m", "lmms_stream.lmms_engine.launch.cli", "config_yaml=absent.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "absent.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_absent_module_below_a_former_name_is_absent() -> None:
+    script = "import lmms_stream.simulate.absent"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert "No module named 'lmms_stream.simulate.absent'" in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lmms_stream.demo.corpus import Corpus
+from lmms_stream.tools.demo.corpus import Corpus
 
 from .arrows import ROOT
 from .minimal import make

@@ -70,7 +70,7 @@ class OpenEngine(Protocol):
 
 
 ENGINES = Registry[OpenEngine](
-    "engines", {"processes": open_processes, "ray": "converters.engines.ray_cluster:open_engine"}
+    "engines", {"processes": open_processes, "ray": "plugins.engines.ray_cluster:open_engine"}
 )
 
 

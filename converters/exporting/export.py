@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError
 from ...mds.index import ShardInfo
-from ...mds.listing import read_if_there
+from ...mds.listed_samples import read_if_there
 from ...mds.shard import fetch_shard, open_shard
 from ...storage.cache import LocalCache
 from ...storage.failures import disk_errors

@@ -12,7 +12,6 @@ files           files of rows, here or in a store, as streams of plain bytes
 table           parts that all formats share: places of rows, random access, sources fetched when their turn comes
 hive            folders named lang=en -> a column of the rows below them
 units           pieces of a source that one process reads
-delimited       settings of CSV and TSV
-jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub, mds    a format each
+jsonl, json_array, csv (and its settings), arrow, webdataset, folders, saved_datasets, hub, mds    a format each
 arrow_values    values of Arrow columns, by type and feature
 """

@@ -36,14 +36,14 @@ def named_format(name: str) -> tuple[str | None, str | None]:
 
 
 def _format_of_others(extension: str) -> str | None:
-    return next((name for name in FORMATS.others if extension and extension in FORMATS[name].extensions), None)
+    return next((name for name in (FORMATS.others if extension else ()) if extension in FORMATS[name].extensions), None)
 
 
-def check_format(name: str | None, where: str = "") -> None:
-    """DataError for a format of files that is not known. where: that names it."""
+def check_format(name: str | None, what: str | None = None) -> None:
+    """DataError for a format of files that is not known. what: is wrong, for people."""
     formats = (*FORMATS, "text", "images", "hf_dataset", "yaml")
     if name is not None and name not in formats:
-        raise DataError(f"{where or 'unknown format '}{name!r}: expected one of {', '.join(formats)}")
+        raise DataError(f"{what or f'unknown format {name!r}'}: expected one of {', '.join(formats)}")
 
 
 def reads_ranges(format: str | None, delimited: Delimited) -> bool:
@@ -146,7 +146,7 @@ def _fits(told: str, found: str, head: bytes) -> bool:
         return found in ("jsonl", "object", "text") or (found == "json" and head.startswith(b"{"))
     if told in ("csv", "tsv"):
         return found == "text"
-    return told in FORMATS.others or found == told or (told == "json" and found == "object")
+    return found == told or (told == "json" and found == "object") or told in FORMATS.others
 
 
 # The formats of files: how each is read, named and brought here.

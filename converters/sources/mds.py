@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...mds.index import INDEX_NAME, ShardInfo
-from ...mds.listing import read_listing
+from ...mds.listed_samples import read_listing
 from ...mds.shard import Shard, fetch_shard
 from ...processors.media.facts import FACT_TYPES, SOUND_OF_VIDEO
 from ...processors.media.intervals import INTERVAL_KEYS

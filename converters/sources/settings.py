@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ConfigError, DataError, did_you_mean
-from .delimited import delimited_of_entry
+from .csv import delimited_of_entry
 from .table import Delimited
 
 # As LLaMA-Factory calls them: keys of a message, and what its speakers are called.

@@ -212,7 +212,7 @@ class Opener:
                     f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "
                     "alone to lmms-stream convert, which writes them anew, or leave the weights out"
                 )
-            check_format(entry.format, f"{spec.path}: data_type of {entry.text}: ")
+            check_format(entry.format, f"{spec.path}: data_type {entry.format!r} of {entry.text}")
             self.open(entry)
 
     def _open_described(self, spec: Spec) -> None:

@@ -19,7 +19,7 @@ from ...mds.lengths import (
     parse_description,
     patches_name,
 )
-from ...mds.listing import no_dataset, read_if_there, read_listing
+from ...mds.listed_samples import no_dataset, read_if_there, read_listing
 from ...mds.shard import fetch_shard, open_shard
 from ...processors import ProcessorChoice
 from ...processors.base import Processor, processor_fingerprint

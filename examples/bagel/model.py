@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 import torch
+from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockOutput
 from lmms_stream.train.model.block_attention import BlockLayout, attend
-from lmms_stream.train.tasks.bagel_model import BlockInputs, BlockOutput
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -115,7 +115,7 @@ class VisionEncoder(nn.Module):
 
 
 class BagelModel(PreTrainedModel):
-    """See BlockModel of lmms_stream.train.tasks.bagel_model for its inputs and outputs."""
+    """See BlockModel of lmms_stream.plugins.tasks.bagel_model for its inputs and outputs."""
 
     config_class = BagelConfig
     _no_split_modules: Any = ("MixedLayer",)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -25,14 +23,9 @@ from rich.text import Text
 from ..converters.stored.inspect.visible import visible
 from ..storage.sizes import shown_bytes
 
-if TYPE_CHECKING:
-    from .plan_report import EpochReport, KindsReport, StepsReport
-    from .trained_report import TrainedReport
-
 console = Console()
 BAR_WIDTH = 40  # columns, where there is room
 _WHOLE = Column(no_wrap=True)  # of a bar: it is the bar that gives way in a narrow terminal
-COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
 
 _LABELS = {
     "num_bytes": "size",
@@ -123,8 +116,8 @@ def print_record(
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if field.name not in left_out and (value is None or isinstance(value, int | float | str)):
-            label = (labels or {}).get(field.name, _label(field.name))
-            table.add_row(label, Text(visible(_format(field.name, value))))
+            label = (labels or {}).get(field.name, label_of(field.name))
+            table.add_row(label, Text(visible(shown_value(field.name, value))))
     print_table(title, table)
 
 
@@ -146,59 +139,6 @@ def print_found(text: str) -> None:
     console.print(shown, soft_wrap=True)
 
 
-def print_plan(
-    epochs: Sequence[EpochReport],
-    steps: StepsReport,
-    comparison: Sequence[EpochReport],
-    kinds: Sequence[KindsReport] = (),
-    trained: Sequence[TrainedReport] = (),
-    *,
-    as_json: bool,
-) -> None:
-    """What `lmms-stream plan` found, as tables or as one JSON object."""
-    if as_json:
-        tables: dict[str, Sequence[Any]] = {
-            "epochs": epochs,
-            "comparison": comparison,
-            "kinds": kinds,
-            "trained": trained,
-        }
-        records = {name: [dataclasses.asdict(record) for record in table] for name, table in tables.items()}
-        sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
-        return
-    of_media = () if kinds else ("num_overlong_media", "tower_imbalance", "tower_imbalance_in_order")
-    if all(report.num_beyond_positions is None for report in epochs):
-        of_media = (*of_media, "num_beyond_positions")
-    print_records("epochs", [(report.source, report) for report in epochs], left_out=of_media)
-    if kinds:
-        print_records("text and media", [(report.source, report) for report in kinds])
-    print_record("steps", steps, left_out=of_media, labels={"num_seen": "steps looked at"})
-    if comparison:
-        table = Table("", *map(_label, COMPARED_FIELDS))
-        for record in comparison:
-            table.add_row(record.source, *(_format(name, getattr(record, name)) for name in COMPARED_FIELDS))
-        print_table("strategies, epoch 0", table)
-    _print_trained(trained)
-
-
-def _print_trained(trained: Sequence[TrainedReport]) -> None:
-    """The sources whose trained tokens are known as a table; a line for each other one, and for each without any."""
-    known = [(report.source, report) for report in trained if report.unknown is None]
-    if known:
-        print_records("trained on", known, left_out=["unknown"])
-    for report in trained:
-        line = ""
-        if report.unknown is not None:
-            line = f"the share of trained tokens of {report.source} is not known: {report.unknown}"
-        elif report.num_without == report.num_looked_at - report.num_refused:
-            line = (
-                f"nothing is trained on in any of the {report.num_looked_at:,} samples of {report.source} that were "
-                "looked at: correct what is trained on, or leave the source out"
-            )
-        if line:
-            console.print(Text(visible(line), style="yellow"))
-
-
 def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:
     """Dataclasses, each with its name: one column a record, so that long names and many fields both fit.
 
@@ -207,8 +147,8 @@ def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: S
     table = Table("", *(Column(Text(visible(name))) for name, _ in records))
     for field in dataclasses.fields(records[0][1]):
         if field.name not in ("source", *left_out):
-            values = (_format(field.name, getattr(record, field.name)) for _, record in records)
-            table.add_row(_label(field.name), *values)
+            values = (shown_value(field.name, getattr(record, field.name)) for _, record in records)
+            table.add_row(label_of(field.name), *values)
     print_table(title, table)
 
 
@@ -229,11 +169,11 @@ def _amount(value: float, unit: str) -> str:
     return shown_bytes(value) if unit == "bytes" else f"{value:,.0f} {unit}"
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
     return _LABELS.get(name, name.replace("_", " ").removeprefix("num "))
 
 
-def _format(name: str, value: int | float | str | None) -> str:
+def shown_value(name: str, value: int | float | str | None) -> str:
     if value is None:
         return "no end" if name == "num_steps" else "-"
     if isinstance(value, str):

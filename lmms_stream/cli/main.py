@@ -34,14 +34,14 @@ COMMANDS = Registry["AddCommands"](
         for module, names in {
             "cli.convert": ("convert",),
             "cli.datasets": ("index", "verify", "inspect", "merge"),
-            "cli.plan": ("plan",),
+            "tools.plan.command": ("plan",),
             "cli.runs": ("train", "plot", "export"),
-            "cli.watch": ("watch",),
-            "cli.profile": ("profile",),
-            "cli.ledger": ("ledger",),
+            "tools.watch.command": ("watch",),
+            "tools.profile.command": ("profile",),
+            "tools.ledger.command": ("ledger",),
             "cli.unload": ("unload",),
-            "cli.simulate": ("simulate",),
-            "demo.command": ("demo",),
+            "tools.simulate.command": ("simulate",),
+            "tools.demo.command": ("demo",),
         }.items()
         for name in names
     },

@@ -1,4 +1,9 @@
-"""Our classes as those of other packages, which are imported here and nowhere else.
+"""Other projects' programs over the core: their names, files and arguments, each in a folder.
 
-mosaicml     of MosaicML Streaming's types, for programs that ask with isinstance: Composer, llm-foundry
+lmms_engine  LMMS Engine's modules, datasets and launcher
+relax        Relax's modules, datasets and data sources
+trl          TRL's names, with its trainers replaced
+mosaicml     our classes as those of MosaicML Streaming, for programs that ask with isinstance
+
+The core imports none of them.
 """

@@ -8,8 +8,7 @@ stored_index    the index of a stored dataset, in memory or from a table
 shard       one shard, memory-mapped; shards as files of this node
 lengths     the lengths index
 provenance      source row of each sample
-listing     small files that describe a dataset
-listed_samples  lines of a list of samples, as in drop lists
+listed_samples  small files that describe a dataset; lines of a list of samples, as in drop lists
 measuring       shards -> lengths of their samples, in many processes; where a lengths index is kept
 reader      samples by number, from shards fetched on demand
 streams     one stored dataset: index, lengths index, cache folder; filled_folder: a folder filled from a remote dataset

@@ -17,7 +17,7 @@ from ..storage.locks import locked, unused
 from ..storage.storage import Storage
 from ..types import StoredObject
 from .index import DATASET_NAME, INDEX_NAME, parse_index
-from .listing import no_dataset
+from .listed_samples import no_dataset
 from .shard_list import ListedShards, ShardList
 from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
 

@@ -1,7 +1,7 @@
 """One call in an interpreter of its own, which may start processes in turn. call -> its result, or its error.
 
-Spawned processes import the script that started them, and begin it again where it does not guard its main part. This
-interpreter imports what the call names and nothing else, so any script, notebook or worker may ask for it.
+A spawned process imports the script of its parent, and runs it again if its main part has no guard. This interpreter
+imports only what the call names, so any script, notebook or worker may use it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.processes impor
 
 
 def call_alone(call: Callable[[Callable[[int], None]], Any], *, on_progress: Callable[[int], None]) -> Any:
-    """What `call` returns; raises what it raises, and WorkerError when its process dies.
+    """Return the result of `call`, or raise its error; WorkerError when its process dies.
 
-    call: pickled, with all that it holds, and given what it may tell its progress to. Its process ends with this one.
+    call: is pickled with all its values, and takes a function for its progress. Its process ends with this one.
     """
     ours, theirs = Pipe()
     program = _PROGRAM.format(path=sys.path, pipe=theirs.fileno())

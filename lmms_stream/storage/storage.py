@@ -54,10 +54,10 @@ STORES = Registry[OpenStore](
     "stores",
     {
         "s3": "storage.s3:S3Storage",
-        "gs": "storage.gcs:open_google",
-        "azure": "storage.azure:AzureStorage",
-        "hf": "storage.hub:HubStorage",
-        **dict.fromkeys(("azure-dl", "oci", "sftp", "dbfs", "alipan"), "storage.clouds:CloudStorage"),
+        "gs": "plugins.stores.gcs:open_google",
+        "azure": "plugins.stores.azure:AzureStorage",
+        "hf": "plugins.stores.hub:HubStorage",
+        **dict.fromkeys(("azure-dl", "oci", "sftp", "dbfs", "alipan"), "plugins.stores.clouds:CloudStorage"),
     },
 )  # by the scheme of their URLs
 

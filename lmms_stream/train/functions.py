@@ -16,8 +16,7 @@ from .habits.given import Given, Resolved
 from .model.build import ModelConfig
 from .run.distributed import init_distributed
 from .run.settings import TrainConfig
-from .tasks.causal import CausalLanguageModelling
-from .tasks.function import FunctionTask
+from .tasks.causal import CausalLanguageModelling, FunctionTask
 from .tasks.registry import CAUSAL, build_task, check_objective, objective_of
 from .tasks.task import Task
 

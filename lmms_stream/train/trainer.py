@@ -39,7 +39,7 @@ from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, Packed, TrainConfig
 from .standing import Finish, finish, model_to_fill, model_to_share, resume, resume_choice, trainer_state
-from .tasks.function import losses_of_function
+from .tasks.causal import losses_of_function
 from .tasks.task import LossSum, Task
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from lmms_stream.cli.convert import one_value_an_option
 from lmms_stream.cli.main import build_parser
 from lmms_stream.converters.rows.kinds import KINDS, column_roles
 from lmms_stream.converters.rows.speakers import ROLES
-from lmms_stream.demo.corpus import Corpus
+from lmms_stream.tools.demo.corpus import Corpus
 from lmms_stream.train.__main__ import main as train
 
 from ..conftest import run_cli

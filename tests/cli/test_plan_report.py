@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lmms_stream.cli.plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.assign import assign, count_spilled
@@ -15,6 +14,7 @@ from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.tools.plan.report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
 from lmms_stream.types import World
 
 from ..conftest import run_cli

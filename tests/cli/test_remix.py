@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from lmms_stream.__main__ import main
-from lmms_stream.ledger.run import Ledger
+from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
 

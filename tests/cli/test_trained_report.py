@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import yaml
 from lmms_stream.cli.main import main
-from lmms_stream.cli.trained_report import report_trained
 from lmms_stream.converters.convert import convert
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.tools.plan.report import report_trained
 
 from ..conftest import write_samples
 

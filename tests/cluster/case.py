@@ -9,7 +9,7 @@ from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
-from lmms_stream.simulate.cluster import Cluster
+from lmms_stream.tools.simulate.cluster import Cluster
 
 PACKING_LENGTH = 2048
 NUM_SAMPLES = 16000  # of the dataset: 50 shards of 1 MiB

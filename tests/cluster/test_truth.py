@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from lmms_stream.simulate.figures import Simulation
+from lmms_stream.tools.simulate.measured import Simulation
 
 from ..rounds import in_long_rounds
 from .case import CASES, Case

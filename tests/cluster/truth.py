@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from lmms_stream.simulate.figures import Simulation
-from lmms_stream.simulate.run import simulate
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.simulate.measured import Simulation
+from lmms_stream.tools.simulate.run import simulate
 
 from ..conftest import S3_BUCKET, write_samples
 from ..processes import PROCESSES, start_module

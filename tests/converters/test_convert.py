@@ -15,7 +15,6 @@ from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import processor_fingerprint
@@ -23,6 +22,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 
 from ..conftest import run_cli, run_command
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import StorageError
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.endpoint import moto_server
 
 from ..conftest import run_cli
 from ..mds.reading import MARKS

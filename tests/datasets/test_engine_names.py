@@ -14,17 +14,17 @@ import pyarrow.parquet
 import pytest
 import torch
 from lmms_stream.datasets.names import OWN_PROCESSORS, OWN_TYPES
-from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.lmms_engine import mapping_func
-from lmms_stream.lmms_engine.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.lmms_engine.datasets.collator import VisionCollator
-from lmms_stream.lmms_engine.datasets.naive import BaseDataset
-from lmms_stream.lmms_engine.datasets.processor import (
+from lmms_stream.doors.lmms_engine import mapping_func
+from lmms_stream.doors.lmms_engine.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.doors.lmms_engine.datasets.collator import VisionCollator
+from lmms_stream.doors.lmms_engine.datasets.naive import BaseDataset
+from lmms_stream.doors.lmms_engine.datasets.processor import (
     ProcessorConfig,
     PureTextDataProcessor,
     Qwen2VLDataProcessor,
 )
-from lmms_stream.lmms_engine.launch.cli import create_train_task
+from lmms_stream.doors.lmms_engine.launch.cli import create_train_task
+from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed

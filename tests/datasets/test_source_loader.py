@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig, MultiModalIterableDataset
-from lmms_stream.demo.corpus import VOCABULARY
 from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.tools.demo.corpus import VOCABULARY
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed

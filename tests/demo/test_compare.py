@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lmms_stream.demo.jobs import Run, compare_runs
 from lmms_stream.errors import TrainingError
+from lmms_stream.tools.demo.jobs import Run, compare_runs
 
 
 def test_a_comparison_finds_every_difference() -> None:

@@ -6,7 +6,7 @@ import ast
 import sysconfig
 from pathlib import Path
 
-from lmms_stream.demo.corpus import CHAT_TEMPLATE, _statements
+from lmms_stream.tools.demo.corpus import CHAT_TEMPLATE, _statements
 from transformers import PreTrainedTokenizerFast
 
 from tests.versions import IS_5

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from lmms_stream.demo.run import run_demo
+from lmms_stream.tools.demo.run import run_demo
 
 from tests.conftest import last_words, run_cli, run_command
 from tests.jobs.launcher import start_job
@@ -80,7 +80,7 @@ def test_a_demo_without_moto_names_the_pip_command(tmp_path: Path, monkeypatch: 
 def test_the_server_of_a_demo_that_is_killed_ends() -> None:
     script = """
 import os, signal, sys
-from lmms_stream.demo.endpoint import moto_server
+from lmms_stream.tools.demo.endpoint import moto_server
 with moto_server() as url:
     print(url, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lmms_stream.demo.jobs import run_job
 from lmms_stream.errors import TrainingError
+from lmms_stream.tools.demo.jobs import run_job
 
 from tests.jobs.runs import train, write_chat_run
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import transformers
 from lmms_stream.converters.convert import convert
-from lmms_stream.demo.pictures import write_charts, write_pictures, write_videos
-from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.errors import DataError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.tools.demo.pictures import write_charts, write_pictures, write_videos
+from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
 
 from ..conftest import last_words, run_command
 from ..rounds import LONG
@@ -46,7 +46,7 @@ def test_charts_pictures_and_videos_become_samples_of_which_the_answers_are_lear
 
 
 def test_a_machine_without_pictures_is_told_what_ships_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmms_stream.demo.pictures.PACKAGES", ("no_such_package",))
+    monkeypatch.setattr("lmms_stream.tools.demo.pictures.PACKAGES", ("no_such_package",))
     with pytest.raises(DataError, match="none of no_such_package has pictures here: pip install matplotlib"):
         write_pictures(tmp_path)
 

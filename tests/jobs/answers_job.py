@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lmms_stream.train.tasks.dpo import DPO
-from lmms_stream.train.tasks.kto import KTO
+from lmms_stream.plugins.tasks.dpo import DPO
+from lmms_stream.plugins.tasks.kto import KTO
 
 from tests.train.answers import dataset_of, one_step, trainer_of
 

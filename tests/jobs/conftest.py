@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.tools.demo.corpus import Corpus
 
 NUM_CHATS = 120
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lmms_stream.demo.corpus import VOCABULARY
-from lmms_stream.demo.jobs import Run, compare_runs, read_run
+from lmms_stream.tools.demo.corpus import VOCABULARY
+from lmms_stream.tools.demo.jobs import Run, compare_runs, read_run
 from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import last_words

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from lmms_stream.demo.jobs import read_run
 from lmms_stream.loader.collate import collate
+from lmms_stream.plugins.tasks.bagel import Bagel
+from lmms_stream.tools.demo.jobs import read_run
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
-from lmms_stream.train.tasks.bagel import Bagel
-from lmms_stream.train.tasks.noise import Draw
+from lmms_stream.train.tasks.task import Draw
 
 from tests.conftest import last_words
 from tests.datasets.streamed import Readers

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from lmms_stream.ledger.run import Ledger
+from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 

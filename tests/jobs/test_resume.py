@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from lmms_stream.demo.jobs import read_run
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.jobs import read_run
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from lmms_stream.demo.corpus import VOCABULARY
-from lmms_stream.demo.jobs import read_run
+from lmms_stream.tools.demo.corpus import VOCABULARY
+from lmms_stream.tools.demo.jobs import read_run
 
 from tests.conftest import last_words
 from tests.datasets.streamed import Readers, write_rows

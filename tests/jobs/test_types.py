@@ -10,7 +10,7 @@ import pytest
 import torch
 from lmms_stream.config import load_mapping
 from lmms_stream.datasets.names import TYPES as ALL_TYPES
-from lmms_stream.demo.jobs import read_run
+from lmms_stream.tools.demo.jobs import read_run
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save

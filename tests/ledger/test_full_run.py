@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from lmms_stream.ledger.run import Ledger
+from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import write_samples

@@ -16,10 +16,10 @@ from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.exporting.export import export_dataset
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.ledger.opening import RunHistory, open_history
-from lmms_stream.ledger.run import Ledger
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.local import LocalStorage
+from lmms_stream.tools.ledger.opening import RunHistory, open_history
+from lmms_stream.tools.ledger.run import Ledger
 
 from tests.conftest import run_cli
 

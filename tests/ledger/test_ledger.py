@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import yaml
 from lmms_stream.errors import CheckpointError, ConfigError, CursorError
-from lmms_stream.ledger.opening import open_history
-from lmms_stream.ledger.run import Ledger
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
+from lmms_stream.tools.ledger.opening import open_history
+from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 

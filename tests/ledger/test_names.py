@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from lmms_stream.cli.console_ledger import print_amounts
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.ledger.opening import RunHistory, open_history
-from lmms_stream.ledger.run import Ledger
 from lmms_stream.mds.provenance import Provenance
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.ledger.console import print_amounts
+from lmms_stream.tools.ledger.opening import RunHistory, open_history
+from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.types import World
 
 from tests.conftest import run_cli, write_tokens

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.ledger.amounts import amounts_of, step_after, steps_to_end
-from lmms_stream.ledger.remix import Change, changed, describe_change
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.ledger import Ledger, Stretch
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
@@ -21,6 +19,8 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
+from lmms_stream.tools.ledger.amounts import amounts_of, step_after, steps_to_end
+from lmms_stream.tools.ledger.remix import Change, changed, describe_change
 from lmms_stream.types import World
 
 from ..strategies import chat_lengths, examples

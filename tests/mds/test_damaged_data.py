@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import StorageError
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 
 from .reading import (
     IN_PROCESS_AND_WORKERS,

@@ -21,12 +21,12 @@ from lmms_stream import (
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import LengthsError, StorageError
 from lmms_stream.mds.lengths import lengths_names
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 
 from ..conftest import write_tokens
 from ..storage.test_foreign_files import uploaded, written

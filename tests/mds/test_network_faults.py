@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import LmmsStreamError, StorageError
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.tools.demo.endpoint import moto_server
 
 from ..proxy import FaultProxy, Rule
 from ..rounds import rounds

@@ -16,6 +16,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from lmms_stream import registry
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import IGNORED_LABEL, FactsMissingError, Measured, processor_fingerprint
 from lmms_stream.processors.families.files import read_files
@@ -411,17 +412,19 @@ FAMILY = Strips
 '''
 
 
-def test_a_family_is_added_by_adding_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmms_stream.processors import families
-
+def test_a_package_adds_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_processor(tmp_path / "folder")
     settings = {"processor_class": "StripsProcessor", "strip": 10}
     (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(settings))
     for name in ("video_preprocessor_config.json", "processor_config.json"):
         (tmp_path / "folder" / name).unlink(missing_ok=True)
-    (tmp_path / "families").mkdir()
-    (tmp_path / "families" / "strips_of_a_test.py").write_text(FAMILY_OF_THE_TEST)
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path / "families")])
+    (tmp_path / "site" / "strips-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "strips_of_a_test.py").write_text(FAMILY_OF_THE_TEST)
+    entry = "[lmms_stream.families]\nStripsProcessor = strips_of_a_test:FAMILY\n"
+    (tmp_path / "site" / "strips-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    (tmp_path / "site" / "strips-1.0.dist-info" / "METADATA").write_text("Name: strips\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    registry._entry_points.cache_clear()
     processor = MultimodalProcessor.from_pretrained(str(tmp_path / "folder"))
     data = picture(55, 20)
     sample = stored(("user", ["a", ("image", data), "b"]), ("assistant", "c"))
@@ -433,4 +436,5 @@ def test_a_family_is_added_by_adding_a_file(tmp_path: Path, monkeypatch: pytest.
     assert processor.measure_media([sample]) == [Measured(len(processed["input_ids"]), 6, 7)]
     assert learnt_text(processor, sample) == "c<|im_end|>"
     assert pickle.loads(pickle.dumps(processor)).measure(sample) == processor.measure(sample)
-    sys.modules.pop("lmms_stream.processors.families.strips_of_a_test")
+    sys.modules.pop("strips_of_a_test")
+    registry._entry_points.cache_clear()

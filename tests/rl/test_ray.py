@@ -16,7 +16,7 @@ from .rows import prompts, write_lines
 PROGRAM = """
 import json, sys
 from types import SimpleNamespace
-from lmms_stream.converters.engines.ray_cluster import import_ray, open_cluster
+from lmms_stream.plugins.engines.ray_cluster import import_ray, open_cluster
 from lmms_stream.rl import RolloutDataSourceWithBuffer
 
 options = SimpleNamespace(prompt_data=sys.argv[1], input_key="text", label_key="label", n_samples_per_prompt=2,
@@ -45,7 +45,7 @@ print(json.dumps({"expected": expected, "found": found, "put_back": told(groups[
 ACTORS = """
 import json, sys
 from types import SimpleNamespace
-from lmms_stream.converters.engines.ray_cluster import import_ray, open_cluster
+from lmms_stream.plugins.engines.ray_cluster import import_ray, open_cluster
 from lmms_stream.rl import RolloutDataSourceWithBuffer
 
 options = SimpleNamespace(prompt_data=sys.argv[1], input_key="text", label_key="label", n_samples_per_prompt=2,

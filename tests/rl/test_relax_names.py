@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.relax.engine.rollout import data_source
-from lmms_stream.relax.engine.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
-from lmms_stream.relax.utils.data.data import BaseDataset, Dataset
-from lmms_stream.relax.utils.data.data_utils import (
+from lmms_stream.doors.relax.engine.rollout import data_source
+from lmms_stream.doors.relax.engine.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+from lmms_stream.doors.relax.utils.data.data import BaseDataset, Dataset
+from lmms_stream.doors.relax.utils.data.data_utils import (
     build_messages,
     check_sample_length,
     collect_message_multimodal_data,
@@ -22,16 +21,17 @@ from lmms_stream.relax.utils.data.data_utils import (
     process_raw_sample,
     read_file,
 )
-from lmms_stream.relax.utils.data.processing_utils import load_processor, load_tokenizer
-from lmms_stream.relax.utils.data.streaming_dataset import (
+from lmms_stream.doors.relax.utils.data.processing_utils import load_processor, load_tokenizer
+from lmms_stream.doors.relax.utils.data.streaming_dataset import (
     CompositeStreamingReader,
     IndexManager,
     SampleBuffer,
     StreamingDataset,
     StreamingReader,
 )
-from lmms_stream.relax.utils.misc import load_function
-from lmms_stream.relax.utils.types import MultimodalTypes, Sample
+from lmms_stream.doors.relax.utils.misc import load_function
+from lmms_stream.doors.relax.utils.types import MultimodalTypes, Sample
+from lmms_stream.errors import ConfigError, DataError
 
 from .rows import prompts, write_lines, write_parquet
 

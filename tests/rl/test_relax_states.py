@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from lmms_stream.demo.tiny_vlm import save_processor
 from lmms_stream.errors import CheckpointError, ConfigError, CursorError
 from lmms_stream.rl import Dataset, IndexManager, RolloutDataSourceWithBuffer, StreamingDataset
+from lmms_stream.tools.demo.tiny_vlm import save_processor
 from transformers import AutoTokenizer
 
 from .rows import prompts, write_lines

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.planner import StepConfig
-from lmms_stream.simulate.needs import Needs
+from lmms_stream.tools.simulate.needs import Needs
 from lmms_stream.types import World
 
 

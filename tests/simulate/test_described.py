@@ -16,8 +16,8 @@ from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.packing import PackingConfig
-from lmms_stream.simulate import Cluster, DescribedSource, describe, simulate
-from lmms_stream.simulate.described import COUNTED, TABLE, parse_count
+from lmms_stream.tools.simulate import Cluster, DescribedSource, describe, simulate
+from lmms_stream.tools.simulate.described import COUNTED, TABLE, parse_count
 
 from ..conftest import write_tokens
 from ..rounds import in_long_rounds

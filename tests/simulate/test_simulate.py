@@ -19,15 +19,14 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, steps_asked_ahead
-from lmms_stream.simulate import Cluster, simulate
-from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
-from lmms_stream.simulate.compare import advise, parse_settings
-from lmms_stream.simulate.links import Link, wait_for_links
-from lmms_stream.simulate.measured import PAYLOAD
-from lmms_stream.simulate.replay import use_needed_last
-from lmms_stream.simulate.run import Steps, simulate_sources
-from lmms_stream.simulate.sources import Sources
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.tools.simulate import Cluster, simulate
+from lmms_stream.tools.simulate.cluster import parse_bandwidth, parse_seconds
+from lmms_stream.tools.simulate.links import Link, wait_for_links
+from lmms_stream.tools.simulate.measured import PAYLOAD
+from lmms_stream.tools.simulate.replay import use_needed_last
+from lmms_stream.tools.simulate.run import Steps, advise, parse_settings, simulate_sources
+from lmms_stream.tools.simulate.sources import Sources
 from lmms_stream.types import World
 
 from ..conftest import write_tokens

@@ -9,10 +9,10 @@ import pytest
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.simulate.cluster import Cluster
-from lmms_stream.simulate.run import simulate
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.simulate.cluster import Cluster
+from lmms_stream.tools.simulate.run import simulate
 from lmms_stream.types import World
 
 from ..conftest import write_tokens

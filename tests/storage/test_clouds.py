@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from lmms_stream.errors import StorageError
-from lmms_stream.storage.azure import AzureStorage
+from lmms_stream.plugins.stores.azure import AzureStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
 

@@ -14,13 +14,13 @@ from typing import Literal
 
 import boto3
 import pytest
-from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ObjectHiddenError, ObjectMissingError, StorageError
 from lmms_stream.mds.auto import ensure_lengths
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.endpoint import moto_server
 from lmms_stream.types import World
 
 from ..conftest import write_tokens

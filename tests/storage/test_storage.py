@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectChangedError, ObjectMissingError, StorageError
-from lmms_stream.storage.clouds import CloudStorage
+from lmms_stream.plugins.stores.clouds import CloudStorage
 from lmms_stream.storage.local import FolderStorage, LocalStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.s3 import S3Storage, _new_session
 from lmms_stream.storage.storage import Storage, open_storage
+from lmms_stream.tools.demo.endpoint import moto_server
 
 from ..conftest import run_cli
 from ..emulators import EMULATED

@@ -142,7 +142,7 @@ class TinyDecoder(torch.nn.Module):
 
 
 def adversary() -> Any:
-    from lmms_stream.train.tasks.reconstruction import Adversary
+    from lmms_stream.plugins.tasks.reconstruction import Adversary
 
     torch.manual_seed(0)
     judge = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.LeakyReLU(0.2), torch.nn.Conv2d(4, 1, 3))

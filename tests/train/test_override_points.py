@@ -14,8 +14,8 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, TrainingError
-from lmms_stream.ledger.run import Ledger
 from lmms_stream.loader.collate import collate
+from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.report.train_log import read_log

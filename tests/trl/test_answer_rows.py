@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import trl
 from datasets import Dataset
+from lmms_stream.doors.trl import DPOTrainer, KTOTrainer
 from lmms_stream.errors import ConfigError, LmmsStreamError
 from lmms_stream.train.report.train_log import read_log
-from lmms_stream.trl import DPOTrainer, KTOTrainer
 from lmms_stream.types import Role
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from lmms_stream.doors.trl import SFTTrainer
 from lmms_stream.errors import ConfigError
-from lmms_stream.trl import SFTTrainer
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerFast
 from trl import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import lmms_stream.trl
+import lmms_stream.doors.trl as door
 import pytest
 import torch
 import trl
+from lmms_stream.doors.trl import DPOTrainer, SFTTrainer
 from lmms_stream.errors import ConfigError
 from lmms_stream.train import members
-from lmms_stream.trl import DPOTrainer, SFTTrainer
 from transformers import BitsAndBytesConfig, Mxfp4Config, Trainer
 
 from ..train.habits import rows
@@ -113,11 +113,11 @@ def test_without_a_network_an_upload_raises_the_hubs_own_error(
 
 
 def test_names_of_trl_are_its_own_but_for_trainers_that_are_not_here() -> None:
-    assert lmms_stream.trl.get_peft_config is trl.get_peft_config
+    assert door.get_peft_config is trl.get_peft_config
     with pytest.raises(
         ConfigError, match="GRPOTrainer is not here, where DPOTrainer, KTOTrainer, SFTTrainer are: import"
     ):
-        lmms_stream.trl.GRPOTrainer  # noqa: B018
+        door.GRPOTrainer  # noqa: B018
 
 
 def test_a_quantised_model_is_refused_and_none_is_not(model_folder: Path, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import Dataset, load_dataset
-from lmms_stream.train.report.train_log import read_log
-from lmms_stream.trl import (
+from lmms_stream.doors.trl import (
     DPOTrainer,
     KTOConfig,
     KTOTrainer,
@@ -27,6 +26,7 @@ from lmms_stream.trl import (
     get_peft_config,
     get_quantization_config,
 )
+from lmms_stream.train.report.train_log import read_log
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,

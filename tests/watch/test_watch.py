@@ -19,11 +19,10 @@ import pytest
 import yaml
 from lmms_stream.converters.convert import convert
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.tools.watch.run import MAX_POINTS, WatchedRun, thinned
+from lmms_stream.tools.watch.server import sample_page
+from lmms_stream.tools.watch.source import LogTail, open_run
 from lmms_stream.train.report.train_log import JsonLines
-from lmms_stream.watch.panels import MAX_POINTS, thinned
-from lmms_stream.watch.run import WatchedRun
-from lmms_stream.watch.server import sample_page
-from lmms_stream.watch.source import LogTail, open_run
 
 from ..cli.test_run_plot import record, write_log
 from ..conftest import run_cli, write_tokens

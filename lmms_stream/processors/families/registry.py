@@ -10,19 +10,19 @@ from .files import ProcessorFiles
 FAMILIES = Registry[FamilyMaker](
     "families",
     {
-        name: f"processors.families.{module}:FAMILY"
+        name: f"{module}:FAMILY"
         for module, names in {
-            "gemma3": ("gemma3", "Gemma3Processor"),
-            "idefics3": ("idefics3", "smolvlm", "Idefics3Processor", "SmolVLMProcessor"),
-            "internvl": ("internvl", "InternVLProcessor"),
-            "llama4": ("llama4", "Llama4Processor"),
-            "llava_onevision": ("llava_onevision", "LlavaOnevisionProcessor"),
-            "qwen2_5_omni": ("qwen2_5_omni_thinker", "qwen2_5_omni", "Qwen2_5OmniProcessor"),
-            "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
-            "qwen2_audio": ("qwen2_audio", "Qwen2AudioProcessor"),
-            "qwen2_vl": ("qwen2_vl", "Qwen2VLProcessor"),
-            "qwen3_omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe", "Qwen3OmniMoeProcessor"),
-            "qwen3_vl": ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "Qwen3VLProcessor"),
+            "plugins.families.gemma3": ("gemma3", "Gemma3Processor"),
+            "plugins.families.idefics3": ("idefics3", "smolvlm", "Idefics3Processor", "SmolVLMProcessor"),
+            "plugins.families.internvl": ("internvl", "InternVLProcessor"),
+            "plugins.families.llama4": ("llama4", "Llama4Processor"),
+            "plugins.families.llava_onevision": ("llava_onevision", "LlavaOnevisionProcessor"),
+            "plugins.families.qwen2_5_omni": ("qwen2_5_omni_thinker", "qwen2_5_omni", "Qwen2_5OmniProcessor"),
+            "processors.families.qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
+            "plugins.families.qwen2_audio": ("qwen2_audio", "Qwen2AudioProcessor"),
+            "processors.families.qwen2_vl": ("qwen2_vl", "Qwen2VLProcessor"),
+            "plugins.families.qwen3_omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe", "Qwen3OmniMoeProcessor"),
+            "processors.families.qwen3_vl": ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "Qwen3VLProcessor"),
         }.items()
         for name in names
     },

@@ -15,13 +15,13 @@ TASKS = Registry[Any](
     "tasks",
     {
         CAUSAL: "train.tasks.causal:CausalLanguageModelling",
-        "dft": "train.tasks.dft:DynamicFineTuning",
-        "masked_diffusion": "train.tasks.masked_diffusion:MaskedDiffusion",
-        "flow_matching": "train.tasks.flow_matching:FlowMatching",
-        "reconstruction": "train.tasks.reconstruction:Reconstruction",
-        "bagel": "train.tasks.bagel:Bagel",
-        "dpo": "train.tasks.dpo:DPO",
-        "kto": "train.tasks.kto:KTO",
+        "dft": "plugins.tasks.dft:DynamicFineTuning",
+        "masked_diffusion": "plugins.tasks.masked_diffusion:MaskedDiffusion",
+        "flow_matching": "plugins.tasks.flow_matching:FlowMatching",
+        "reconstruction": "plugins.tasks.reconstruction:Reconstruction",
+        "bagel": "plugins.tasks.bagel:Bagel",
+        "dpo": "plugins.tasks.dpo:DPO",
+        "kto": "plugins.tasks.kto:KTO",
     },
 )
 

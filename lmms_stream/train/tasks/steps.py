@@ -17,9 +17,8 @@ from ..model.model import PackedModel
 from ..reference.reference import Reference
 from ..run.phases import Phases
 from .copies import on_device
-from .noise import Draw
 from .preference import StepPasses
-from .task import LossSum, Task
+from .task import Draw, LossSum, Task
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.engines.engine import Engine, open_engine
-from lmms_stream.converters.engines.ray_cluster import unseen
 from lmms_stream.errors import ConfigError, DataError, WorkerError
+from lmms_stream.plugins.engines.ray_cluster import unseen
 from lmms_stream.processes.pool import Mark, do_all
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import default_cache_folder

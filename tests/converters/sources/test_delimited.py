@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.sources import table
-from lmms_stream.converters.sources.delimited import delimited
+from lmms_stream.converters.sources.csv import delimited
 from lmms_stream.converters.sources.sources import open_sources
 from lmms_stream.errors import ConfigError, DataError
 

@@ -19,13 +19,13 @@ import pytest
 from lmms_stream.__main__ import main
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from lmms_stream.mds.lengths import lengths_names
 from lmms_stream.processors.base import Processor, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 from streaming import MDSWriter
 
 from ...conftest import run_cli, run_command, write_tokens

@@ -21,7 +21,6 @@ from lmms_stream.converters.stored.inspect.summary import (
     save_media,
 )
 from lmms_stream.converters.stored.inspect.visible import visible
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
@@ -30,6 +29,7 @@ from lmms_stream.processors.media.formats import shown_mime
 from lmms_stream.processors.media.image_header import image_size
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 from numpy.typing import NDArray
 from PIL import Image
 from streaming import CSVWriter, MDSWriter

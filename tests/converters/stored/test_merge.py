@@ -10,7 +10,6 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.merge import MergeReport, merge_datasets
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, LengthsError, LmmsStreamError, ShardError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
 from lmms_stream.mds.lengths import LengthIndex
@@ -21,6 +20,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 from streaming import MDSWriter, StreamingDataset
 
 from ...conftest import run_cli, write_tokens

@@ -13,7 +13,6 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import VerifyReport, verify_dataset
 from lmms_stream.converters.stored.verify_shards import MAX_LISTED
-from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, StorageError, WorkerError
 from lmms_stream.mds.decoding import decompress
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
@@ -22,6 +21,7 @@ from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.demo.corpus import Corpus
 from PIL import Image
 from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 from streaming.base.format.mds import encodings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from lmms_stream.train.limits.measure import loader_cpu_s
+from lmms_stream.tools.profile.measure import loader_cpu_s
 
 WORKS = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
 TIMEOUT_S = 60

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.limits.measure import MeasureConfig, measure
-from lmms_stream.train.limits.rates import verdict_of
+from lmms_stream.tools.profile.measure import MeasureConfig, measure
+from lmms_stream.tools.profile.rates import verdict_of
 from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.types import Batch
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.limits.rates import LoaderRates, Rates, Spread, StepRates, check_measured, limit_of, verdict_of
+from lmms_stream.tools.profile.rates import LoaderRates, Rates, Spread, StepRates, check_measured, limit_of, verdict_of
 
 
 def spread(mean: float) -> Spread:

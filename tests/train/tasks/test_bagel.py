@@ -14,15 +14,15 @@ from examples.bagel import model as example
 from examples.bagel.latents import KLLatents
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
+from lmms_stream.plugins.tasks.bagel import Bagel
+from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockOutput, draw_blocks
 from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.bagel_images import Grid, Side
 from lmms_stream.processors.blocks import LATENTS, Kind, visible
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.train.model.block_attention import BlockLayout, attend
-from lmms_stream.train.tasks.bagel import Bagel
-from lmms_stream.train.tasks.bagel_model import BlockInputs, BlockOutput, draw_blocks
-from lmms_stream.train.tasks.noise import Draw
 from lmms_stream.train.tasks.registry import build_task
+from lmms_stream.train.tasks.task import Draw
 from lmms_stream.types import Batch, Processed
 
 from ...processors.test_blocks import random_blocks

@@ -10,11 +10,11 @@ import yaml
 from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
+from lmms_stream.plugins.tasks.dft import DynamicFineTuning
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.tasks.dft import DynamicFineTuning
 from lmms_stream.train.tasks.registry import build_task
 from lmms_stream.train.tasks.task import Objective
 from torch.nn.functional import cross_entropy

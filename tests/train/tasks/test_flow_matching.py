@@ -13,6 +13,8 @@ import torch
 import yaml
 from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
+from lmms_stream.plugins.tasks.flow_matching import FlowMatching, velocity_of
+from lmms_stream.plugins.tasks.sampling import sample_images
 from lmms_stream.train.checkpoint.export import export_checkpoint
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import image_flops
@@ -21,9 +23,7 @@ from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.tasks.flow_matching import FlowMatching, velocity_of
-from lmms_stream.train.tasks.noise import Draw
-from lmms_stream.train.tasks.sampling import sample_images
+from lmms_stream.train.tasks.task import Draw
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 

@@ -14,14 +14,14 @@ import yaml
 from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import join
+from lmms_stream.plugins.tasks.masked_diffusion import MaskedDiffusion, MaskedModel, collate_whole
 from lmms_stream.processors.text import DocumentsProcessor, TextProcessor
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.tasks.masked_diffusion import MaskedDiffusion, MaskedModel, collate_whole
-from lmms_stream.train.tasks.noise import Draw
 from lmms_stream.train.tasks.registry import build_task
+from lmms_stream.train.tasks.task import Draw
 from lmms_stream.types import Batch, Processed
 from torch.nn.functional import cross_entropy
 

@@ -12,9 +12,8 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
-from lmms_stream.train.tasks.noise import Draw
 from lmms_stream.train.tasks.registry import build_task, objective_of
-from lmms_stream.train.tasks.task import LossSum
+from lmms_stream.train.tasks.task import Draw, LossSum
 from lmms_stream.types import Batch
 
 from ...conftest import write_tokens

@@ -15,6 +15,8 @@ from lmms_stream.errors import CheckpointError, ConfigError, DataError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.packing import Overlong
+from lmms_stream.plugins.tasks.dpo import DPO
+from lmms_stream.plugins.tasks.kto import KTO, mismatched
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.functions import Functions
 from lmms_stream.train.habits.collators import CollatorAdapter
@@ -22,8 +24,6 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.reference.stored import StoredReference, folder_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
-from lmms_stream.train.tasks.dpo import DPO
-from lmms_stream.train.tasks.kto import KTO, mismatched
 from lmms_stream.train.tasks.preference import StepPasses
 from lmms_stream.train.tasks.registry import build_task
 from transformers import DataCollatorWithFlattening

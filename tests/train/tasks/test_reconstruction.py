@@ -16,13 +16,13 @@ from lmms_stream.datasets.multimodal import MultiModalDataset
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.mds.dataset_config import DatasetConfig
+from lmms_stream.plugins.tasks.images import collate_images
+from lmms_stream.plugins.tasks.reconstruction import L1, HingeGAN, Perceptual, Reconstruction, VisionEncoder
 from lmms_stream.processors.image import ImageProcessor
 from lmms_stream.train.model.flops import image_flops
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.tasks.images import collate_images
-from lmms_stream.train.tasks.noise import Draw
-from lmms_stream.train.tasks.reconstruction import L1, HingeGAN, Perceptual, Reconstruction, VisionEncoder
+from lmms_stream.train.tasks.task import Draw
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 

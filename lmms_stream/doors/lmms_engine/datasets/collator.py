@@ -1,0 +1,48 @@
+"""LMMS Engine's collators by their names: packs of a dataset -> a Batch; samples of a processor -> padded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from ....loader.collate import PackCollator
+from ....processors.base import IGNORED_LABEL
+
+__all__ = ["BagelCollator", "LLaVACollator", "VisionCollator"]
+
+
+class VisionCollator(PackCollator):
+    """What get_collator() gives, which also takes what `processor` makes.
+
+    Given the mappings of a processor, or lists of them, it returns input_ids, labels and attention_mask, int64[B, T]
+    each, padded at the end, and every other tensor of all samples behind each other on axis 0.
+    """
+
+    def __init__(self, processor: Any = None):
+        self.processor = processor
+
+    def __call__(self, packs: Sequence[Any], sample_ids: Sequence[int] | None = None, **options: Any) -> Any:
+        samples = list(_flat(packs))
+        if sample_ids is not None or not samples or not all(isinstance(each, Mapping) for each in samples):
+            return super().__call__(packs, sample_ids, **options)
+        ids = [torch.as_tensor(each["input_ids"]) for each in samples]
+        padding = getattr(getattr(self.processor, "tokenizer", None), "pad_token_id", None)
+        fillings = {"input_ids": padding or 0, "labels": IGNORED_LABEL, "attention_mask": 0}
+        columns: dict[str, list[torch.Tensor]] = {"attention_mask": [torch.ones_like(each) for each in ids]}
+        for name in dict.fromkeys(name for each in samples for name in each if name != "attention_mask"):
+            columns[name] = [torch.as_tensor(each[name]) for each in samples if name in each]
+        return {
+            name: pad_sequence(each, True, fillings[name]) if name in fillings else torch.cat(each)
+            for name, each in columns.items()
+        }
+
+
+LLaVACollator = BagelCollator = VisionCollator
+
+
+def _flat(packs: Iterable[Any]) -> Iterable[Any]:
+    for each in packs:
+        yield from each if isinstance(each, list) else [each]

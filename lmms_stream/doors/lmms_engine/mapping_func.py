@@ -1,0 +1,181 @@
+"""LMMS Engine's tables of datasets, processors and models, and what adds to them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ...datasets.iterable import MultiModalIterableDataset
+from ...datasets.multimodal import MultiModalDataset
+from ...datasets.names import OWN_PROCESSORS, OWN_TYPES, PROCESSORS, TYPES, DatasetType
+from ...errors import ConfigError, DataError
+from ...processors.base import Processor
+from ...processors.media.images import decode_image
+from ...processors.media.stored import media_part
+from ...types import Processed, Sample
+from .datasets import processor as theirs
+
+C = TypeVar("C", bound=type)
+
+DATASET_MAPPING: dict[str, type] = {
+    name: MultiModalIterableDataset if each.is_iterable else MultiModalDataset for name, each in TYPES.items()
+}
+DATAPROCESSOR_MAPPING: dict[str, type] = {
+    **dict.fromkeys(PROCESSORS, theirs.DataProcessor),
+    "bagel": theirs.BagelDataProcessor,
+    "sit": theirs.SitDataProcessor,
+    "rae_siglip": theirs.RaeSiglipDataProcessor,
+}
+AUTO_REGISTER_MODEL_MAPPING: dict[str, Any] = {
+    "causal_lm": transformers.AutoModelForCausalLM,
+    "masked_lm": transformers.AutoModelForMaskedLM,
+    "image_text_to_text": transformers.AutoModelForImageTextToText,
+    "general": transformers.AutoModel,
+}
+_OF_ROWS = ("load_from_json", "load_from_hf", "_build_from_config")
+_MEMBERS = ("columns", "schema", "description", "measure", "process")
+
+
+def register_dataset(dataset_type: str) -> Callable[[C], C]:
+    """Return a decorator: configs with this dataset_type are read by the class, a subclass of one of ours.
+
+    Its rows are those of `vision`, unless its row_kind says "text" or "image". ConfigError for a type that is there,
+    and for a class that is none of ours, or reads rows itself.
+    """
+
+    def add(made_by: C) -> C:
+        _check_new(dataset_type, {**TYPES, **OWN_TYPES}, "dataset_type")
+        if not issubclass(made_by, MultiModalDataset | MultiModalIterableDataset):
+            raise ConfigError(f"{made_by.__name__} is no dataset of packs: inherit from BaseDataset or another")
+        if own := [name for name in _OF_ROWS if hasattr(made_by, name)]:
+            raise ConfigError(
+                f"{made_by.__name__} has {', '.join(own)}, which nothing calls here: name `map: module:function` in "
+                "the source's entry of a list, or register a processor"
+            )
+        is_iterable = issubclass(made_by, MultiModalIterableDataset)
+        kind: Any = getattr(made_by, "row_kind", "messages")
+        OWN_TYPES[dataset_type] = DatasetType(kind, is_iterable, f"rows of {made_by.__name__}", made_by)
+        DATASET_MAPPING[dataset_type] = made_by
+        return made_by
+
+    return add
+
+
+def register_processor(processor_type: str) -> Callable[[C], C]:
+    """Return a decorator: a processor_config with this processor_type is of the class.
+
+    It is made of the ProcessorConfig, and build() is called where there is one. It is a Processor as ours
+    (processors/base.py), or has process(images, hf_messages) as LMMS Engine's, with images of Pillow, which gives
+    input_ids, labels and what the model needs besides; its lengths are then measured by processing.
+    """
+
+    def add(made_by: C) -> C:
+        _check_new(processor_type, {**PROCESSORS, **OWN_PROCESSORS}, "processor_type")
+
+        def make(said: Mapping[str, Any]) -> Processor:
+            made = made_by(theirs.ProcessorConfig(**said))
+            if hasattr(made, "build"):
+                made.build()
+            return made if all(hasattr(made, name) for name in _MEMBERS) else EngineProcessor(made, said)
+
+        OWN_PROCESSORS[processor_type] = make
+        DATAPROCESSOR_MAPPING[processor_type] = made_by
+        return made_by
+
+    return add
+
+
+class EngineProcessor:
+    """A processor with LMMS Engine's process(images, hf_messages), as one of ours. said: its processor_config."""
+
+    columns = ("messages", "media")
+    schema = "messages"
+
+    def __init__(self, made: Any, said: Mapping[str, Any]):
+        if not hasattr(made, "process"):
+            raise ConfigError(f"{type(made).__name__} has no process: write process(images, hf_messages)")
+        self._made, self._said = made, dict(said)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """Its class, the text of that, and its config."""
+        kind = type(self._made)
+        return {"class": kind.__qualname__, "code": inspect.getsource(kind), "config": self._said}
+
+    def measure(self, sample: Sample) -> int:
+        return len(self.process(sample)["input_ids"])
+
+    def process(self, sample: Sample) -> Processed:
+        from PIL import Image
+
+        messages, images = json.loads(sample["messages"]), []
+        for message in messages:
+            for part in message["content"] if isinstance(message["content"], list) else ():
+                if part["type"] == "text":
+                    continue
+                if part["type"] != "image":
+                    raise DataError(
+                        f"a message holds media of type {part['type']}, and registered processors read images"
+                    )
+                images.append(Image.fromarray(decode_image(media_part(part, sample["media"]).data)))
+        made = {name: np.asarray(value) for name, value in self._made.process(images or None, messages).items()}
+        made.pop("attention_mask", None)
+        tokens = {name: made.pop(name).astype(np.int64).reshape(-1) for name in ("input_ids", "labels")}
+        return {**tokens, "media": made}
+
+
+def register_model(
+    model_type: str,
+    model_config: type[transformers.PretrainedConfig],
+    model_class: type[transformers.PreTrainedModel],
+    model_general_type: str = "causal_lm",
+) -> None:
+    """Let transformers make a model of a config with this model_type."""
+    transformers.AutoConfig.register(model_type, model_config, exist_ok=True)
+    _auto_class(model_general_type).register(model_config, model_class, exist_ok=True)
+
+
+def create_model_from_pretrained(
+    load_from_pretrained_path: str, model_general_type: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Return the class of transformers' that loads the model of a folder or hub id."""
+    config = transformers.AutoConfig.from_pretrained(load_from_pretrained_path, trust_remote_code=trust_remote_code)
+    return _class_of(config, model_general_type)
+
+
+def create_model_from_config(
+    model_type: str, config: Mapping[str, Any], model_general_type: str | None = None
+) -> tuple[Any, transformers.PretrainedConfig]:
+    """Return the class of transformers' that makes a model of this type, and its config."""
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(f"model_type {model_type!r} is unknown to the transformers that is installed: correct it")
+    made = CONFIG_MAPPING[model_type](**config)
+    return _class_of(made, model_general_type), made
+
+
+def _class_of(config: transformers.PretrainedConfig, general_type: str | None) -> Any:
+    if general_type is not None:
+        return _auto_class(general_type)
+    for name in ("causal_lm", "image_text_to_text", "masked_lm", "general"):
+        if type(config) in AUTO_REGISTER_MODEL_MAPPING[name]._model_mapping:
+            return AUTO_REGISTER_MODEL_MAPPING[name]
+    raise ConfigError(f"transformers has no model of a {type(config).__name__}: register it with register_model")
+
+
+def _auto_class(general_type: str) -> Any:
+    if general_type not in AUTO_REGISTER_MODEL_MAPPING:
+        raise ConfigError(
+            f"model_general_type {general_type!r} is not one of {', '.join(AUTO_REGISTER_MODEL_MAPPING)}: choose one"
+        )
+    return AUTO_REGISTER_MODEL_MAPPING[general_type]
+
+
+def _check_new(name: str, known: Mapping[str, Any], what: str) -> None:
+    if name in known:
+        raise ConfigError(f"{what} {name!r} is there already: choose another name")

@@ -1,0 +1,35 @@
+"""What Relax's rollout functions give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .....rl.in_flight import Group
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """Groups to train on."""
+
+    samples: list[Group]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """Results of evaluation, by the names of datasets."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+def call_rollout_fn(
+    fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """What a rollout function gives; of an older one, its groups or results as they are."""
+    output = fn(*args, **kwargs, evaluation=evaluation)
+    if isinstance(output, RolloutFnTrainOutput | RolloutFnEvalOutput):
+        return output
+    return RolloutFnEvalOutput(output) if evaluation else RolloutFnTrainOutput(output)

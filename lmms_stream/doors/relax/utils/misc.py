@@ -1,0 +1,7 @@
+"""Relax's function that loads functions."""
+
+from __future__ import annotations
+
+from ....rl.opening import load_function
+
+__all__ = ["load_function"]

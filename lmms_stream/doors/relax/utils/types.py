@@ -1,0 +1,37 @@
+"""Relax's types of samples and media."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....rl.prompts import KINDS
+from ....rl.sample import Sample
+from ..refused import refused_names
+
+__all__ = ["MultimodalType", "MultimodalTypes", "Sample"]
+
+
+@dataclass(frozen=True)
+class MultimodalType:
+    """A kind of media, and what stands for one in a prompt."""
+
+    name: str
+    placeholder: str
+
+
+class MultimodalTypes:
+    IMAGE, VIDEO, AUDIO = (MultimodalType(kind, f"<{kind}>") for kind in KINDS)
+
+    @classmethod
+    def all(cls) -> list[MultimodalType]:
+        return [cls.IMAGE, cls.VIDEO, cls.AUDIO]
+
+    @classmethod
+    def get(cls, name: str) -> MultimodalType | None:
+        return next((each for each in cls.all() if each.name == name), None)
+
+
+__getattr__ = refused_names(
+    __name__,
+    dict.fromkeys(("ParamInfo", "RolloutBatch", "SFTBatch"), "it belongs to Relax's training, which stays Relax's"),
+)

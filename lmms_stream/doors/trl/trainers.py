@@ -1,0 +1,137 @@
+"""TRL's SFTTrainer, DPOTrainer and KTOTrainer, as they are called there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ...errors import ConfigError
+from ...train.habits.arguments import option
+from ...train.habits.models import name_of
+from ...train.tasks.registry import build_task
+from ...train.tasks.task import Task
+from ...train.trainer import FSDP2SFTTrainer
+
+_REMEDY = "the reference is the model as the run begins: leave ref_model out, or begin with the model that it is"
+
+
+class SFTTrainer(FSDP2SFTTrainer):
+    """See FSDP2SFTTrainer; arguments come in TRL's order."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        data_collator: Callable[..., Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, Mapping[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        formatting_func: Callable[..., Any] | None = None,
+        **more: Any,
+    ):
+        super().__init__(
+            model=model, args=args, data_collator=data_collator, train_dataset=train_dataset,
+            eval_dataset=eval_dataset, processing_class=processing_class, compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics, callbacks=callbacks, optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics, quantization_config=quantization_config,
+            peft_config=peft_config, formatting_func=formatting_func, **more,
+        )  # fmt: skip
+
+
+class _AnswersTrainer(FSDP2SFTTrainer):
+    """What DPOTrainer and KTOTrainer share."""
+
+    kind: str  # dpo or kto
+
+    def __init__(
+        self,
+        model: Any = None,
+        ref_model: Any = None,
+        args: Any = None,
+        data_collator: Callable[..., Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+    ):
+        args = args if args is not None else self._default_arguments(model)
+        check_reference(ref_model, model)
+        super().__init__(
+            model=model, args=args, data_collator=data_collator, train_dataset=train_dataset,
+            eval_dataset=eval_dataset, processing_class=processing_class, compute_metrics=compute_metrics,
+            callbacks=callbacks, optimizers=optimizers, quantization_config=quantization_config,
+            peft_config=peft_config, task=self._task(args),
+        )  # fmt: skip
+
+    def compute_ref_log_probs(self, inputs: Any) -> NoReturn:
+        """Not here: the task asks its reference."""
+        raise ConfigError("compute_ref_log_probs is not here: precompute_ref_log_probs=True stores what it gives")
+
+    def _default_arguments(self, model: Any) -> Any:
+        import trl
+
+        name = Path(name_of(model) or "model").name
+        return getattr(trl, f"{self.kind.upper()}Config")(f"{name}-{self.kind.upper()}")
+
+    def _task(self, args: Any) -> Task:
+        raise NotImplementedError
+
+
+class DPOTrainer(_AnswersTrainer):
+    """TRL's DPOTrainer: pairs of answers, see docs/preferences.md. ref_model must have the model's own weights."""
+
+    kind = "dpo"
+
+    def _task(self, args: Any) -> Task:
+        losses = getattr(args, "loss_type", ["sigmoid"])
+        losses = [losses] if isinstance(losses, str) else list(losses)
+        if len(losses) != 1:
+            raise ConfigError(f"args.loss_type is {', '.join(losses)}, and one loss is trained on: name one of them")
+        return build_task("dpo", {
+            "beta": option(args, "beta"), "loss_type": losses[0], "label_smoothing": option(args, "label_smoothing"),
+            "reference": "stored" if option(args, "precompute_ref_log_probs") else "model",
+        })  # fmt: skip
+
+
+class KTOTrainer(_AnswersTrainer):
+    """TRL's KTOTrainer: single answers, see docs/preferences.md. A pack is a batch of per_device_train_batch_size."""
+
+    kind = "kto"
+
+    def _task(self, args: Any) -> Task:
+        loss = getattr(args, "loss_type", "kto")
+        measures = option(args, "precompute_ref_log_probs") and loss == "apo_zero_unpaired"
+        weights = {name: option(args, name) for name in ("beta", "desirable_weight", "undesirable_weight")}
+        return build_task("kto", {**weights, "loss_type": loss, "reference": "stored" if measures else "model"})
+
+
+def check_reference(ref_model: Any, model: Any) -> None:
+    """ConfigError for a ref_model that is not the model, or has other weights."""
+    if ref_model is None or ref_model is model:
+        return
+    if isinstance(ref_model, str | Path) and isinstance(model, str | Path):
+        if str(ref_model) != str(model):
+            raise ConfigError(f"ref_model is {ref_model}, and model {model}: {_REMEDY}")
+        return
+    if not isinstance(ref_model, torch.nn.Module) or not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"ref_model is a {type(ref_model).__name__}, and model a {type(model).__name__}: {_REMEDY}")
+    theirs, ours = ref_model.state_dict(), model.state_dict()
+    other = next((name for name in theirs if name not in ours or not torch.equal(theirs[name], ours[name])), None)
+    if other is not None:
+        raise ConfigError(f"ref_model has another {other} than model: {_REMEDY}")

@@ -1,0 +1,144 @@
+"""Qwen3-Omni, its thinker: 13 positions and 13 tokens of sound a second; positions are numbers with a fraction.
+
+Where the seconds of a pair of frames times 13 are no whole number, the model's positions along time are none either;
+they are float32 here, as they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ...processors.families.family import Layout
+from ...versions.transformers import CUTS_SOUNDS_OF_QWEN3_OMNI, MIXES_CLIPS_OF_QWEN3_OMNI
+from .omni import Omni
+
+START, END = "<|vision_start|>", "<|vision_end|>"
+AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
+_BLOCK, _TOKENS_OF_BLOCK = 100, 13  # mel frames that are read together, and their tokens
+
+
+class Qwen3Omni(Omni):
+    """See Family."""
+
+    name = "Qwen3-Omni"
+    model_types = ("qwen3_omni_moe_thinker", "qwen3_omni_moe")
+    processor_classes = ("Qwen3OmniMoeProcessor",)
+    model_class = "Qwen3OmniMoeThinkerForConditionalGeneration"
+    placeholders: ClassVar[Mapping[str, str]] = {
+        "image": "<|image_pad|>", "video": "<|video_pad|>", "audio": "<|audio_pad|>",
+    }  # fmt: skip
+    surroundings = (START, END)
+    media_tokens: ClassVar[tuple[str, ...]] = (*placeholders.values(), START, END, AUDIO_START, AUDIO_END)
+    attentions = ("flash_attention_2", "sdpa_varlen", *(() if MIXES_CLIPS_OF_QWEN3_OMNI else ("sdpa", "eager")))
+    image_defaults: ClassVar[Mapping[str, Any]] = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    video_defaults: ClassVar[Mapping[str, Any]] = {
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+        "fps": 2.0,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
+    positions_per_second = 13
+    position_type = np.float32
+    sound_surroundings = (AUDIO_START, AUDIO_END)
+    reads_all = not CUTS_SOUNDS_OF_QWEN3_OMNI
+    fewest_samples = 201  # more than half of the window of a frame
+
+    def num_tokens(self, frames: int) -> int:
+        """See Omni. Three convolutions with stride 2 over each block."""
+        blocks, rest = divmod(frames, _BLOCK)
+        return blocks * _TOKENS_OF_BLOCK + halved(rest, 3)
+
+    def prepare_model(self, model: Any) -> None:
+        """See Family."""
+        ShortClips(model.audio_tower, block=_BLOCK, convolutions=("conv2d1", "conv2d2"))
+
+    def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
+        """See Omni. By their times, frames first where these are equal."""
+        kinds = ["video"] * len(times) + ["audio"] * num_sounds
+        order = np.argsort(np.concatenate([times, np.arange(num_sounds)]), kind="stable")
+        return tuple((kind, len(list(run))) for kind, run in groupby(kinds[number] for number in order.tolist()))
+
+    def around(self) -> tuple[NDArray[Any], Any]:
+        """See Omni."""
+        return np.arange(2, dtype=np.float32), np.float32(2)
+
+    def num_frames(self, num_samples: int) -> int:
+        """See Omni. A part of one does not count."""
+        return num_samples // self.clips.hop
+
+    never_together: ClassVar[tuple[str, str]] = ("image", "video")  # in a row of transformers' code
+
+    def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        """See Family."""
+        if {layout.kind for layout in layouts}.issuperset(self.never_together):
+            raise DataError(
+                "it holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: leave one of "
+                "the kinds out, or train another family on it"
+            )
+        return layouts
+
+    def check_pack(self, inputs: Mapping[str, Any]) -> str | None:
+        """See Family."""
+        if self.kinds_of(inputs).issuperset(self.never_together):
+            return (
+                "holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: keep samples with "
+                "images and samples with videos in datasets of their own, and per_device_batch at 1"
+            )
+        return None
+
+
+FAMILY = Qwen3Omni
+
+
+# Clips of sound that are shorter than a block, read by Qwen3-Omni's convolutions as if each lay alone.
+#
+# transformers pads the blocks of all clips of a call to the longest, and the second convolution reads what the first
+# makes of the padding, which is its bias and no zero. So a clip shorter than a block would be read otherwise beside a
+# longer one than alone. Here what lies behind such a clip is set to zero after each convolution, as the padding of the
+# next one is.
+
+
+class ShortClips:
+    """Hooks of one tower. block: mel frames that are read together; convolutions: by name, all but the last."""
+
+    def __init__(self, tower: Any, *, block: int, convolutions: tuple[str, ...]):
+        self._block = block
+        self._lengths: list[int] = []  # of each block of a call, as it would be padded if its clip lay alone
+        self._begun = [0] * len(convolutions)
+        tower.register_forward_pre_hook(self._begin, with_kwargs=True)
+        for depth, name in enumerate(convolutions):
+            getattr(tower, name).register_forward_hook(partial(self._cut, depth))
+
+    def _begin(self, tower: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        frames = (named["feature_lens"] if "feature_lens" in named else inputs[1]).tolist()
+        self._lengths = [min(clip, self._block) for clip in frames for _ in range(-(-clip // self._block))]
+        self._begun = [0] * len(self._begun)
+
+    def _cut(self, depth: int, module: Any, inputs: Any, made: Any) -> Any:
+        """made: float[blocks, channels, bins, frames], of some of the blocks."""
+        begun = self._begun[depth]
+        self._begun[depth] += len(made)
+        lengths = [halved(length, depth + 1) for length in self._lengths[begun : self._begun[depth]]]
+        width = made.shape[-1]
+        if min(lengths) >= width:
+            return None
+        is_behind = made.new_ones(width).cumsum(0)[None] > made.new_tensor(lengths)[:, None]
+        return made.masked_fill(is_behind[:, None, None], 0)
+
+
+def halved(length: int, times: int) -> int:
+    """What so many convolutions with stride 2 leave of frames.
+
+    >>> halved(31, 1), halved(31, 2), halved(100, 3)
+    (16, 8, 13)
+    """
+    for _ in range(times):
+        length = (length - 1) // 2 + 1
+    return length

@@ -1,0 +1,264 @@
+"""What families share whose towers read square tiles of one size: images and frames -> tiles, normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError
+from ...processors.families.family import AUTO_CLASS, Layout
+from ...processors.families.files import check_followed
+from ...processors.families.frames import FrameChoice, Section
+from ...processors.families.vision import check_decoded
+from ...processors.media.memory import Memory, new_memory
+
+if TYPE_CHECKING:
+    from ...processors.media.facts import Facts, ImageFacts, VideoFacts
+    from ...processors.media.intervals import Interval
+    from ...processors.media.resize import Filter
+
+HALF = (0.5, 0.5, 0.5)
+_FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers of them
+_ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
+
+
+class Shape(NamedTuple):
+    """rows, columns: of tiles that an image is cut into. size: (width, height) of what is cut, without padding.
+
+    num_tiles: of all, with those of the whole image at a smaller size. section, num_frames: what is read of a video.
+    """
+
+    facts: ImageFacts | VideoFacts
+    num_tiles: int
+    rows: int = 1
+    columns: int = 1
+    size: tuple[int, int] = (0, 0)
+    section: Section | None = None
+    num_frames: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """Squares of side x side pixels. mean, std: of red, green and blue from 0 to 1. filter: of resizing."""
+
+    side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    filter: Filter
+
+    @staticmethod
+    def of(values: Mapping[str, Any], *, side: int, name: str) -> Tiles:
+        """values: a preprocessor_config.json. ConfigError for settings that are not followed here. name: the folder."""
+        check_followed(values, _ALWAYS, name=name)
+        resample = values.get("resample", 3)
+        if resample not in _FILTERS:
+            raise ConfigError(
+                f"processor {name!r} has resample {resample!r}, and only {', '.join(map(str, _FILTERS))} (Lanczos, "
+                "bilinear, bicubic) are followed here: save it anew"
+            )
+        return Tiles(
+            side=side,
+            mean=tuple(map(float, values["image_mean"])),
+            std=tuple(map(float, values["image_std"])),
+            filter=_FILTERS[resample],
+        )
+
+    def resized(self, image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
+        """[..., H, W, 3] -> [..., height, width, 3]."""
+        from ...processors.media.resize import resize
+
+        return resize(image, width=width, height=height, filter=self.filter)
+
+    def whole(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """An image as one tile, whatever its aspect: [1, side, side, 3]."""
+        return self.resized(image, width=self.side, height=self.side)[None]
+
+    def cut(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """An image whose sides are whole numbers of tiles -> these, row by row: [n, side, side, 3]."""
+        height, width, _ = image.shape
+        side = self.side
+        rows = image.reshape(height // side, side, width // side, side, 3)
+        return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1, side, side, 3)
+
+    def normalised(self, tiles: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """[n, side, side, 3] -> out [n, 3, side, side], with the bits that transformers' slow processors give."""
+        from ...processors.media.patches import to_patches
+
+        to_patches(
+            tiles,
+            patch_size=self.side,
+            merge_size=1,
+            temporal_patch_size=1,
+            mean=self.mean,
+            std=self.std,
+            out=out.reshape(len(out), -1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledFamily:
+    """See Family. A family says how an image becomes tiles, and what stands in the text for it.
+
+    tiles: of images, and video_tiles: of frames, where it reads videos. choice: which frames.
+    """
+
+    tiles: Tiles
+    video_tiles: Tiles | None = None
+    choice: FrameChoice | None = None
+    image_token_id: int
+
+    name: ClassVar[str] = ""  # as people call it
+    model_types: ClassVar[tuple[str, ...]] = ()
+    processor_classes: ClassVar[tuple[str, ...]] = ()
+    num_axes: ClassVar[int] = 0
+    towers: ClassVar[Mapping[str, str]] = {"image": "vision_tower"}
+    model_class: ClassVar[str] = AUTO_CLASS
+    token_inputs: ClassVar[tuple[str, ...]] = ()
+    attentions: ClassVar[tuple[str, ...]] = ("flash_attention_2", "flex_attention", "sdpa", "eager")
+    placeholders: ClassVar[Mapping[str, str]] = {}
+    surroundings: ClassVar[tuple[str, str]] = ("", "")
+    repeated_tokens: ClassVar[tuple[str, ...]] = ()
+    media_tokens: ClassVar[tuple[str, ...]] = ()
+    tensor_names: ClassVar[Mapping[str, str]] = {"image": "pixel_values", "video": "pixel_values"}  # of a kind's tiles
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """See Family."""
+        of_videos = {} if self.choice is None else {"frames": asdict(self.choice)}
+        return {"family": self.name, "side": self.tiles.side, **of_videos}
+
+    def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
+        """See Family."""
+        return self.image(facts) if kind == "image" else self.video(facts, interval)  # type: ignore[arg-type]
+
+    def image(self, facts: ImageFacts) -> Layout:
+        """Of an image."""
+        raise NotImplementedError
+
+    def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
+        """Of a video. interval: as `layout` is given it."""
+        raise NotImplementedError
+
+    def cut(self, image: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
+        """An image as decoded -> its tiles in the order in which the tower is given them: [n, side, side, 3]."""
+        raise NotImplementedError
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """The numbers of so many frames of a section."""
+        raise NotImplementedError
+
+    def frames(self, layout: Layout) -> tuple[int, ...]:
+        """See Family."""
+        shape: Shape = layout.shape
+        return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
+
+    def in_sample(self, layouts: Sequence[Layout]) -> list[Layout]:
+        """See Family."""
+        return [*layouts]
+
+    def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
+        """See Family: it is not asked for them."""
+        raise NotImplementedError
+
+    def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
+        """See Family."""
+        return {}
+
+    def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
+        """See Family: the tiles of an image, or a tile of each frame."""
+        from ...processors.media.images import decode_image
+
+        shape: Shape = layout.shape
+        if layout.kind == "video":
+            return self.frames_of(layout, data)
+        width, height = shape.size
+        image = decode_image(data, min_width=max(width, self.tiles.side), min_height=max(height, self.tiles.side))
+        check_decoded(image.shape, cast("ImageFacts", shape.facts))
+        return self.cut(image, shape)
+
+    def frames_of(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
+        """The frames that are read of a video, a tile each, whatever their aspect."""
+        from ...processors.media.video import read_frames
+
+        assert self.video_tiles is not None
+        video, side = cast("VideoFacts", layout.shape.facts), self.video_tiles.side
+        return read_frames(
+            data,
+            self.frames(layout),
+            num_frames=video.frames,
+            width=side,
+            height=side,
+            filter=self.video_tiles.filter,
+        )
+
+    def tensors(
+        self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
+    ) -> dict[str, NDArray[Any]]:
+        """See Family."""
+        tensors: dict[str, NDArray[Any]] = {}
+        for name in dict.fromkeys(self.tensor_names.values()):
+            found = [
+                (layout, data)
+                for layout, data in zip(layouts, media, strict=True)
+                if self.tensor_names[layout.kind] == name
+            ]
+            if found:
+                side = self.tiles.side
+                num_tiles = sum(layout.patches for layout, _ in found)
+                rows = tensors[name] = memory(name, (num_tiles, 3, side, side), np.float32)
+                start = 0
+                for layout, data in found:
+                    self.normalised(layout.kind, self.pixels(layout, data), rows[start : start + layout.patches])
+                    start += layout.patches
+        return tensors | self.beside(layouts)
+
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family. Theirs has samples of tiles in some families."""
+        tiles = made.get("pixel_values")
+        return made if tiles is None else {**made, "pixel_values": tiles.reshape(-1, *tiles.shape[-3:])}
+
+    def beside(self, layouts: Sequence[Layout]) -> dict[str, NDArray[Any]]:
+        """The inputs beside tiles, of a sample's media."""
+        return {}
+
+    def normalised(self, kind: str, tiles: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Tiles of a kind of media -> what the tower is given; see Tiles."""
+        of_kind = self.tiles if kind == "image" or self.video_tiles is None else self.video_tiles
+        of_kind.normalised(tiles, out)
+
+    def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+        """See Family."""
+        side = self.dummy_side()
+        return {"image": {"pixel_values": np.zeros((1, 3, side, side), np.float32)}}
+
+    def dummy_side(self) -> int:
+        """The side of the smallest tile that the tower takes."""
+        return self.tiles.side
+
+    def kinds_of(self, inputs: Container[str]) -> set[str]:
+        """See Family. Where frames are given to the model as images are, they are images."""
+        names = {"image": "pixel_values", "video": "pixel_values_videos"}
+        return {kind for kind, name in names.items() if name in inputs}
+
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        """See Family."""
+        expected = {**config, **{f"vision_config.{name}": each for name, each in _part(config, "vision_config")}}
+        for name, value in self.model_settings().items():
+            found = expected.get(name, value)
+            found = list(found) if isinstance(found, tuple) else found
+            if found not in (value, [value, value]):
+                raise ConfigError(
+                    f"the model has {name} {found!r}, and its processor {value!r}: take the model's own processor"
+                )
+
+    def model_settings(self) -> dict[str, Any]:
+        """What the model's config must say where it says it."""
+        return {"image_token_id": self.image_token_id, "vision_config.image_size": self.tiles.side}
+
+
+def _part(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    return list((config.get(name) or {}).items())

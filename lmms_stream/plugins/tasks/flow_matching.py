@@ -1,0 +1,199 @@
+"""Flow matching: a model learns the velocity from noise to an image, of a class where images have labels (SiT).
+
+Ma et al. 2024, https://arxiv.org/abs/2401.08740, with the straight path: at time t an image is t * image + (1 - t) *
+noise, t uniform in [0, 1), and its velocity is image - noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...checks import plain_path
+from ...errors import ConfigError
+from ...train.model.plain import PlainModel, config_of, takes
+from ...train.tasks.task import Draw, LossSum, Objective
+from ...types import Batch
+from .images import LABELS, NO_LABEL, check_apart, collate_images, frozen, loss_sum, pixels_of
+
+FLOW = "flow"
+TIME_SCALE = 1000.0  # models of diffusers embed times from 0 to 1000
+
+
+class FlowMatching:
+    """The squared error of the velocity, its mean over the values of an image, over the images of the global batch.
+
+    vae: an AutoencoderKL of diffusers, its folder or its hub id: images are learnt as its latents; it stays as it is.
+    label_dropout: the share of labels that a model is not told, so that it learns images of any class too, which
+    guidance needs. num_classes: of the model (default: its config's); a label that it is not told is this number.
+    sample_shape: of what the model is given, [C, H, W] (default: by its config).
+
+    The model is diffusers' DiTTransformer2DModel, or one that is called as it is: with an image [n, C, H, W], timestep
+    [n] from 0 to 1000, and, if it takes them, class_labels [n]; it makes the velocity, or an object whose `sample` it
+    is.
+    """
+
+    collate: Callable[..., Batch] = staticmethod(collate_images)
+
+    def __init__(
+        self,
+        *,
+        vae: Any = None,
+        label_dropout: float = 0.1,
+        num_classes: int | None = None,
+        sample_shape: Sequence[int] | None = None,
+    ):
+        if not 0 <= label_dropout <= 1:
+            raise ConfigError(f"label_dropout must be a share, 0 to 1, got {label_dropout}")
+        self.autoencoder = None if vae is None else Autoencoder(vae)
+        self.label_dropout = label_dropout
+        self.num_classes = num_classes
+        self._shape = None if sample_shape is None else tuple(sample_shape)
+
+    def wrap(self, model: torch.nn.Module) -> PlainModel:
+        """See Task."""
+        config = config_of(model)
+        for part in model.modules():
+            if type(part).__name__ == "LabelEmbedding":  # of diffusers: it would leave out others in each block
+                part.dropout_prob = 0.0  # type: ignore[assignment]
+        if self.num_classes is None:
+            self.num_classes = config.get("num_embeds_ada_norm")
+        if self._shape is None and {"in_channels", "sample_size"} <= config.keys():
+            self._shape = (config["in_channels"], config["sample_size"], config["sample_size"])
+        if takes(model.forward, LABELS) and self.num_classes is None:
+            raise ConfigError(f"{type(model).__name__} takes class_labels: say how many there are, as num_classes")
+        return PlainModel(model)
+
+    def objectives(self, model: Any) -> Sequence[Objective]:
+        return [Objective(name=FLOW)]
+
+    def units(self, pack: Batch) -> Mapping[str, int]:
+        return {FLOW: len(pack.sample_ids)}
+
+    def losses(
+        self, model: Any, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
+    ) -> Mapping[str, LossSum]:
+        """draw: what is drawn by; it is needed."""
+        assert draw is not None
+        device = batch.input_ids.device
+        pixels = pixels_of(batch)
+        if pixels is None:
+            images, noise, times = (torch.zeros(1, *shape, device=device) for shape in (self.shape, self.shape, ()))
+            labels = torch.zeros(1, dtype=torch.int64, device=device)
+        else:
+            images = pixels if self.autoencoder is None else self.autoencoder.encode(pixels, packs, draw)
+            self._shape = tuple(images.shape[1:])
+            noise = draw.normal(packs, self._shape, name="noise").to(device)
+            times = draw.uniform(packs, name="time").to(device)
+            labels = self._labels(batch, packs, draw)
+        at = times.view(-1, 1, 1, 1)
+        mixed, velocity = at * images + (1 - at) * noise, images - noise
+        of_images = model(
+            lambda inner: (velocity_of(inner, mixed, times, labels) - velocity).square().flatten(1).mean(1)
+        )
+        return {FLOW: loss_sum(of_images, packs)}
+
+    def check(self, model: Any, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
+        if self.autoencoder is not None:
+            frozen(self.autoencoder.vae, device)
+        if self._shape is None:
+            return
+        rng = torch.Generator().manual_seed(0)
+        inputs = {
+            "images": torch.randn(3, *self._shape, generator=rng).to(device),
+            "times": torch.tensor([0.1, 0.5, 0.9], device=device),
+            "labels": torch.arange(3, device=device) % max(1, self.num_classes or 1),
+        }
+        check_apart(
+            model, lambda inner, one: velocity_of(inner, one["images"], one["times"], one["labels"]), inputs, bf16=bf16
+        )
+
+    def run_one(self, model: torch.nn.Module) -> torch.Tensor | None:
+        """See Task. None where it is not known how large images are."""
+        if self._shape is None:
+            return None
+        images, times = torch.empty(1, *self._shape, device="meta"), torch.empty(1, device="meta")
+        return velocity_of(model, images, times, torch.zeros(1, dtype=torch.int64, device="meta"))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what the model is given."""
+        if self._shape is None:
+            raise ConfigError(
+                "a rank has no image in its first step, and the model's config does not say its sample_size and "
+                "in_channels: give FlowMatching a sample_shape"
+            )
+        return self._shape
+
+    def _labels(self, batch: Batch, packs: Sequence[Batch], draw: Draw) -> torch.Tensor:
+        """What the model is told of each image: int64[n]."""
+        labels = batch.inputs.get(LABELS)
+        if labels is None or self.num_classes is None:
+            return torch.full((len(batch.sample_ids),), self.num_classes or 0, device=batch.input_ids.device)
+        wrong = torch.nonzero((labels >= self.num_classes) | (labels < NO_LABEL))
+        if len(wrong):
+            index = int(wrong[0])
+            raise ConfigError(
+                f"label {int(labels[index])} of sample {int(batch.sample_ids[index])} is none of the model's "
+                f"{self.num_classes} classes, which count from 0: correct its labels, or num_embeds_ada_norm"
+            )
+        dropped = draw.chosen(packs, self.label_dropout, name="label").to(labels.device) | (labels == NO_LABEL)
+        return torch.where(dropped, self.num_classes, labels)
+
+
+def velocity_of(model: Any, images: torch.Tensor, times: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What a model says: float32 of the shape of images. Of a model that says a variance too, what comes before it."""
+    dtype = next(model.parameters()).dtype
+    told = {LABELS: labels} if takes(model.forward, LABELS) else {}
+    made = model(images.to(dtype), timestep=times * TIME_SCALE, **told)
+    velocity: torch.Tensor = getattr(made, "sample", made)
+    return velocity[:, : images.shape[1]].float()
+
+
+# Images <-> the latents of a frozen autoencoder of diffusers.
+
+INSTALL = "pip install 'lmms-stream[generation]'"
+
+
+class Autoencoder:
+    """An AutoencoderKL, or its folder or hub id; its latents are scaled as its config says, to about N(0, 1)."""
+
+    def __init__(self, vae: Any):
+        self.vae: Any = load_autoencoder(vae) if isinstance(vae, str | Path) else vae
+        config = self.vae.config
+        self._scale = float(config.scaling_factor)
+        self._shift = float(getattr(config, "shift_factor", None) or 0.0)
+
+    @torch.no_grad()
+    def encode(self, pixels: torch.Tensor, packs: Sequence[Batch], draw: Draw) -> torch.Tensor:
+        """A latent of each image, drawn from its distribution: float32[n, C, h, w]."""
+        latents = self.vae.encode(pixels.to(self.vae.dtype)).latent_dist
+        mean = latents.mean.float()
+        noise = draw.normal(packs, mean.shape[1:], name="latent").to(mean.device)
+        drawn: torch.Tensor = (mean + latents.std.float() * noise - self._shift) * self._scale
+        return drawn
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """float32[n, 3, S, S], about -1 to 1."""
+        made: torch.Tensor = self.vae.decode((latents / self._scale + self._shift).to(self.vae.dtype)).sample.float()
+        return made
+
+
+def load_autoencoder(path: str | Path) -> Any:
+    """ConfigError without diffusers, and for a folder that holds none."""
+    if find_spec("diffusers") is None:
+        raise ConfigError(f"an autoencoder of images needs diffusers: {INSTALL}")
+    from diffusers import AutoencoderKL
+
+    path = plain_path("vae", path)
+    try:
+        return AutoencoderKL.from_pretrained(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"vae {path} is no AutoencoderKL of diffusers: {' '.join(str(error).split())[:200]}"
+        ) from error

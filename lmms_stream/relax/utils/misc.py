@@ -1,7 +1,0 @@
-"""Relax's function that loads functions."""
-
-from __future__ import annotations
-
-from ...rl.opening import load_function
-
-__all__ = ["load_function"]

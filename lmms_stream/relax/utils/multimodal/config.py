@@ -1,7 +1,0 @@
-"""Relax's limits on media."""
-
-from __future__ import annotations
-
-from ....rl.prompts import MultimodalConfig
-
-__all__ = ["MultimodalConfig"]

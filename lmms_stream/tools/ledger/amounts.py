@@ -1,0 +1,140 @@
+"""Samples and tokens of each source that were read up to a step, and those that were not. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...plan.assign import num_steps
+from ...plan.cursor import SourceCursor
+from ...plan.ledger import Ledger, Ranges, Stretch
+from ...plan.left_out import LeftOut
+from ...plan.pack_plan import PackPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceAmounts:
+    """A source in the steps of a run before one.
+
+    epochs: how many times its packs were gone through, the part of the last one as a share. num_samples, num_tokens:
+    read, each as often as it was; num_skipped_samples, num_skipped_tokens: in steps that were passed over, and not
+    among those. num_seen: different samples in its packs so far, those of skipped steps too; num_unseen: those that
+    come later. num_overlong: in no pack, because they are longer than one. num_quarantined, num_dropped: samples that
+    are padding in the steps from some step on before this one; their positions stay, and are counted above.
+    """
+
+    epochs: float
+    num_samples: int
+    num_tokens: int
+    num_skipped_samples: int
+    num_skipped_tokens: int
+    num_seen: int
+    num_unseen: int
+    num_overlong: int
+    num_quarantined: int = 0
+    num_dropped: int = 0
+
+
+def amounts_of(ledger: Ledger, step: int, *, left_out: LeftOut | None = None) -> dict[str, SourceAmounts]:
+    """Of each source of the run, in the steps before `step`."""
+    cursor = ledger.cursor(step)
+    skipped = _skipped(ledger, step)
+    plans: dict[str, PackPlan] = {}
+    for stretch in ledger.stretches:
+        if stretch.cursor.step <= step:
+            plans |= stretch.mixture.plans
+    found = {name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0))) for name, plan in plans.items()}
+    if not left_out:
+        return found
+    return {
+        name: replace(
+            each,
+            num_quarantined=len(left_out.of_kind("quarantined").of_source(name).at_step(step - 1)),
+            num_dropped=len(left_out.of_kind("dropped").of_source(name).at_step(step - 1)),
+        )
+        for name, each in found.items()
+    }
+
+
+def _of(plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: int) -> SourceAmounts:
+    total = plan.num_packs(at.epoch)
+    part = plan.amounts(at.epoch, at.packs)
+    whole = [plan.amounts(epoch, plan.num_packs(epoch)) for epoch in range(at.epoch)]
+    packed = plan.amounts(0, plan.num_packs(0)).samples
+    seen = packed if at.epoch else part.samples
+    return SourceAmounts(
+        epochs=at.epoch + at.packs / max(1, total),
+        num_samples=sum(each.samples for each in whole) + part.samples - skipped_samples,
+        num_tokens=sum(each.tokens for each in whole) + part.tokens - skipped_tokens,
+        num_skipped_samples=skipped_samples,
+        num_skipped_tokens=skipped_tokens,
+        num_seen=seen,
+        num_unseen=packed - seen,
+        num_overlong=plan.num_samples - packed,
+    )
+
+
+def _skipped(ledger: Ledger, stop: int) -> dict[str, tuple[int, int]]:
+    """Samples and tokens of each source in steps before `stop` that were passed over.
+
+    A sample that is split counts where all of its pieces are.
+    """
+    tokens: dict[tuple[str, int], dict[int, int]] = {}  # by source and epoch, of each sample
+    ranges = {each for stretch in ledger.stretches for each in stretch.skipped}
+    first_step = ledger.stretches[0].cursor.step
+    for number in sorted({number for first, end in ranges for number in range(max(first, first_step), min(end, stop))}):
+        entry = ledger.step(number)
+        for pack in entry.packs if entry.is_skipped else ():
+            of_epoch = tokens.setdefault((pack.source, pack.epoch), {})
+            for sample_id, length in zip(pack.sample_ids.tolist(), pack.lengths.tolist(), strict=True):
+                of_epoch[sample_id] = of_epoch.get(sample_id, 0) + length
+    found: dict[str, tuple[int, int]] = {}
+    for (source, _), of_epoch in tokens.items():
+        plan = next(each.mixture.plans[source] for each in ledger.stretches if source in each.mixture.plans)
+        samples, total = found.get(source, (0, 0))
+        here = sum(length == _packed_tokens(plan, sample_id) for sample_id, length in of_epoch.items())
+        found[source] = samples + here, total + sum(of_epoch.values())
+    return found
+
+
+def _packed_tokens(plan: PackPlan, sample_id: int) -> int:
+    length = int(plan.lengths[sample_id])
+    return min(length, plan.packing.packing_length) if plan.packing.overlong == "truncate" else length
+
+
+# The end of a run: stretches and skipped steps -> counts of steps. Pure.
+
+
+def steps_to_end(stretch: Stretch, *, num_epochs: int | None = None) -> int | None:
+    """Steps from the cursor of a stretch until its sources have no packs left; None where that never comes.
+
+    num_epochs: how often a mixture without weights is gone through, since the run began, of which none may be left;
+    None: to the end of its epoch.
+    """
+    mixture, cursor, size = stretch.mixture, stretch.cursor, stretch.global_batch
+    if mixture.schedule is not None:
+        left = mixture.packs_left(cursor)
+        return None if left is None else num_steps(global_batch=size, num_packs=left)
+    total = 0
+    epoch = max(cursor.sources[name].epoch for name in mixture.names)  # that of a source added later is earlier
+    for _ in range(epoch, epoch + 1 if num_epochs is None else num_epochs):
+        steps = num_steps(global_batch=size, num_packs=mixture.packs_left(cursor) or 0)
+        cursor = mixture.skip(cursor, steps, global_batch=size)
+        total += steps
+    return total
+
+
+def step_after(first: int, num_steps: int, *, skipped: Ranges) -> int:
+    """The step after `num_steps` steps from `first` on that lie in none of the ranges `skipped`, which may overlap.
+
+    >>> [step_after(0, num_steps, skipped=[(2, 4), (3, 5), (9, 20)]) for num_steps in (2, 6, 8)]
+    [2, 9, 22]
+    """
+    end = first
+    for begin, stop in sorted(skipped):
+        kept = max(begin, end) - end
+        if kept >= num_steps:
+            break
+        if stop <= end:
+            continue
+        end, num_steps = stop, num_steps - kept
+    return end + num_steps

@@ -1,0 +1,220 @@
+"""What `lmms-stream ledger` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ...cli.console import console, print_records
+from ...converters.stored.inspect.visible import visible
+
+if TYPE_CHECKING:
+    from ...mds.provenance import SourceRow
+    from ...plan.ledger import PackEntry, PieceEntry, StepEntry
+    from .retrain import Retraining
+    from .run import Ledger, LoggedLedger
+
+SHOWN_IDS = 12  # of a pack, in the table
+SHOWN_ROWS = 3  # the same where each has the row that it was made of
+Sample = tuple[str, int]  # its source and id
+
+
+def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
+    rows = [ledger.origins.of(pack.source, pack.sample_ids.tolist()) for pack in entry.packs]
+    if as_json:
+        packs = [_pack_record(pack, of_pack) for pack, of_pack in zip(entry.packs, rows, strict=True)]
+        record = {"step": entry.number, "is_skipped": entry.is_skipped, "packs": packs}
+        _print_json(record | {"identities": ledger.identities})
+        return
+    passed_over = ", which was passed over" if entry.is_skipped else ""
+    when = "trained" if entry.number < ledger.stop else "not trained yet"
+    if ledger.end is not None and entry.number >= max(ledger.end, ledger.stop):
+        when = f"beyond the end of the run, which ends before step {ledger.end}"
+    table = Table("rank", "micro-batch", "source", "epoch", "pack", "tokens", "samples")
+    for pack, of_pack in zip(entry.packs, rows, strict=True):
+        cells = (
+            _ranks(ledger, entry.number, pack.group),
+            pack.micro_batch,
+            pack.source,
+            pack.epoch,
+            pack.number,
+            f"{pack.lengths.sum():,}",
+            _shown(pack, of_pack),
+        )
+        table.add_row(*(Text(visible(str(cell))) for cell in cells))
+    console.print(Text(f"step {entry.number}, {when}{passed_over}"))
+    console.print(table)
+    _print_growth(ledger)
+
+
+def print_samples(
+    ledger: Ledger, samples: Sequence[Sample], *, stop: int | None, renamed: str | None, as_json: bool
+) -> None:
+    """Where samples were and will be, what they are called in another dataset, and what they were trained on first."""
+    found = [ledger.sample(*sample, stop=stop) for sample in samples]
+    names = [
+        None if renamed is None else ledger.origins.renamed(source, [id], url=renamed)[0] for source, id in samples
+    ]
+    first = ledger.first_step(samples)
+    if as_json:
+        records = [
+            _sample_record(ledger, sample, entries) | ({} if ids is None else {"renamed": ids})
+            for sample, entries, ids in zip(samples, found, names, strict=True)
+        ]
+        retraining = None if first is None else dataclasses.asdict(first)
+        _print_json((records[0] if len(records) == 1 else {"samples": records}) | {"retraining": retraining})
+        return
+    for sample, entries, ids in zip(samples, found, names, strict=True):
+        _print_sample(ledger, sample, entries)
+        if ids is not None:
+            called = ", ".join(map(str, ids)) or "no sample is made of its row"
+            console.print(Text(visible(f"in {renamed}: {called}")), soft_wrap=True)
+    console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
+    _print_growth(ledger)
+
+
+def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool) -> None:
+    """From which step on a run would have been another one without some samples."""
+    first = ledger.first_step(samples)
+    if as_json:
+        _print_json({"samples": len(samples), "retraining": None if first is None else dataclasses.asdict(first)})
+        return
+    console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
+
+
+def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:
+    """stop: steps before it count; default: those of the checkpoint, or all of a run that has not begun."""
+    if stop is None:
+        stop = ledger.stop or ledger.end or 0
+    amounts = ledger.amounts(stop)
+    if as_json:
+        sources = {name: dataclasses.asdict(each) for name, each in amounts.items()}
+        record = {"until": stop, "end": ledger.end, "sources": sources}
+        _print_json(record | {"identities": ledger.identities, "num_added": dict(ledger.num_added)})
+        return
+    print_records(f"{ledger.where}, steps before {stop:,}", list(amounts.items()))
+    _print_growth(ledger)
+
+
+def print_logged(ledger: LoggedLedger, *, step: int | None, samples: Sequence[int], as_json: bool) -> None:
+    """What the log of a run in lanes says of a step, of samples, or of how much was read; and what it cannot say."""
+    from .run import CANNOT
+
+    record: dict[str, Any] = {"until": ledger.stop, "samples": ledger.samples_seen, "tokens": ledger.tokens_seen}
+    if step is not None:
+        record = {"step": step, "sample_ids": list(ledger.step(step))}
+    elif samples:
+        record = {"steps": {str(each): ledger.sample(each) for each in samples}}
+    if as_json:
+        _print_json(record | {"note": CANNOT})
+        return
+    for name, value in record.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        lines = [f"{name}: {shown}"]
+        if isinstance(value, dict):
+            lines = [f"sample {id}: {_logged_steps(steps)}" for id, steps in value.items()]
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)
+    console.print(Text(f"note: {CANNOT}", style="yellow"), soft_wrap=True)
+
+
+def _logged_steps(steps: Sequence[int]) -> str:
+    return f"steps {', '.join(map(str, steps))}" if steps else "in no step of the log"
+
+
+def _print_sample(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry]) -> None:
+    source, sample_id = sample
+    rows = ledger.origins.of(source, [sample_id])
+    made_of = f", made of {rows[0]}" if rows else ""
+    named = f"sample {sample_id} of {source} (dataset {ledger.identities[source]})"
+    console.print(Text(visible(f"{named}, {ledger.tokens_of(*sample):,} tokens{made_of}")), soft_wrap=True)
+    table = Table("epoch", "piece", "pack", "step", "when", "rank", "micro-batch")
+    for entry in entries:
+        where = ("", "", "")
+        if entry.step is not None:
+            ranks = _ranks(ledger, entry.step, entry.group or 0)
+            where = (str(entry.step), ranks, str(entry.micro_batch))
+        cells = (entry.epoch, entry.piece, entry.pack, where[0], ledger.when(entry, sample), *where[1:])
+        table.add_row(*map(str, cells))
+    if entries:
+        console.print(table)
+    if (left_out := ledger.left_out.get(*sample)) is not None:
+        line = f"{left_out.kind} from step {left_out.since_step} on: {left_out.reason}"
+        console.print(Text(visible(line), style="yellow"), soft_wrap=True)
+    if all(entry.step is None for entry in entries):
+        console.print(Text(ledger.why_nowhere(*sample), style="yellow"))
+
+
+def _renamed(ledger: Ledger, sample: Sample, url: str) -> list[int]:
+    source, sample_id = sample
+    return ledger.origins.renamed(source, [sample_id], url=url)[0]
+
+
+def _retraining_line(ledger: Ledger, first: Retraining | None, samples: Sequence[Sample]) -> str:
+    one = len(samples) == 1
+    if first is None:
+        return f"no step so far was trained on {'it' if one else 'any of them'}: nothing would have to be trained again"
+    back = f"go back to {first.checkpoint}" if first.checkpoint else "no checkpoint before that is left: begin anew"
+    which = "" if one else f", whose first is {first.source}:{first.sample_id}"
+    return (
+        f"had {'it' if one else 'they'} not been there{which}, steps {first.step} to {ledger.stop - 1} would have to "
+        f"be trained again: {back}"
+    )
+
+
+def _print_growth(ledger: Ledger) -> None:
+    for source, count in ledger.num_added.items():
+        line = f"note: {source} has grown by {count:,} samples since: their ids follow, and those of the run stay"
+        console.print(Text(visible(line), style="yellow"), soft_wrap=True)
+
+
+def _shown(pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
+    """The first samples of a pack, each with its row where that is known."""
+    most, ids = SHOWN_IDS if rows is None else SHOWN_ROWS, pack.sample_ids.tolist()
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    shown = map(str, ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
+    return f"{len(ids)}: {', '.join(list(shown)[:most])}{more}"
+
+
+def _short(row: SourceRow) -> str:
+    """A row by the name of its file; its path is in --json, and where --sample tells of the sample."""
+    return str(row).rsplit("/", 1)[-1]
+
+
+def _ranks(ledger: Ledger, step: int, group: int) -> str:
+    """The rank that reads the packs of a group, or the ranks that share them."""
+    size = ledger.plans.stretch(step).world.replication
+    return str(group) if size == 1 else f"{group * size} to {group * size + size - 1}"
+
+
+def _pack_record(pack: PackEntry, rows: Sequence[SourceRow] | None) -> dict[str, Any]:
+    record: dict[str, Any] = pack._asdict()
+    arrays = {name: record[name].tolist() for name in ("sample_ids", "starts", "lengths")}
+    return record | arrays | ({} if rows is None else {"rows": list(map(str, rows))})
+
+
+def _sample_record(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry]) -> dict[str, Any]:
+    source, sample_id = sample
+    rows = ledger.origins.of(source, [sample_id])
+    nowhere = all(entry.step is None for entry in entries)
+    left_out = ledger.left_out.get(*sample)
+    return {
+        "source": source,
+        "sample": sample_id,
+        "identity": ledger.identities[source],
+        "tokens": ledger.tokens_of(*sample),
+        "row": str(rows[0]) if rows else None,
+        "entries": [dataclasses.asdict(entry) | {"when": ledger.when(entry, sample)} for entry in entries],
+        "left_out": None if left_out is None else dataclasses.asdict(left_out),
+        "why_nowhere": ledger.why_nowhere(*sample) if nowhere else None,
+    }
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,292 @@
+"""What a run will read of each source once its settings are changed. ledger + changed stretch -> changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError
+from ...plan.cursor import Cursor, SourceCursor
+from ...plan.ledger import Ledger, Ranges, Stretch
+from ...plan.left_out import LeftOut
+from ...plan.mixture import Mixture
+from ...plan.pack_plan import PackPlan
+from ...plan.source_ranges import SourceRange
+from .amounts import SourceAmounts, amounts_of, steps_to_end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceChange:
+    """A source in the steps [first, stop) of a run that goes on with other settings.
+
+    status: kept, added (the run has read nothing of it so far) or removed (nothing of it is read any more).
+    token_share: of what these steps read, and token_share_before, of what they would read with the settings that the
+    run had. packs_per_step: on average. num_samples, num_tokens: read by these steps; num_left_out_samples,
+    num_left_out_tokens: of those, what is padding, because it is left out. Of them and of those that skipped
+    steps pass over (num_skipped_tokens), num_new_samples and num_new_tokens were never read before, and
+    num_repeated_samples and num_repeated_tokens were. num_unread_samples, num_unread_tokens: those that no step before
+    `stop` reads. epochs_before, epochs_after: as SourceAmounts.epochs, before `first` and before `stop`. ends_at_step:
+    the step with its last pack, where max_epochs ends it.
+    """
+
+    status: str
+    token_share_before: float
+    token_share: float
+    packs_per_step: float
+    num_samples: int
+    num_tokens: int
+    num_left_out_samples: int
+    num_left_out_tokens: int
+    num_skipped_tokens: int
+    num_new_samples: int
+    num_new_tokens: int
+    num_repeated_samples: int
+    num_repeated_tokens: int
+    num_unread_samples: int
+    num_unread_tokens: int
+    epochs_before: float
+    epochs_after: float
+    ends_at_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Steps [first, stop) with the same weights. token_shares: of what they read, by source."""
+
+    first: int
+    stop: int
+    token_shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What the steps [first, stop) read of each source. Steps are counted as a ledger counts them.
+
+    is_end: no source has packs left then. global_batch: packs of a step, before and with the change. phases: the steps
+    by the phases of the weights' schedule, in turn.
+    """
+
+    first: int
+    stop: int
+    is_end: bool
+    global_batch_before: int
+    global_batch: int
+    sources: Mapping[str, SourceChange]
+    phases: Sequence[Phase]
+
+
+def changed(ledger: Ledger, mixture: Mixture, *, first: int, global_batch: int, skipped: Ranges = ()) -> Ledger:
+    """The ledger of a run that goes on from step `first` with other settings.
+
+    CursorError where a source does not follow the plan that it had; ConfigError for one without packs.
+    """
+    cursor = mixture.adopt(ledger.cursor(first))
+    stretches = [each for each in ledger.stretches if each.cursor.step <= first]
+    return Ledger([*stretches, Stretch(mixture=mixture, cursor=cursor, global_batch=global_batch, skipped=skipped)])
+
+
+def describe_change(before: Ledger, after: Ledger, *, stop: int, left_out: LeftOut | None = None) -> Change:
+    """What the last stretch of `after` reads up to a step, and what the settings of `before` would have read.
+
+    left_out: samples that are padding from some step on. ConfigError where there is no step to describe.
+    """
+    stretch = after.stretches[-1]
+    first, old = stretch.cursor.step, before.stretches[-1]
+    to_end = steps_to_end(stretch) if stretch.mixture.schedule is not None else None
+    is_end = to_end is not None and first + to_end <= stop
+    stop = min(stop, first + to_end) if to_end is not None else stop
+    if stop <= first:
+        raise ConfigError(
+            f"no step is left from step {first} on: the run is at its end, or its sources are: raise max_epochs, "
+            "max_steps or the epochs, or add a source"
+        )
+    shares = _shares(amounts_of(before, first), amounts_of(before, stop))
+    started, ended = amounts_of(after, first), amounts_of(after, stop)
+    begin, end = after.cursor(first), after.cursor(stop)
+    sources = {
+        name: _of_source(
+            after,
+            name,
+            (begin.sources[name], end.sources[name]),
+            (started[name], ended[name]),
+            shares=(shares.get(name, 0.0), share),
+            stop=stop,
+            left_out=left_out or LeftOut(),
+        )
+        for name, share in _shares(started, ended).items()
+    }
+    return Change(
+        first=first,
+        stop=stop,
+        is_end=is_end,
+        global_batch_before=old.global_batch,
+        global_batch=stretch.global_batch,
+        sources=sources,
+        phases=_phases(after, stop),
+    )
+
+
+def _phases(ledger: Ledger, stop: int) -> list[Phase]:
+    """The steps of the last stretch before `stop`, by the phases of its weights."""
+    stretch = ledger.stretches[-1]
+    first = stretch.cursor.step
+    starts = [step for step, _ in stretch.mixture.schedule or () if first < step < stop]
+    amounts = {step: amounts_of(ledger, step) for step in (first, *starts, stop)}
+    return [
+        Phase(first=begin, stop=end, token_shares=_shares(amounts[begin], amounts[end]))
+        for begin, end in pairwise(amounts)
+    ]
+
+
+def _of_source(
+    ledger: Ledger,
+    name: str,
+    cursors: tuple[SourceCursor, SourceCursor],
+    amounts: tuple[SourceAmounts, SourceAmounts],
+    *,
+    shares: tuple[float, float],
+    stop: int,
+    left_out: LeftOut,
+) -> SourceChange:
+    """cursors, amounts: of the source, before the change and at its end; shares: with the old settings and the new."""
+    stretch, plan = ledger.stretches[-1], ledger.plan(name)
+    before, after = amounts
+    passed = _passed(after) - _passed(before)
+    skipped = after.num_skipped_tokens - before.num_skipped_tokens
+    skipped_samples = after.num_skipped_samples - before.num_skipped_samples
+    num_samples = after.num_samples - before.num_samples
+    new_samples = after.num_seen - before.num_seen
+    seen = [_seen_tokens(plan, at) for at in cursors]
+    padding = padding_of(ledger, name, left_out, first=stretch.cursor.step, stop=stop)
+    num_packs = _packs_before(plan, cursors[1]) - _packs_before(plan, cursors[0])
+    return SourceChange(
+        status=_status(name, ledger),
+        token_share_before=shares[0],
+        token_share=shares[1],
+        packs_per_step=num_packs / (stop - stretch.cursor.step),
+        num_samples=num_samples,
+        num_tokens=after.num_tokens - before.num_tokens,
+        num_left_out_samples=padding[0],
+        num_left_out_tokens=padding[1],
+        num_skipped_tokens=skipped,
+        num_new_samples=new_samples,
+        num_new_tokens=seen[1] - seen[0],
+        num_repeated_samples=num_samples + skipped_samples - new_samples,
+        num_repeated_tokens=passed - (seen[1] - seen[0]),
+        num_unread_samples=after.num_unseen,
+        num_unread_tokens=plan.num_tokens(0) - seen[1],
+        epochs_before=before.epochs,
+        epochs_after=after.epochs,
+        ends_at_step=_end(stretch, name, stop=stop),
+    )
+
+
+def _status(name: str, ledger: Ledger) -> str:
+    *before, stretch = ledger.stretches
+    weighted = stretch.mixture.schedule
+    if name not in stretch.mixture.plans or (weighted is not None and not any(w.get(name) for _, w in weighted)):
+        return "removed"
+    return "kept" if any(name in each.mixture.plans for each in before) else "added"
+
+
+def _end(stretch: Stretch, name: str, *, stop: int) -> int | None:
+    """The step before `stop` that reads the last pack of a source's last epoch."""
+    mixture, cursor = stretch.mixture, stretch.cursor
+    if name not in mixture.max_epochs:
+        return None
+    epoch = mixture.max_epochs[name] - 1
+    last = mixture.plans[name].num_packs(epoch)
+    pack = SourceRange(source=name, epoch=epoch, first=last - 1, stop=last)
+    found: Cursor | None = mixture.step_of(
+        cursor, pack, global_batch=stretch.global_batch, num_steps=stop - cursor.step
+    )
+    return None if found is None else found.step
+
+
+def _shares(before: Mapping[str, SourceAmounts], after: Mapping[str, SourceAmounts]) -> dict[str, float]:
+    """Of the tokens that were passed between two steps, by source."""
+    tokens = {name: _passed(at) - (_passed(before[name]) if name in before else 0) for name, at in after.items()}
+    total = sum(tokens.values())
+    return {name: count / total if total else 0.0 for name, count in tokens.items()}
+
+
+def _passed(amounts: SourceAmounts) -> int:
+    return amounts.num_tokens + amounts.num_skipped_tokens
+
+
+def _seen_tokens(plan: PackPlan, at: SourceCursor) -> int:
+    """Different tokens of a source in the packs before a cursor."""
+    return plan.num_tokens(0) if at.epoch else plan.amounts(0, at.packs).tokens
+
+
+def _packs_before(plan: PackPlan, at: SourceCursor) -> int:
+    return sum(plan.num_packs(epoch) for epoch in range(at.epoch)) + at.packs
+
+
+# Samples that steps read as padding, because they are left out. ledger + left-out samples -> amounts. Pure.
+
+_At = tuple[int, int]  # where a source stands: its epoch, and packs of that
+
+
+def padding_of(ledger: Ledger, source: str, left_out: LeftOut, *, first: int, stop: int) -> tuple[int, int]:
+    """Samples and tokens of a source that are padding in the steps [first, stop): each sample once in each epoch.
+
+    Those of steps that are passed over are none. The shuffle blocks that hold such samples are packed again.
+    """
+    found, plan = left_out.of_source(source), ledger.plan(source)
+    if not len(found.sample_ids):
+        return 0, 0
+    begin, end = _at(ledger, source, first), _at(ledger, source, stop)
+    steps = {min(max(step, first), stop) for step in found.since_steps.tolist()}
+    from_packs = {step: _at(ledger, source, step) for step in steps}
+    begins = [from_packs[min(max(step, first), stop)] for step in found.since_steps.tolist()]
+    skipped = _skipped(ledger, source, first, stop)
+    num_samples = num_tokens = 0
+    for epoch in range(begin[0], end[0] + 1):
+        packs, lengths, numbers = _segments(plan, epoch, found.sample_ids, stop=end)
+        is_padding = [
+            begins[number] <= (epoch, pack) < end and not _is_in((epoch, pack), skipped)
+            for pack, number in zip(packs.tolist(), numbers.tolist(), strict=True)
+        ]
+        num_samples += len(np.unique(numbers[is_padding]))
+        num_tokens += int(lengths[is_padding].sum())
+    return num_samples, num_tokens
+
+
+def _at(ledger: Ledger, source: str, step: int) -> _At:
+    at = ledger.cursor(step).sources.get(source)
+    return (0, 0) if at is None else (at.epoch, at.packs)
+
+
+def _skipped(ledger: Ledger, source: str, first: int, stop: int) -> list[tuple[_At, _At]]:
+    """Packs that steps in [first, stop) pass over, of the last stretch."""
+    ranges = [(max(begin, first), min(end, stop)) for begin, end in ledger.stretches[-1].skipped]
+    return [(_at(ledger, source, begin), _at(ledger, source, end)) for begin, end in ranges if begin < end]
+
+
+def _is_in(at: _At, ranges: list[tuple[_At, _At]]) -> bool:
+    return any(begin <= at < end for begin, end in ranges)
+
+
+def _segments(
+    plan: PackPlan, epoch: int, sample_ids: NDArray[np.int64], *, stop: _At
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of the segments of some samples in an epoch, in packs before `stop`: their packs, tokens, and which samples.
+
+    sample_ids: int64[n], sorted. Three arrays int64[num_segments], the last of positions in sample_ids.
+    """
+    found: set[int] = set()
+    for pack, _ in plan.first_packs_of(epoch, sample_ids):
+        if (epoch, pack) >= stop:
+            break
+        found.add(pack)
+    numbers = np.array(sorted(found), np.int64)
+    packs = plan.take(epoch, numbers)
+    of_segments = np.repeat(numbers, np.diff(packs.offsets))
+    at = np.searchsorted(sample_ids, packs.sample_ids)
+    is_asked = sample_ids[np.minimum(at, len(sample_ids) - 1)] == packs.sample_ids
+    return of_segments[is_asked], packs.lengths[is_asked], at[is_asked]

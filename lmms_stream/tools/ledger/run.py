@@ -1,0 +1,233 @@
+"""The ledger of a run, from one of its checkpoints, or from its config before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ...errors import CheckpointError, ConfigError, CursorError
+from ...loader.drop_list import dropped
+from ...plan.ledger import Ledger as PlanLedger
+from ...plan.ledger import PieceEntry, StepEntry
+from ...plan.left_out import LeftOut
+from ...train.checkpoint.store import CHECKPOINTS_NAME
+from ...train.report.train_log import LOG_NAME, history, read_log
+from ...types import World
+from .amounts import SourceAmounts, amounts_of, step_after, steps_to_end
+from .opening import RunHistory, open_history
+from .origins import Origins
+from .retrain import Retraining, retraining
+from .stretches import OpenedSources, open_stretches
+
+When = Literal["trained", "passed over", "planned", "beyond the end", "not read", "quarantined", "dropped"]
+
+
+class Ledger:
+    """What the steps of a run held and will hold, whichever settings and ranks it had on the way.
+
+    run: a checkpoint, or the output_dir or the checkpoint folder of a run, whose latest is taken; paths or URLs. Or the
+    YAML file of a run, of which nothing is trained then; world: the ranks that it will have (default: one), overrides:
+    settings as `key.sub=value`. urls: where sources lie now, by name, if that changed. Steps are counted as skip_steps
+    and the plan count them: from 0, those that were passed over among them. No shard is read, and no log.
+
+    stop: the first step that is not trained. left_out: samples that are padding from a step on. num_added: samples that
+    the datasets of sources have grown by since.
+
+    CheckpointError for what is no checkpoint, and for one without a history: of an earlier release, or of a run whose
+    packs lanes make, which are not known beforehand (see LoggedLedger). LengthsError, StorageError, CursorError where a
+    dataset is gone or is another. ConfigError for a config that cannot be.
+    """
+
+    def __init__(
+        self,
+        run: str | Path | RunHistory,
+        *,
+        urls: Mapping[str, str] | None = None,
+        world: World | None = None,
+        overrides: Sequence[str] = (),
+    ):
+        self.history = run if isinstance(run, RunHistory) else open_history(str(run), world=world, overrides=overrides)
+        if not self.history.stretches:
+            raise CheckpointError(
+                f"{self.history.where} keeps no history of its run: it is of an earlier release, or its packs are made "
+                "in lanes, which are not known beforehand; log_sample_ids in the settings of a run has its log say them"
+            )
+        self._sources = OpenedSources(urls)
+        self.plans = PlanLedger(open_stretches(self.history.stretches, self._sources, where=self.history.where))
+        self.where, self.stop = self.history.where, self.history.stop
+        self.left_out = LeftOut.load(self.history.state.get("left_out", ()))
+        self.origins = Origins(self._sources.stored)
+        self.num_added: Mapping[str, int] = self._sources.num_added
+
+    @cached_property
+    def end(self) -> int | None:
+        """The step that the run ends before, by its settings; None where they do not say it (max_tokens)."""
+        last, settings = self.plans.stretches[-1], self.history.settings
+        rest, is_weighted = replace(last, cursor=self.plans.cursor(self.stop)), last.mixture.schedule is not None
+        if settings.num_train_epochs is not None and not is_weighted:
+            return self.stop + (steps_to_end(rest, num_epochs=settings.num_train_epochs) or 0)
+        if settings.max_steps is None:
+            return None
+        end = step_after(self.stop, settings.max_steps - self.history.num_trained, skipped=last.skipped)
+        left = steps_to_end(rest) if is_weighted else None
+        return end if left is None else min(end, self.stop + left)
+
+    def step(self, number: int) -> StepEntry:
+        """The packs of a step, trained or not yet; CursorError for one that the run has not, nor will have."""
+        return self.plans.step(number)
+
+    def sample(self, source: str, sample_id: int, *, stop: int | None = None) -> list[PieceEntry]:
+        """Where a sample was and will be, each piece in each epoch: see PlanLedger.sample.
+
+        stop: steps before it alone. Otherwise those of all of the run, and of the epoch in which it ends, by its
+        settings; where its end is not known, of the epoch that it stands in. See `when`.
+        """
+        if stop is not None:
+            return self.plans.sample(source, sample_id, stop=stop)
+        until = max(self.stop, self.end or 0)
+        entries = self.plans.sample(source, sample_id, stop=until, ahead=True)
+        num_epochs = max(1, self.plans.num_epochs(source, until, ahead=self.end is None))
+        return [entry for entry in entries if entry.epoch < num_epochs]
+
+    def when(self, entry: PieceEntry, sample: tuple[str, int] | None = None) -> When:
+        """What became of a piece of a sample, or will: "beyond the end" is a step that the run will not have.
+
+        sample: its source and id, to tell steps in which it is left out, as padding.
+        """
+        if entry.step is None:
+            return "not read"
+        if entry.is_skipped:
+            return "passed over"
+        left_out = None if sample is None else self.left_out.get(*sample)
+        if left_out is not None and left_out.since_step <= entry.step:
+            return left_out.kind
+        if entry.step < self.stop:
+            return "trained"
+        return "planned" if self.end is None or entry.step < self.end else "beyond the end"
+
+    def first_step(self, samples: Iterable[tuple[str, int]]) -> Retraining | None:
+        """What would have to be trained again had some samples not been there; None where none of them was trained.
+
+        samples: each as its source and id. PackingError for one that is not there.
+        """
+        ids: dict[str, list[int]] = {}
+        for source, sample_id in samples:
+            ids.setdefault(source, []).append(sample_id)
+        return retraining(
+            self.plans,
+            {source: np.unique(np.array(each, np.int64)) for source, each in ids.items()},
+            history=self.history,
+            left_out=self.left_out,
+        )
+
+    def listed(self, file: str | Path) -> list[tuple[str, int]]:
+        """The samples of a drop list as a run reads it, each as its source and id; ConfigError where it names none."""
+        samples = dropped(str(file), self.origins.named).samples
+        if not samples:
+            raise ConfigError(f"the drop list {file} names no samples: write a line for each, SOURCE:ID or FILE:ROW")
+        return [(each.source, each.sample_id) for each in samples]
+
+    def amounts(self, stop: int | None = None) -> dict[str, SourceAmounts]:
+        """What was read of each source before a step (default: the checkpoint's)."""
+        return amounts_of(self.plans, self.stop if stop is None else stop, left_out=self.left_out)
+
+    def tokens_of(self, source: str, sample_id: int) -> int:
+        """The length of a sample; PackingError for one that is not there."""
+        plan = self.plans.plan(source)
+        plan.check_sample(sample_id)
+        return int(plan.lengths[sample_id])
+
+    def why_nowhere(self, source: str, sample_id: int) -> str:
+        """Why no step reads anything of a sample, or of a piece of it, for people."""
+        tokens, plan = self.tokens_of(source, sample_id), self.plans.plan(source)
+        limit = plan.packing.packing_length
+        if tokens > limit and not len(plan.packs_of(0, sample_id)):
+            return f"it is in no pack: it has more than the {limit:,} tokens of one, and such samples are dropped"
+        last = self.plans.stretches[-1]
+        if source not in last.mixture.plans:
+            return f"{source} ended before: from step {last.cursor.step} on the run has no such source"
+        most = last.mixture.max_epochs.get(source)
+        if most is not None and self.plans.cursor(max(self.stop, self.end or 0)).sources[source].epoch >= most:
+            return f"{source} ended before: max_epochs gives it {most}"
+        if last.mixture.schedule is not None:
+            return f"no step reads it: the weights of {source} give it no steps"
+        return f"no step reads {source} before step {self.stop}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each source lies."""
+        return {name: stored.url for name, stored in self._sources.stored.items()}
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """What the dataset of each source is known by (StoredDataset.identity): an id names a sample of that dataset.
+
+        Where a dataset has grown since, as it was: its ids are the same now.
+        """
+        return {name: stored.identity for name, stored in self._sources.stored.items()}
+
+
+# What the log of a run in lanes says of its samples. Lanes pack samples as they are read, so no plan tells them.
+
+CANNOT = (
+    "the packs of this run are made in lanes, as samples are read: of steps to come, of ranks and micro-batches, and "
+    "of what is left of an epoch nothing is known"
+)
+
+
+class LoggedLedger:
+    """The samples of the steps that a run in lanes has logged; it had log_sample_ids.
+
+    output_dir: of the run, where its log lies. Steps are counted from 0, as by Ledger. ConfigError where the log is
+    not there, or has no ids.
+    """
+
+    def __init__(self, run: RunHistory, *, output_dir: Path):
+        self.where, self.stop = run.where, run.stop
+        self.tokens_seen, self.samples_seen = (int(run.state.get(name, 0)) for name in ("tokens_seen", "samples_seen"))
+        self._log = output_dir / LOG_NAME
+
+    @cached_property
+    def steps(self) -> Mapping[int, tuple[int, ...]]:
+        """Ids of the samples of each logged step that the checkpoint has, each as often as it is in the step."""
+        records = history(read_log(self._log)).steps
+        found = {
+            record["step"] - 1: tuple(map(int, record["sample_ids"]))
+            for record in records
+            if "sample_ids" in record and record["step"] <= self.stop
+        }
+        if not found:
+            raise ConfigError(
+                f"{self._log} has no sample ids: {CANNOT}, and of steps that are done it is what the log keeps with "
+                "train.log_sample_ids"
+            )
+        return found
+
+    def step(self, number: int) -> tuple[int, ...]:
+        """The ids of the samples of a step; CursorError for one that is not in the log."""
+        if number not in self.steps:
+            raise CursorError(
+                f"step {number} is not in {self._log}, which has the samples of {len(self.steps)} steps: {CANNOT}"
+            )
+        return self.steps[number]
+
+    def sample(self, sample_id: int) -> list[int]:
+        """The logged steps that read something of a sample."""
+        return [number for number, ids in sorted(self.steps.items()) if sample_id in ids]
+
+
+def output_dir_of(run: str) -> Path:
+    """The output_dir of what a user names: itself, its folder of checkpoints, or one of these."""
+    path = Path(run)
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / LOG_NAME).is_file():
+            return folder
+    raise ConfigError(
+        f"{run}: {CANNOT}, and there is no {LOG_NAME} beside it: name the output_dir of the run, where its "
+        f"{CHECKPOINTS_NAME} lie"
+    )

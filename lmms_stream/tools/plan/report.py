@@ -1,0 +1,325 @@
+"""What plans amount to, in numbers and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cli.figure import new_figure, save_figure
+from ...errors import DataError
+from ...mds.core import PackedDataset
+from ...mds.lengths import LengthIndex
+from ...mds.shard import open_shard
+from ...plan.assign import assign, count_spilled, num_steps, pack_costs
+from ...plan.mixture import Mixture
+from ...plan.order import shards_of
+from ...plan.pack_plan import PackPlan
+from ...plan.pack_range import PackRange
+from ...processors.base import IGNORED_LABEL, Compared, Processor
+from ...types import Sample, World
+
+COMPARED_STRATEGIES = ("best_fit", "window_16384", "window_1024", "first_fit", "next_fit")
+_CHUNK = 1 << 22  # lengths looked at together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochReport:
+    """One epoch of one source.
+
+    efficiency: tokens over what the packs could hold. lower_bound: packs that no packing can do with less of
+    (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated,
+    split or kept, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no
+    media). num_beyond_positions: longer than the positions of the model (None: no model is named).
+    """
+
+    source: str
+    epoch: int
+    num_samples: int
+    num_overlong: int
+    num_overlong_media: int | None
+    num_beyond_positions: int | None
+    num_tokens: int
+    num_packs: int
+    lower_bound: int
+    efficiency: float
+    samples_per_pack: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepsReport:
+    """Steps of a mixture: how many (None without an end), and what a look at the first `num_seen` shows.
+
+    shards_per_step: how many shards a step reads from. imbalance: work of the busiest rank over the mean (sum over
+    segments of len**2), mean over steps, as assigned and with packs dealt in order. tower_imbalance: the same of the
+    patches that ranks give to the tower of their media, over the steps that have any (None: there are no media).
+    num_spilled_packs: packs read on another node than the one that serves their canonical node.
+    """
+
+    num_steps: int | None
+    num_seen: int
+    shards_per_step_median: float
+    shards_per_step_max: int
+    imbalance: float
+    imbalance_in_order: float
+    tower_imbalance: float | None
+    tower_imbalance_in_order: float | None
+    num_spilled_packs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindsReport:
+    """How the tokens of a source's samples, overlong ones too, divide among kinds.
+
+    num_patches: of all its media. num_cut: media of which not all is read.
+    """
+
+    source: str
+    num_text_tokens: int
+    text_share: float
+    num_image_tokens: int
+    image_share: float
+    num_video_tokens: int
+    video_share: float
+    num_audio_tokens: int
+    audio_share: float
+    num_patches: int
+    num_cut: int
+
+
+def report_kinds(plan: PackPlan, *, source: str) -> KindsReport | None:
+    """None where the source has no media, so that all tokens are of text."""
+    index = plan.index
+    if not isinstance(index, LengthIndex) or index.num_tokens_of is None:
+        return None
+    total = max(1, sum(index.num_tokens_of.values()))
+    counts = {f"num_{kind}_tokens": count for kind, count in index.num_tokens_of.items()}
+    shares = {f"{kind}_share": count / total for kind, count in index.num_tokens_of.items()}
+    amounts = {"num_patches": index.num_patches, "num_cut": index.num_cut}
+    return KindsReport(source=source, **amounts, **counts, **shares)  # type: ignore[arg-type]
+
+
+def report_epoch(plan: PackPlan, *, source: str, epoch: int, positions: int | None = None) -> EpochReport:
+    num_packs, num_tokens = plan.num_packs(epoch), plan.num_tokens(epoch)
+    overlong = plan.num_overlong(epoch)
+    overlong_media = plan.num_overlong_media(epoch)
+    packed = plan.num_samples - (overlong if plan.packing.overlong == "drop" else overlong_media)
+    return EpochReport(
+        source=source,
+        epoch=epoch,
+        num_samples=plan.num_samples,
+        num_overlong=overlong,
+        num_overlong_media=None if plan.index.patches is None else overlong_media,
+        num_beyond_positions=None if positions is None else plan.num_longer_than(positions),
+        num_tokens=num_tokens,
+        num_packs=num_packs,
+        lower_bound=_lower_bound(plan, num_tokens),
+        efficiency=plan.efficiency(epoch),
+        samples_per_pack=packed / max(1, num_packs),
+    )
+
+
+def _lower_bound(plan: PackPlan, num_tokens: int) -> int:
+    limit = plan.packing.packing_length
+    longer_than_half = 0
+    for start in range(0, plan.num_samples, _CHUNK):
+        lengths = np.asarray(plan.lengths[start : start + _CHUNK], dtype=np.int64)
+        kept = lengths <= limit
+        if plan.packing.overlong == "keep":
+            kept |= True
+        if plan.packing.overlong == "truncate":
+            kept |= plan.index.patches is None or np.asarray(plan.index.patches[start : start + _CHUNK]) == 0
+        whole = lengths[kept]
+        longer_than_half += int(np.count_nonzero(2 * whole > limit))
+    return max(-(-(num_tokens - plan.num_tokens_over) // limit), longer_than_half)
+
+
+def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen: int = 256) -> StepsReport:
+    """Look at the first steps of a mixture, as `world` would read them."""
+    cursor = mixture.start()
+    packs_left = mixture.packs_left(cursor)
+    shards: list[int] = []
+    assigned: list[float] = []
+    in_order: list[float] = []
+    towers: list[float] = []
+    towers_in_order: list[float] = []
+    spilled = 0
+    for _ in range(max_seen):
+        step = mixture.step(cursor, global_batch=global_batch)
+        if step.num_packs == global_batch:
+            packs = mixture.packs(step.ranges)
+            shards.append(_num_shards(mixture, packs))
+            costs = pack_costs(packs, linear_cost=0)
+            dealt = assign(
+                packs,
+                global_batch=global_batch,
+                nodes=world.group_nodes,
+                num_canonical_nodes=mixture.num_canonical_nodes,
+                linear_cost=0,
+            )
+            assigned.append(_imbalance(costs, dealt))
+            in_turn = np.arange(global_batch).reshape(world.num_groups, -1)
+            in_order.append(_imbalance(costs, in_turn))
+            if packs.patches is not None and packs.patches.any():
+                towers.append(_imbalance(packs.patches, dealt))
+                towers_in_order.append(_imbalance(packs.patches, in_turn))
+            spilled += count_spilled(
+                packs, dealt, nodes=world.group_nodes, num_canonical_nodes=mixture.num_canonical_nodes
+            )
+        cursor = step.after
+        if step.ends_epoch:
+            break
+    return StepsReport(
+        num_steps=None if packs_left is None else num_steps(global_batch=global_batch, num_packs=packs_left),
+        num_seen=len(shards),
+        shards_per_step_median=float(np.median(shards)) if shards else 0.0,
+        shards_per_step_max=max(shards, default=0),
+        imbalance=float(np.mean(assigned)) if assigned else 1.0,
+        imbalance_in_order=float(np.mean(in_order)) if in_order else 1.0,
+        tower_imbalance=float(np.mean(towers)) if towers else None,
+        tower_imbalance_in_order=float(np.mean(towers_in_order)) if towers else None,
+        num_spilled_packs=spilled,
+    )
+
+
+def _num_shards(mixture: Mixture, packs: PackRange) -> int:
+    sources = np.repeat(packs.sources, np.diff(packs.offsets))
+    total = 0
+    for number, name in enumerate(mixture.names):
+        sizes = mixture.plans[name].samples_per_shard
+        total += len(np.unique(shards_of(packs.sample_ids[sources == number], np.cumsum(sizes) - sizes)))
+    return total
+
+
+def _imbalance(costs: NDArray[np.int64], dealt: NDArray[np.int64]) -> float:
+    work = costs[dealt].sum(axis=1)
+    return float(work.max() / work.mean())
+
+
+def with_strategy(plan: PackPlan, strategy: str) -> PackPlan:
+    """The same plan, packed by another strategy."""
+    packing = dataclasses.replace(plan.packing, strategy=strategy)
+    return PackPlan(plan.index, plan.samples_per_shard, order=plan.order, packing=packing)
+
+
+def plot_plans(plans: Mapping[str, PackPlan], path: Path, *, epoch: int = 0, max_packs: int = 4096) -> None:
+    """Draw sample lengths and the fill of the first `max_packs` packs; the suffix of `path` says the format."""
+    figure = new_figure(width=11, height=4)
+    left, right = figure.subplots(1, 2)
+    for limit in sorted({plan.packing.packing_length for plan in plans.values()}):
+        left.axvline(limit, color="black", linestyle=":", label=f"packing_length {limit}")
+    drawn: set[int] = set()
+    for name, plan in plans.items():
+        if id(plan.lengths) not in drawn:  # strategies share their lengths
+            drawn.add(id(plan.lengths))
+            lengths = np.asarray(plan.lengths)
+            bins = np.geomspace(max(1, lengths.min()), lengths.max() + 1, 60)
+            left.hist(lengths, bins=bins, alpha=0.6, label=f"{len(lengths):,} samples")
+        packs = plan.packs(epoch, 0, min(max_packs, plan.num_packs(epoch)))
+        fill = np.sort(np.add.reduceat(packs.lengths, packs.offsets[:-1]))[::-1] / plan.packing.packing_length
+        label = f"{name}: {plan.num_packs(epoch):,} packs, {plan.efficiency(epoch):.2%}"
+        right.plot(np.linspace(0, 100, len(fill)), fill * 100, label=label)
+    left.set(xscale="log", xlabel="tokens of a sample", ylabel="samples")
+    left.legend()
+    right.set(xlabel="% of the packs, from full to empty", ylabel="% of packing_length filled", ylim=(0, 102))
+    right.legend(loc="lower left")
+    save_figure(figure, path)
+
+
+# Share of the tokens of a source that is trained on. Lengths do not tell it: some samples are read and processed.
+
+_MAX_TOKENS = 1 << 20  # of all samples that are read, so that a plan takes some seconds more
+_MAX_SAMPLES, _MAX_WITH_MEDIA, _MIN_SAMPLES = 1024, 64, 16
+_MAX_SHARDS = 64  # that are opened
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedReport:
+    """Trained tokens of a source, in num_looked_at of its num_samples samples, which are evenly spread.
+
+    trained_share: None if it is not known; unknown gives the reason. num_without: samples in which nothing is trained
+    on. num_refused: samples that the processor refuses.
+    """
+
+    source: str
+    num_samples: int
+    num_looked_at: int = 0
+    trained_share: float | None = None
+    num_without: int = 0
+    num_refused: int = 0
+    unknown: str | None = None
+
+
+def report_trained(
+    dataset: PackedDataset, processor: Processor | None, *, source: str, num_sources: int = 1
+) -> TrainedReport:
+    """Process some samples of a source. num_sources: sources of the plan, which share the samples that are read."""
+    unknown = _reason(dataset, processor)
+    if processor is None or unknown is not None:
+        return TrainedReport(source=source, num_samples=dataset.num_samples, unknown=unknown)
+    counts: Counter[str] = Counter()
+    for sample in _some_samples(dataset, processor, num_sources=num_sources):
+        counts["samples"] += 1
+        try:
+            labels = processor.process(sample)["labels"]
+        except DataError:
+            counts["refused"] += 1
+            continue
+        num_trained = int(np.count_nonzero(np.asarray(labels)[1:] != IGNORED_LABEL))  # nothing predicts the first token
+        counts["tokens"] += len(labels)
+        counts["trained"] += num_trained
+        counts["without"] += not num_trained
+    return TrainedReport(
+        source=source,
+        num_samples=dataset.num_samples,
+        num_looked_at=counts["samples"],
+        trained_share=counts["trained"] / counts["tokens"] if counts["tokens"] else None,
+        num_without=counts["without"],
+        num_refused=counts["refused"],
+        unknown=None if counts["tokens"] else "the processor refuses all samples that were read",
+    )
+
+
+def _reason(dataset: PackedDataset, processor: Processor | None) -> str | None:
+    """Why the share of a source is not known; None if samples can be read."""
+    if processor is None:
+        return "pass --tokenizer, and what is trained on is found in some samples"
+    objective = getattr(processor, "objective", None)
+    if objective is not None and objective not in get_args(Compared):
+        return f"its samples are not trained on as tokens only, but for {objective}"
+    stored = dataset.one
+    if stored.is_copied or not all((stored.folder_of_files / info.name).exists() for info in stored.shards[:1]):
+        return (
+            "its shards are not in a local folder as plain files, and a plan downloads none: "
+            f"lmms-stream inspect {stored.url} --tokenizer … marks it in single samples"
+        )
+    return None
+
+
+def _some_samples(dataset: PackedDataset, processor: Processor, *, num_sources: int) -> Iterator[Sample]:
+    """Yield samples that are evenly spread over some shards, which are evenly spread over the dataset."""
+    stored, index = dataset.one, dataset.plan.index
+    most = _MAX_SAMPLES if index.patches is None else _MAX_WITH_MEDIA
+    by_tokens = _MAX_TOKENS * dataset.num_samples // max(1, int(np.sum(index.lengths, dtype=np.int64)))
+    num_samples = max(_MIN_SAMPLES, min(most, by_tokens) // num_sources)
+    shards = [stored.shards[number] for number in _evenly(len(stored.shards), min(_MAX_SHARDS, num_samples))]
+    found = [info for info in shards if (stored.folder_of_files / info.name).exists()]
+    for info in found:
+        shard = open_shard(stored.folder_of_files / info.name, info, columns=processor.columns)
+        for within in _evenly(info.num_samples, -(-num_samples // len(found))):
+            yield shard[within]
+
+
+def _evenly(total: int, count: int) -> list[int]:
+    """Return `count` numbers below `total`, or all of them, at equal distances.
+
+    >>> _evenly(10, 3), _evenly(2, 3)
+    ([0, 4, 9], [0, 1])
+    """
+    return np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)).tolist()  # type: ignore[no-any-return]

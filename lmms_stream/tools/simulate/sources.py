@@ -1,0 +1,198 @@
+"""The datasets of a run as the simulation takes them: plans, and the shards as index.json lists them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError
+from ...mds.core import HasCore, PackedDataset, core_of
+from ...mds.index import ShardInfo
+from ...mds.shard_list import ShardList
+from ...plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
+from ...plan.cursor import SOURCE
+from ...plan.mixture import Mixture
+from ...plan.order import OrderConfig
+from ...plan.pack_plan import PackPlan
+from ...plan.source_ranges import Weights
+from ...processors.base import PackFiller
+from ...storage.sizes import parse_bytes
+from .cluster import Cluster
+
+Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
+WALKED = 1 << 26  # segments of packs that are kept while steps are looked at: 1 GiB
+COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shard_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of all sources: bytes on a node, bytes that are downloaded, and requests for each. int64[n]."""
+
+    stored: NDArray[np.int64]
+    loaded: NDArray[np.int64]
+    requests: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Plans by name, with the shards of all of them. limits: the cache_limit of each, in bytes.
+
+    zip_bytes: of the largest compressed shard of each plan. fills: workers only fetch shards, for their processors read
+    packs straight from them. reads_media: of any source. downloads_at_once, shards_ahead: of each worker, see
+    FetchConfig's threads and ahead. make_plan: a plan of other settings, from what PackPlan takes.
+    """
+
+    plans: Mapping[str, PackPlan]
+    shards: Mapping[str, Shards]
+    limits: Mapping[str, int | None]
+    zip_bytes: Mapping[str, int]
+    index_bytes: int
+    fills: bool
+    reads_media: bool
+    downloads_at_once: int
+    shards_ahead: int
+    weights: Weights | Mapping[int, Weights] | None = None
+    max_epochs: Mapping[str, int] | None = None
+    make_plan: Callable[..., PackPlan] = PackPlan
+
+    @staticmethod
+    def of(
+        dataset: Datasets,
+        *,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+    ) -> Sources:
+        """The sources of a run; ConfigError for one in lanes, whose packs are not known beforehand."""
+        named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
+        cores = {name: core_of(each) for name, each in named.items()}
+        for name, core in cores.items():
+            if core.packing_mode == "lanes":
+                raise ConfigError(
+                    f"packs of lanes are not known beforehand ({name!r}): set packing_mode plan, and write a lengths "
+                    "index with lmms-stream index"
+                )
+        listed = {name: core.one.shards for name, core in cores.items()}
+        plans = {name: core.plan for name, core in cores.items()}
+        num_bytes = sum(each.index_bytes for each in listed.values())
+        return Sources(
+            plans=plans,
+            shards={name: _shards(each) for name, each in listed.items()},
+            limits={name: core.fetch.limit_bytes for name, core in cores.items()},
+            zip_bytes={name: int(each.zip_sizes.max()) for name, each in listed.items()},
+            index_bytes=num_bytes + sum(plan.lengths.nbytes for plan in plans.values()),
+            fills=all(_fills(core) for core in cores.values()),
+            reads_media=any(plan.index.patches is not None for plan in plans.values()),
+            downloads_at_once=sum(core.fetch.threads for core in cores.values()),
+            shards_ahead=sum(core.fetch.ahead for core in cores.values()),
+            weights=weights,
+            max_epochs=max_epochs,
+        )
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        return Mixture(self.plans, weights=self.weights, max_epochs=self.max_epochs)
+
+    @cached_property
+    def walked(self) -> Mixture:
+        """The same mixture, to go through many steps: whole blocks are kept, as far as memory allows."""
+        return Mixture(
+            {name: plan.keeping(self._kept_segments(plan)) for name, plan in self.plans.items()},
+            weights=self.weights,
+            max_epochs=self.max_epochs,
+        )
+
+    def _kept_segments(self, plan: PackPlan) -> int:
+        of_blocks = plan.num_canonical_nodes * plan.order.shuffle_block_size
+        return max(KEPT_SEGMENTS, LEAST_SEGMENTS * plan.num_canonical_nodes, min(of_blocks, WALKED // len(self.plans)))
+
+    @cached_property
+    def all_shards(self) -> Shards:
+        """Those of one source after another."""
+        columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
+        return Shards(*map(np.concatenate, columns))
+
+    def limits_on(self, cluster: Cluster) -> Mapping[str, int | None]:
+        """The cache_limit of each source on a cluster: of caches of their own, as those of loaders are."""
+        return self.limits if cluster.cache is None else dict.fromkeys(self.plans, cluster.cache_bytes)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(plan.num_samples for plan in self.plans.values())
+
+    def with_setting(self, name: str, value: int | str) -> Sources:
+        """The same sources with another value of one of COMPARED; ConfigError for what is none of them."""
+        if name not in COMPARED:
+            raise ConfigError(f"{name} cannot be compared: choose one of {', '.join(COMPARED)}")
+        plans, shards = dict(self.plans), dict(self.shards)
+        for source, plan in self.plans.items():
+            samples, order, packing = plan.samples_per_shard, plan.order, plan.packing
+            if name == "shard_bytes":
+                samples, shards[source] = _cut_anew(samples, shards[source], parse_bytes(value, name=name))
+            elif name == "packing_length":
+                packing = dataclasses.replace(packing, packing_length=_count(name, value))
+            else:
+                order = _with_order(order, name, _count(name, value))
+            plans[source] = self.make_plan(plan.index, samples, order=order, packing=packing)
+        return dataclasses.replace(self, plans=plans, shards=shards)
+
+
+def _with_order(order: OrderConfig, name: str, value: int) -> OrderConfig:
+    if name == "num_canonical_nodes":
+        return dataclasses.replace(order, num_canonical_nodes=value)
+    return dataclasses.replace(order, shuffle_block_size=value)
+
+
+def _count(name: str, value: int | str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name}={value} is no whole number") from None
+
+
+def _fills(core: PackedDataset) -> bool:
+    """Whether packs are made straight from the shards; without a processor: whether they hold tokens."""
+    if core.processor is not None:
+        return isinstance(core.processor, PackFiller)
+    return "input_ids" in core.one.shards[0].columns.names
+
+
+def _shards(listed: ShardList) -> Shards:
+    if listed[0].meta is not None:  # shards of two files, which few datasets have: entry by entry
+        return _shards_of_two_files(listed)
+    sizes, zip_sizes = listed.sizes, listed.zip_sizes
+    loaded = np.where(zip_sizes > 0, zip_sizes, sizes)
+    return Shards(stored=sizes, loaded=loaded, requests=np.ones(len(sizes), np.int64))
+
+
+def _shards_of_two_files(infos: Sequence[ShardInfo]) -> Shards:
+    files = [[info, *([] if info.meta is None else [info.meta])] for info in infos]
+    return Shards(
+        stored=np.array([sum(each.size for each in mine) for mine in files], np.int64),
+        loaded=np.array([sum(each.zip_size or each.size for each in mine) for mine in files], np.int64),
+        requests=np.array([len(mine) for mine in files], np.int64),
+    )
+
+
+def _cut_anew(samples: NDArray[np.int64], shards: Shards, shard_bytes: int) -> tuple[NDArray[np.int64], Shards]:
+    """The same samples in shards of about so many bytes, each sample as large as the mean of its shard."""
+    ends = np.cumsum(samples)
+    total = int(shards.stored.sum())
+    num_shards = min(int(ends[-1]), max(1, round(total / shard_bytes)))
+    bytes_before = np.concatenate([[0.0], np.cumsum(shards.stored)])
+    cuts = np.linspace(0, total, num_shards + 1)
+    bounds = np.interp(cuts, bytes_before, np.concatenate([[0], ends])).round().astype(np.int64)
+    bounds = np.unique(bounds)
+    at = np.interp(bounds, np.concatenate([[0], ends]), bytes_before)
+    loaded_before = np.concatenate([[0.0], np.cumsum(shards.loaded)])
+    loaded = np.interp(bounds, np.concatenate([[0], ends]), loaded_before)
+    count = len(bounds) - 1
+    return np.diff(bounds), Shards(
+        stored=np.diff(at.round().astype(np.int64)),
+        loaded=np.diff(loaded.round().astype(np.int64)),
+        requests=np.full(count, int(shards.requests.max())),
+    )
