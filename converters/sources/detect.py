@@ -41,9 +41,9 @@ def _format_of_others(extension: str) -> str | None:
 
 def check_format(name: str | None, what: str | None = None) -> None:
     """DataError for a format of files that is not known. what: is wrong, for people."""
-    formats = (*FORMATS, "text", "images", "hf_dataset", "yaml")
-    if name is not None and name not in formats:
-        raise DataError(f"{what or f'unknown format {name!r}'}: expected one of {', '.join(formats)}")
+    others = ("text", "images", "hf_dataset", "yaml")
+    if name is not None and name not in others and name not in FORMATS:
+        raise DataError(f"{what or f'unknown format {name!r}'}: expected one of {', '.join((*FORMATS, *others))}")
 
 
 def reads_ranges(format: str | None, delimited: Delimited) -> bool:
