@@ -36,7 +36,9 @@ def named_format(name: str) -> tuple[str | None, str | None]:
 
 
 def _format_of_others(extension: str) -> str | None:
-    return next((name for name in (FORMATS.others if extension else ()) if extension in FORMATS[name].extensions), None)
+    if not extension:
+        return None
+    return next((name for name in FORMATS.others if extension in FORMATS[name].extensions), None)
 
 
 def check_format(name: str | None, what: str | None = None) -> None:

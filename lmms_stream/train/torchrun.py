@@ -74,15 +74,11 @@ def _tell_ranks(number: int, _: FrameType | None) -> None:
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun tells a rank
 
 
-def torchrun_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
-    """The command that trains with `nproc` processes on this machine."""
-    return _torchrun("lmms_stream.train", [str(config), *overrides], nproc=nproc)
-
-
 def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
-    """The same, but one process needs no torchrun, which imports torch for itself before it starts the rank.
+    """Return the command that trains with `nproc` processes on this machine.
 
-    So it takes half as long to the first step, and its exit status and signals are those of the run itself.
+    One process starts without torchrun, which would import torch before it starts the rank: the first step comes in
+    half the time, and exit status and signals are those of the run itself.
     """
     return module_command("lmms_stream.train", [str(config), *overrides], nproc=nproc)
 
@@ -91,10 +87,6 @@ def module_command(module: str, arguments: Sequence[str], *, nproc: int) -> list
     """The command that runs a module in one process, or in ranks of torchrun."""
     if nproc == 1:
         return [sys.executable, "-m", module, *arguments]
-    return _torchrun(module, arguments, nproc=nproc)
-
-
-def _torchrun(module: str, arguments: Sequence[str], *, nproc: int) -> list[str]:
     torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
     return [*torchrun, "-m", module, *arguments]
 

@@ -34,9 +34,9 @@ def family_of(files: ProcessorFiles) -> FamilyMaker:
 
     The processor of any other folder is run to learn what it does (asked.py).
     """
-    for name in (files.processor_class, "" if files.processor_class else files.model_type):
-        if name and name in FAMILIES:
-            return FAMILIES[name]
+    family = FAMILIES.get(files.processor_class or files.model_type)
+    if family is not None:
+        return family
     from .asked import Described
 
     return Described()
