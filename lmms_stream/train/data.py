@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..loader.bad_samples import BadSamples
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
 from ..loader.workers import is_of_worker_code
-from ..mds.core import opens_loader, processor_of
+from ..mds.core import gives_packs, opens_loader, processor_of
 from ..processors.base import Processor
 from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut, tell_beyond_positions, tell_overlong
@@ -53,7 +53,10 @@ def check_evaluated(loader: PackedLoader) -> None:
 
 
 class RunData:
-    """Loaders of a run's datasets. Raises what is wrong with any of them at once, not when it is due."""
+    """Loaders of a run's datasets. Raises what is wrong with any of them at once, not when it is due.
+
+    open_rows: makes packs of a dataset of rows that is given after the run's own.
+    """
 
     def __init__(
         self,
@@ -64,8 +67,10 @@ class RunData:
         collator: Collator,
         world: World,
         device: torch.device,
+        open_rows: Callable[[Any], Any] = lambda given: given,
     ):
         self.config, self._collator, self._world, self._device = config, collator, world, device
+        self._open_rows = open_rows
         if train_dataset is None:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
         self.train_dataset = train_dataset
@@ -114,6 +119,30 @@ class RunData:
             num_workers=num_workers,
             **options,
         )
+
+    def to_evaluate(self, given: Any) -> dict[str, Any]:
+        """Return datasets of packs by name: of a dataset or several, of one of the run by its name, or all of the run.
+
+        All ranks call it; rows become tokens as those of the run's eval_dataset do.
+        """
+        if given is None:
+            return self.evaluations
+        if isinstance(given, str):
+            if given not in self.evaluations:
+                names = ", ".join(self.evaluations) or "none"
+                raise ConfigError(f"there is no eval_dataset {given!r}: name one of {names}")
+            return {"": self.evaluations[given]}
+        return {
+            name: each if gives_packs(each) else self._open_rows(each)
+            for name, each in named_evaluations(given).items()
+        }
+
+    def one_to_evaluate(self, given: Any) -> tuple[str, Any]:
+        """Return the only one of to_evaluate with its name; ConfigError for several."""
+        named = self.to_evaluate(given)
+        if len(named) != 1:
+            raise ConfigError(f"there are {len(named)} datasets to evaluate: name one of {', '.join(named) or 'none'}")
+        return next(iter(named.items()))
 
     def eval_loader(self, name: str, dataset: Packed) -> PackedLoader:
         """Batches of a dataset to evaluate, from its beginning."""

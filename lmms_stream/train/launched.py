@@ -29,9 +29,9 @@ logger = logging.getLogger("lmms_stream")
 class LaunchedTrainer(FSDP2SFTTrainer):
     """FSDP2SFTTrainer whose records also have LMMS Engine's names."""
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        figures = engine_figures(record, pack_tokens=self.meter.pack_tokens, world_size=self.world.world_size)
-        super().log({**record, **figures})
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
+        figures = engine_figures(logs, pack_tokens=self.meter.pack_tokens, world_size=self.world.world_size)
+        super().log({**logs, **figures}, start_time)
 
 
 def read_launch(data: Mapping[str, Any], *, source: str) -> tuple[Launch, TrainingArguments]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +18,18 @@ from ..extras import need
 from ..loader.loader import PackedLoader
 from ..types import Batch, World
 from .checkpoint.store import CHECKPOINTS_NAME
-from .data import RunData, named_evaluations
+from .data import RunData
 from .evaluate import mean_losses
 from .model.model import PackedModel
 from .parts import HasParts
 from .run.distributed import end_distributed
-from .run.settings import Datasets, Packed, TrainConfig
+from .run.settings import Datasets, TrainConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import TrainerState
+
+logger = logging.getLogger("lmms_stream")
 
 _REFUSED = {
     "autocast_smart_context_manager": "the model computes as args.bf16 says",
@@ -39,6 +44,53 @@ _REFUSED = {
     "set_initial_training_values": "max_steps is the length of the run",
     "store_flos": "records have perf/tflops_per_device",
 }
+
+
+_NOT_CALLED = {
+    **_REFUSED,
+    "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
+    "get_eval_dataloader": "give another eval_dataset or data_collator",
+    "get_test_dataloader": "give predict another dataset",
+    "get_train_dataloader": "give another train_dataset or data_collator",
+    "prediction_step": "override evaluation_step",
+}
+_RENAMED = {
+    "compute_loss": ("model, batch, packs, units", "give compute_loss_func(outputs, labels, num_items_in_batch)"),
+    "training_step": ("packs, units", "give callbacks, or compute_loss_func(outputs, labels, num_items_in_batch)"),
+}  # parameters here, and what serves most users of transformers
+_THEIRS = {"inputs", "return_outputs", "num_items_in_batch"}  # parameters of these in transformers
+
+
+def check_overrides(kind: type) -> None:
+    """Raise ConfigError for a method of transformers' or TRL's trainer that a user's class overrides in vain.
+
+    That is a method that our trainer does not call, or calls with other parameters.
+    """
+    own = [each for each in kind.__mro__ if each is not object and not each.__module__.startswith("lmms_stream.")]
+    changed = {name: value for each in reversed(own) for name, value in vars(each).items() if not name.startswith("__")}
+    if not changed:
+        return
+    from transformers import Trainer
+
+    trl = sys.modules.get("trl")
+    theirs = [Trainer, *(each for each in (getattr(trl, "SFTTrainer", None),) if each is not None)]
+    for name, value in changed.items():
+        remedy = _NOT_CALLED.get(name)
+        if remedy is None and name.startswith("_") and any(callable(getattr(each, name, None)) for each in theirs):
+            remedy = "override a method of docs/trainer.md"
+        if remedy is not None:
+            raise ConfigError(f"{kind.__name__} overrides {name}, which this trainer does not call: {remedy}")
+        if name in _RENAMED and _THEIRS & {*inspect.signature(value).parameters}:
+            parameters, remedy = _RENAMED[name]
+            raise ConfigError(
+                f"{kind.__name__}.{name} has the parameters of transformers', and this trainer calls it with "
+                f"{parameters}: {remedy}, or override it with these (docs/trainer.md)"
+            )
+    if "save_model" in changed:
+        logger.warning(
+            "%s overrides save_model: this trainer's checkpoints do not call it, only your script and push_to_hub do",
+            kind.__name__,
+        )
 
 
 class TransformersMembers(HasParts):
@@ -97,20 +149,12 @@ class TransformersMembers(HasParts):
         """Batches to train on from the beginning, read in this process; all ranks call it."""
         return self.data.train_loader(num_workers=0)
 
-    def get_eval_dataloader(self, eval_dataset: Packed | str | None = None) -> PackedLoader:
-        """Batches of the eval_dataset, of one by its name, or of another dataset of packs; all ranks call it."""
-        named = self.data.evaluations
-        if isinstance(eval_dataset, str):
-            if eval_dataset not in named:
-                raise ConfigError(f"there is no eval_dataset {eval_dataset!r}: name one of {', '.join(named)}")
-            return self.data.eval_loader(eval_dataset, named[eval_dataset])
-        given = named if eval_dataset is None else named_evaluations(eval_dataset)
-        if len(given) != 1:
-            raise ConfigError(f"there are {len(given)} datasets to evaluate: name one of {', '.join(given) or 'none'}")
-        return self.data.eval_loader(*next(iter(given.items())))
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> PackedLoader:
+        """Batches of the eval_dataset, of one by its name, or of another dataset; all ranks call it."""
+        return self.data.eval_loader(*self.data.one_to_evaluate(eval_dataset))
 
-    def get_test_dataloader(self, test_dataset: Packed) -> PackedLoader:
-        """Batches of a dataset of packs; all ranks call it."""
+    def get_test_dataloader(self, test_dataset: Any) -> PackedLoader:
+        """Batches of a dataset; all ranks call it."""
         return self.get_eval_dataloader(test_dataset)
 
     def num_examples(self, dataloader: PackedLoader) -> int:

@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..loader.loader import begin_stretch, stretch_of
 from .checkpoint.beginning import configs_to_resume
 from .checkpoint.saving import STAGING_NAME
-from .checkpoint.store import checkpoints_url
+from .checkpoint.store import checkpoints_url, refuse_theirs
 from .model.build import ModelConfig
 from .model.pretrained import unread_weights
 from .protocol import Trainer
@@ -45,6 +45,7 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     choice = resume_choice(asked) or trainer.config.resume
     state = trainer.saver.resume(lambda state: _begin_from(trainer, state), choice=choice)
     if state is None and asked is True:
+        refuse_theirs(sorted(Path(trainer.config.output_dir).glob("checkpoint-*")))
         raise CheckpointError(f"{trainer.saver.url} has no checkpoint to resume from: call train() to begin a run")
     if state is None and trainer.parts.empty is not None:
         raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")

@@ -23,7 +23,7 @@ from .functions import Functions, compared_by, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
 from .loop import Loop
-from .members import TransformersMembers
+from .members import TransformersMembers, check_overrides
 from .model.build import ModelConfig
 from .model.isolation import positions_of
 from .model.model import PackedModel
@@ -37,7 +37,7 @@ from .run.optimizers import adopt_optimizer, build_optimizer, groups_of
 from .run.phases import Phases
 from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
-from .run.settings import Datasets, Packed, TrainConfig
+from .run.settings import Datasets, TrainConfig
 from .standing import Finish, finish, model_to_fill, model_to_share, resume, resume_choice, trainer_state
 from .tasks.causal import losses_of_function
 from .tasks.task import LossSum, Task
@@ -82,6 +82,7 @@ class FSDP2SFTTrainer(TransformersMembers):
         formatting_func: Callable[..., Any] | None = None,
         quantization_config: Any = None,
     ):
+        check_overrides(type(self))
         self.functions = Functions(
             model_init=model_init, compute_loss_func=compute_loss_func, compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics, optimizers=optimizers,
@@ -107,7 +108,7 @@ class FSDP2SFTTrainer(TransformersMembers):
         self.run_log = RunLog(self.config, world=self.world)
         self.data = RunData(
             self.config, resolved.train_dataset, resolved.eval_dataset, world=self.world, device=self.device,
-            collator=resolved.data_collator or self.task.collate,
+            collator=resolved.data_collator or self.task.collate, open_rows=resolved.open_rows,
         )  # fmt: skip
         self.loader = self.data.loader
         self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
@@ -173,10 +174,14 @@ class FSDP2SFTTrainer(TransformersMembers):
         """The losses of a pack, summed, of each objective that is logged: float64[] each."""
         return self.steps.forward(pack)
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Write a record of all ranks, and give it to the callbacks; it has its "step"."""
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
+        """Write a record, and give it to the callbacks. All ranks log those of the run, which have a "step".
+
+        A script may log figures of its own on any rank; outside of train the callbacks alone get them.
+        """
+        record = {"step": self.step, **logs}
         self.run_log.write(record, position=self.position)
-        self.callbacks.log({**record, "epoch": self.data.epoch})
+        self.callbacks.log({**record, "epoch": self.data.epoch}, agrees="step" in logs)
 
     # What is done.
 
@@ -209,13 +214,14 @@ class FSDP2SFTTrainer(TransformersMembers):
         return output
 
     def evaluate(
-        self, eval_dataset: Datasets | None = None, ignore_keys: Sequence[str] = (), metric_key_prefix: str = "eval"
+        self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it.
 
         Of several by name, each one's as eval_NAME_loss, and that over all of them. Figures of compute_metrics beside.
+        eval_dataset: instead of the trainer's: a dataset, several by name, or the name of one of the trainer's.
         """
-        named = self.data.evaluations if eval_dataset is None else named_evaluations(eval_dataset)
+        named = self.data.to_evaluate(eval_dataset)
         if not named:
             raise ConfigError("there is no eval_dataset: give one to the trainer, or to evaluate")
         figures = joined_figures(
@@ -227,14 +233,14 @@ class FSDP2SFTTrainer(TransformersMembers):
         return figures
 
     def predict(
-        self, test_dataset: Packed, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
+        self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predictions and labels of all samples, by sample id, on every rank, and metrics; all ranks call it.
 
         predictions: the logits, or what preprocess_logits_for_metrics makes of them, padded with -100 to the longest
         sample; label_ids: int64[samples, tokens]. metrics: as evaluate's.
         """
-        made = predict(self, test_dataset, prefix=metric_key_prefix)
+        made = predict(self, self.data.one_to_evaluate(test_dataset)[1], prefix=metric_key_prefix)
         self.callbacks.call("on_predict", metrics=made.metrics)
         return made
 
@@ -245,8 +251,11 @@ class FSDP2SFTTrainer(TransformersMembers):
             "Optuna or Ray Tune, and return evaluate()'s figure to them"
         )
 
-    def save_model(self, output_dir: str | Path | None = None) -> None:
-        """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it."""
+    def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
+        """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it.
+
+        _internal_call: of transformers' Trainer, which then uploads nothing; nothing is uploaded here.
+        """
         self.saver.write_model(Path(output_dir or self.output_dir))
 
     def build(self, resume_from_checkpoint: bool | str | Path | None = False) -> None:

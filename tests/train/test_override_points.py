@@ -90,8 +90,8 @@ class Changed(FSDP2SFTTrainer):
     def evaluation_step(self, pack: Batch) -> Sequence[torch.Tensor]:
         return [5 * loss for loss in super().evaluation_step(pack)]
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        super().log({**record, "mine": 1.0})
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
+        super().log({**logs, "mine": 1.0})
 
     def flat_weights(self) -> torch.Tensor:
         return torch.cat([each.detach().full_tensor().flatten() for each in self.model.parameters()])  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ def test_predictions_are_the_models_own_logits_by_sample(config: Path, tmp_path:
         np.testing.assert_allclose(made.predictions[sample_id, :length], expected[0].numpy(), rtol=1e-5, atol=1e-6)
         assert (made.predictions[sample_id, length:] == -100).all()
     with pytest.raises(ConfigError, match="test_dataset is a list: give a PackedStreamingDataset"):
-        trainer.predict([])  # type: ignore[arg-type]
+        trainer.predict([])
 
 
 def test_a_search_for_hyperparameters_is_refused_with_what_to_do(config: Path) -> None:

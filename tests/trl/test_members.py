@@ -12,8 +12,9 @@ import pytest
 import torch
 import trl
 from lmms_stream.doors.trl import DPOTrainer, SFTTrainer
-from lmms_stream.errors import ConfigError
+from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.train import members
+from lmms_stream.train.report.train_log import read_log
 from transformers import BitsAndBytesConfig, Mxfp4Config, Trainer
 
 from ..train.habits import rows
@@ -37,6 +38,82 @@ def test_every_public_member_of_trls_trainers_exists_or_is_refused_by_name() -> 
 def test_parts_of_a_loop_that_is_not_here_are_refused(name: str, trainer: SFTTrainer) -> None:
     with pytest.raises(ConfigError, match=f"{name} is a part of transformers' own loop, which is not here: "):
         getattr(trainer, name)()
+
+
+OVERRIDES: dict[str, tuple[str, Any]] = {
+    "get_train_dataloader": ("does not call: give another train_dataset", lambda self: None),
+    "prediction_step": ("does not call: override evaluation_step", lambda self, *given: None),
+    "evaluation_loop": ("does not call: call evaluate or predict", lambda self, *given: None),
+    "create_optimizer_and_scheduler": ("does not call: override create_optimizer and", lambda self, steps: None),
+    "_get_train_sampler": ("does not call: override a method of docs/trainer.md", lambda self: None),
+    "_prepare_dataset": ("does not call: override a method of docs/trainer.md", lambda self, *given: None),
+    "compute_loss": (
+        r"calls it with model, batch, packs, units: give compute_loss_func\(outputs",
+        lambda self, model, inputs, return_outputs=False, **more: None,
+    ),
+    "training_step": ("calls it with packs, units: give", lambda self, model, inputs, num_items_in_batch=None: None),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_an_override_that_would_not_be_called_is_refused(name: str) -> None:
+    message, method = OVERRIDES[name]
+    with pytest.raises(ConfigError, match=rf"Mine.*{name}.*{message}"):
+        type("Mine", (SFTTrainer,), {name: method, "__module__": __name__})()
+
+
+def test_an_override_of_save_model_is_told_that_checkpoints_do_not_call_it(
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mine(SFTTrainer):
+        saved: tuple[Any, ...] = ()
+
+        def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+            self.saved = (*self.saved, output_dir)
+            super().save_model(output_dir, _internal_call)
+
+        def log(self, logs: Any, start_time: float | None = None) -> None:
+            super().log({**logs, "mine": 1.0}, start_time)
+
+    args = rows.config(tmp_path, max_length=64, max_steps=1, logging_steps=1, save_steps=1)
+    trainer = Mine(str(model_folder), args, train_dataset=rows.chats(8))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "mine"))
+    assert trainer.saved == (str(tmp_path / "mine"),)
+    assert (tmp_path / "mine" / "model.safetensors").is_file()
+    assert [each["mine"] for each in read_log(tmp_path)] == [1.0]
+    assert "Mine overrides save_model: this trainer's checkpoints do not call it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tokenizer": 1}, "SFTTrainer takes no tokenizer: give it as processing_class"),
+        ({"packing": True}, r"SFTTrainer takes no packing: it is a field of SFTConfig: args=SFTConfig\(packing=…\)"),
+        ({"train_datasets": 1}, "SFTTrainer takes no train_datasets: did you mean 'train_dataset'"),
+    ],
+)
+def test_an_argument_that_is_not_of_the_trainer_is_named(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SFTTrainer("model", **given)
+
+
+def test_what_the_model_of_packs_lacks_is_said(trainer: SFTTrainer) -> None:
+    with pytest.raises(AttributeError, match=r"has no save_pretrained: call save_model of the trainer"):
+        _ = trainer.model.save_pretrained
+    with pytest.raises(AttributeError, match=r"has no generate: transformers' model is its model.generate"):
+        _ = trainer.model.generate
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = trainer.model.nothing
+
+
+def test_a_checkpoint_of_transformers_is_refused_by_name(trainer: SFTTrainer, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    for asked in (True, str(folder)):
+        with pytest.raises(CheckpointError, match=rf"{folder} is a checkpoint of transformers' .* model={folder}"):
+            trainer.train(resume_from_checkpoint=asked)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 from ...train.habits.arguments import option
 from ...train.habits.models import name_of
 from ...train.tasks.registry import build_task
@@ -38,15 +40,19 @@ class SFTTrainer(FSDP2SFTTrainer):
         quantization_config: Any = None,
         peft_config: Any = None,
         formatting_func: Callable[..., Any] | None = None,
-        **more: Any,
+        *,
+        task: Task | None = None,
+        model_init: Callable[..., torch.nn.Module] | None = None,
+        **unknown: Any,
     ):
+        check_keywords(type(self), unknown)
         super().__init__(
             model=model, args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, compute_loss_func=compute_loss_func,
             compute_metrics=compute_metrics, callbacks=callbacks, optimizers=optimizers,
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics, quantization_config=quantization_config,
-            peft_config=peft_config, formatting_func=formatting_func, **more,
+            peft_config=peft_config, formatting_func=formatting_func, task=task, model_init=model_init,
         )  # fmt: skip
 
 
@@ -69,7 +75,9 @@ class _AnswersTrainer(FSDP2SFTTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
+        **unknown: Any,
     ):
+        check_keywords(type(self), unknown)
         args = args if args is not None else self._default_arguments(model)
         check_reference(ref_model, model)
         super().__init__(
@@ -119,6 +127,25 @@ class KTOTrainer(_AnswersTrainer):
         measures = option(args, "precompute_ref_log_probs") and loss == "apo_zero_unpaired"
         weights = {name: option(args, name) for name in ("beta", "desirable_weight", "undesirable_weight")}
         return build_task("kto", {**weights, "loss_type": loss, "reference": "stored" if measures else "model"})
+
+
+def check_keywords(kind: type[FSDP2SFTTrainer], unknown: Mapping[str, Any]) -> None:
+    """ConfigError for an argument that a trainer of TRL does not take; TRL's fields belong into its config."""
+    import trl
+
+    name = next(iter(unknown), None)
+    if name is None:
+        return
+    base = next(each for each in kind.__mro__ if each.__module__ == __name__)
+    config = getattr(trl, base.__name__.replace("Trainer", "Config"))
+    if name == "tokenizer":
+        remedy = "give it as processing_class"
+    elif name in {each.name for each in dataclasses.fields(config)}:
+        remedy = f"it is a field of {config.__name__}: args={config.__name__}({name}=…)"
+    else:
+        known = [each for each in inspect.signature(base).parameters if each != "unknown"]
+        remedy = did_you_mean(name, known)
+    raise ConfigError(f"{base.__name__} takes no {name}: {remedy}")
 
 
 def check_reference(ref_model: Any, model: Any) -> None:

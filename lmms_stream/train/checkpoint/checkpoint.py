@@ -37,6 +37,7 @@ from .store import (
     folder_name,
     open_target,
     read_checkpoint,
+    refuse_theirs,
     split_path,
 )
 from .tensors import (
@@ -277,9 +278,10 @@ class Checkpointer:
         folder, step = split_path(choice)
         target = open_target(folder, staging=self._staging)
         if step is None or step not in self._on_rank_0(target.candidates):
+            refuse_theirs([Path(choice)])
             raise CheckpointError(
-                f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or set "
-                "that to auto"
+                f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or "
+                "resume_from_checkpoint, or set that to auto"
             )
         return target, [step]
 

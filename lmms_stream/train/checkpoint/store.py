@@ -357,3 +357,13 @@ def split_path(checkpoint: str) -> tuple[str, int | None]:
     """The folder or URL that a checkpoint lies in, and its step; None for what no checkpoint is named like."""
     folder, _, name = checkpoint.rstrip("/").rpartition("/")
     return folder or ".", step_of(name)
+
+
+def refuse_theirs(folders: Iterable[Path]) -> None:
+    """Raise CheckpointError for the first folder that is a checkpoint of transformers' Trainer."""
+    for folder in folders:
+        if folder.name.startswith("checkpoint-") and (folder / "trainer_state.json").is_file():
+            raise CheckpointError(
+                f"{folder} is a checkpoint of transformers' Trainer, whose optimizer is not read here: begin a run "
+                f"from its weights, with model={folder}"
+            )

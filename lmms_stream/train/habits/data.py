@@ -44,14 +44,13 @@ class GivenData:
 
     def datasets(self) -> tuple[Datasets | None, Datasets | None]:
         """What is trained on, and what is evaluated."""
-        arguments = self._arguments
-        packs = option(arguments, "packing")
-        packs_eval = option(arguments, "eval_packing")
-        train = self._dataset(self._given.train_dataset, "train_dataset", packs=packs)
-        evaluated = self._dataset(
-            self._given.eval_dataset, "eval_dataset", packs=packs if packs_eval is None else packs_eval
-        )
-        return train, evaluated
+        train = self._dataset(self._given.train_dataset, "train_dataset", packs=option(self._arguments, "packing"))
+        return train, self.open_rows(self._given.eval_dataset)
+
+    def open_rows(self, given: Any) -> Datasets | None:
+        """Open what is evaluated; all ranks call it."""
+        packs, packs_eval = option(self._arguments, "packing"), option(self._arguments, "eval_packing")
+        return self._dataset(given, "eval_dataset", packs=packs if packs_eval is None else packs_eval)
 
     def token_ids(self) -> Mapping[str, int]:
         """The ids that the arguments name, by their names in the model's config."""
@@ -76,7 +75,7 @@ class GivenData:
         if isinstance(given, PackedDataset) or hasattr(given, "core"):
             core_of(given)
             return given  # type: ignore[no-any-return]
-        if isinstance(given, Mapping) and not _is_dataset_dict(given):
+        if isinstance(given, Mapping) and (name != "train_dataset" or not _is_dataset_dict(given)):
             return self._several(given, name, packs=packs)
         self._check_skipped(given, name)
         conversion = self._conversion(given, packs=packs)

@@ -33,6 +33,10 @@ class Given:
     objective: Compared | None = None
 
 
+def _as_it_is(given: Any) -> Any:
+    return given
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
     """What a run needs.
@@ -40,6 +44,7 @@ class Resolved:
     arguments: theirs, as given, or as transformers would have them of a TrainConfig; None where all is in our words.
     processing_class: what makes the tokens, as the arguments change it; None with datasets of ours. token_ids: of the
     end of a text and of padding, as the model's config is to have them. has_dropout: whether modules of dropout drop.
+    open_rows: makes packs of rows that are evaluated later, as of those of eval_dataset.
     """
 
     config: TrainConfig
@@ -51,3 +56,4 @@ class Resolved:
     processing_class: Any = None
     token_ids: Mapping[str, int] = field(default_factory=dict)
     has_dropout: bool = True
+    open_rows: Callable[[Any], Any] = _as_it_is

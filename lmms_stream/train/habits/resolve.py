@@ -73,6 +73,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
         processing_class=data.processing_class,
         token_ids=data.token_ids(),
         has_dropout=given.objective is None or not option(arguments, "disable_dropout"),
+        open_rows=data.open_rows,
     )
 
 

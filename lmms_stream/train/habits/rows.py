@@ -95,7 +95,13 @@ class RowReader:
     def samples(self, row: Row) -> list[dict[str, list[int]]]:
         """Return the sample of a row: its input_ids, and these again as labels, IGNORED_LABEL where not trained on."""
         if self._formatting_func is not None:
-            row = {"text": self._formatting_func(dict(row))}
+            text = self._formatting_func(dict(row))
+            if not isinstance(text, str):
+                raise ConfigError(
+                    f"formatting_func gives {type(text).__name__} {str(text)[:80]}, and is called with one row: let it "
+                    "return the text of that row"
+                )
+            row = {"text": text}
         elif self.is_from_value:
             row = _as_chat(row)
         made = self._read(row)

@@ -99,6 +99,21 @@ class PackedModel(torch.nn.Module):
             tower = self.media_model.get_submodule(path)
             tower.register_forward_pre_hook(without_bounds_of_text, with_kwargs=True)
 
+    def __getattr__(self, name: str) -> Any:
+        """Parameters and modules of its own; AttributeError that names where transformers' model is for others."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("_") or not hasattr(model, name):
+                raise
+            remedy = (
+                "call save_model of the trainer"
+                if name in ("save_pretrained", "push_to_hub")
+                else (f"transformers' model is its model.{name}, with this rank's part of the weights")
+            )
+            raise AttributeError(f"the model that runs packs has no {name}: {remedy}") from None
+
     @property
     def counts_axes(self) -> bool:
         """Whether the model counts positions of media along axes, and its processor does not."""

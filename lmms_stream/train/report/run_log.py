@@ -39,6 +39,7 @@ class RunLog:
         self._args = args
         self._world = world
         self._reports: list[Report] = []
+        self._is_running = False
         # Checkpoints that lie elsewhere outlive the output_dir, so the log is kept beside them.
         self._kept = KeptLog() if args.checkpoint_dir is not None and world.rank == 0 else None
 
@@ -61,6 +62,7 @@ class RunLog:
         unit = "tokens" if schedule.counts_tokens else "step"
         settings = dataclasses.asdict(self._args)
         with ExitStack() as stack:
+            stack.callback(self._end)
             if is_first:
                 for report in open_reports(output_dir, self._args.report_to, first_step=step + 1, settings=settings):
                     stack.callback(report.close)
@@ -69,7 +71,12 @@ class RunLog:
             self._profiler = stack.enter_context(
                 StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank, step=step)
             )
+            self._is_running = True
             yield
+
+    def _end(self) -> None:
+        self._is_running = False
+        self._reports.clear()
 
     def watched(self, phases: Phases) -> Standstill:
         """Watches this rank's phases while it is entered."""
@@ -81,7 +88,9 @@ class RunLog:
         self._progress.move(position)
 
     def write(self, record: Mapping[str, Any], *, position: int) -> None:
-        """Report a record of all ranks; it has its "step"."""
+        """Report a record of all ranks; it has its "step". Nothing is written before or after the run."""
+        if not self._is_running:
+            return
         for report in self._reports:
             report.write(record)
         if self._kept is not None:

@@ -92,12 +92,16 @@ class Callbacks:
 
         return any(getattr(type(each), event) is not getattr(TrainerCallback, event) for each in self._all)
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Give the callbacks a record, and keep it in the state's log_history; all ranks call it."""
+    def log(self, record: Mapping[str, Any], *, agrees: bool = True) -> None:
+        """Give the callbacks a record, and keep it in the state's log_history.
+
+        agrees: all ranks call it, and agree on what is due.
+        """
         if self._is_used:
             self.state.log_history.append(dict(record))
             self.call("on_log", logs=dict(record))
-        self.agree()
+        if agrees:
+            self.agree()
 
     @property
     def arguments(self) -> TrainingArguments:

@@ -13,6 +13,7 @@ import peft
 import pytest
 import torch
 import transformers
+from datasets import DatasetDict
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.dataset_config import DatasetConfig
@@ -89,6 +90,12 @@ def test_several_datasets_by_name_are_each_converted(model_folder: Path, tmp_pat
     )  # fmt: skip
     assert isinstance(made.eval_dataset, dict)
     assert {name: packed(each).num_samples for name, each in made.eval_dataset.items()} == {"chats": 5, "texts": 6}
+
+
+def test_splits_of_a_dataset_dict_are_evaluated_by_name(model_folder: Path, tmp_path: Path) -> None:
+    given: Any = {"train_dataset": rows.chats(5), "eval_dataset": DatasetDict({"a": rows.chats(3), "b": rows.chats(4)})}
+    found: Any = rows.resolved(model=str(model_folder), args=rows.config(tmp_path), **given).eval_dataset
+    assert [(name, each.num_samples) for name, each in found.items()] == [("a", 3), ("b", 4)]
 
 
 def test_plain_training_arguments_are_taken_as_trl_takes_them(model_folder: Path, tmp_path: Path) -> None:

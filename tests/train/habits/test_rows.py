@@ -150,6 +150,16 @@ def test_rows_that_make_no_sample_are_refused_by_name(
     assert isinstance(caught.value, ConfigError | DataError)
 
 
+def test_a_formatting_func_returns_the_text_of_one_row(
+    tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"row 0: formatting_func gives list \['.*'\], and is called with one row"):
+        rows.resolved(
+            model=str(model_folder), args=rows.config(tmp_path), train_dataset=rows.texts(), processing_class=tok,
+            formatting_func=lambda row: [row["text"]],
+        )  # fmt: skip
+
+
 def test_a_formatting_func_and_a_loss_of_completions_contradict_each_other(
     tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
 ) -> None:

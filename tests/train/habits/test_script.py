@@ -34,10 +34,11 @@ OPTIONS = {"max_steps": 3, "logging_steps": 1, "learning_rate": 1e-2, "save_stra
 
 
 def losses(folder: Path) -> list[float]:
-    return [record["loss"] for record in read_log(folder)]
+    return [record["loss"] for record in read_log(folder) if "loss" in record]
 
 
 def test_a_script_of_trl_runs_on_one_process_and_on_two(model_folder: Path, tmp_path: Path) -> None:
+    figures: list[dict[str, float]] = []
     for ranks, packs in ((1, 4), (2, 2)):
         folder = tmp_path / str(ranks)
         options = json.dumps({**OPTIONS, "per_device_train_batch_size": packs})
@@ -47,10 +48,15 @@ def test_a_script_of_trl_runs_on_one_process_and_on_two(model_folder: Path, tmp_
         assert [each["ranks"] for each in made] == [ranks] * ranks
         assert all(each["had_group"] for each in made), "transformers' arguments make it, as under torchrun"
         assert len({each["loss"] for each in made}) == 1
+        assert len({each["eval"]["eval_loss"] for each in made}) == 1
+        assert [each["by_hand"] for each in read_log(folder) if "by_hand" in each] == [1, 2, 3]
+        figures.append(made[0]["eval"])
         assert done.stderr.count("converting train_dataset (60 rows) once") == 1
         saved = AutoModelForCausalLM.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder).chat_template
         assert saved.config.pad_token_id == 0
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    assert 0 <= figures[0]["eval_right"] <= 1
     one, two = losses(tmp_path / "1"), losses(tmp_path / "2")
     assert len(one) == 3
     assert one == pytest.approx(two, rel=1e-5)
