@@ -36,7 +36,9 @@ from .writing.work import place_of
 SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the content; those of other stores do not
 _MEDIA_PATH = re.compile(
-    r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|wav|mp3|flac|m4a|ogg|mp4|webm|mkv|avi|mov)(?![a-z0-9])", re.IGNORECASE
+    r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|hei[cf]|wav|mp[23]|flac|m4[abv]|og[agv]|opus|mp4|webm|mkv|avi|mov|3gp|m2?ts|mpe?g|"
+    r"flv|wm[av]|aac|ai(f|ff|fc)|au|amr|caf|w64|wv|tta)(?![a-z0-9])",
+    re.IGNORECASE,
 )
 _WEB_ADDRESS = re.compile(r"https?://\S+", re.IGNORECASE)
 Interval = tuple[int, int | None]  # rows of a file, first and one past the last; None for its end

@@ -10,6 +10,8 @@ import numpy as np
 
 from ..processors.not_shown import added
 from .media.references import MORE_FRAMES as MORE_FRAMES
+from .rows.content import EMPTY as EMPTY
+from .rows.content import REPEATED as REPEATED
 from .rows.speakers import SPEAKER as SPEAKER
 from .stored.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
 from .stored.unread import Unread as Unread

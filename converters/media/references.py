@@ -106,20 +106,6 @@ class SampleMedia:
         return _read_file(reference, self._root)
 
 
-def kind_of_bytes(data: bytes) -> Kind | None:
-    """The first kind of media that the bytes can be, by how they begin; None for others."""
-    kinds: tuple[Kind, ...] = ("image", "audio", "video")
-    return next((kind for kind in kinds if _is_kind(data, kind)), None)
-
-
-def _is_kind(data: bytes, kind: Kind) -> bool:
-    try:
-        mime_type(data, kind)
-    except DataError:
-        return False
-    return True
-
-
 def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str, Any]:
     """The seconds of a video that are to be read, as they are said; DataError where it has no frames in them."""
     found = {name: each[name] for each in said for name in INTERVAL_KEYS if each.get(name) is not None}

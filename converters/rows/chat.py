@@ -19,7 +19,7 @@ from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
-from .content import MEDIA_ROLES, Turn, slots_of, store_content, text_of
+from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
 from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
@@ -131,10 +131,11 @@ def exchange(asked: str, answered: str) -> list[Turn]:
 def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
     """Note the keys of messages that hold something, and that nothing here reads, and few chat templates do.
 
-    Also slots for media that stayed text, and speakers that are none of the known roles.
+    Also slots for media that stayed text, speakers that are none of the known roles, messages without content, and
+    questions that their answers repeat.
     """
     turns = list(turns)
-    fields.unread.update(slots_of(turns))
+    fields.unread.update(slots_of(turns), empty_of(turns), repeated_in(turns))
     fields.unread.update(f"{SPEAKER}{turn['role']}" for turn in turns if turn["role"] not in ROLES)
     fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS and is_filled(turn[key]))
 

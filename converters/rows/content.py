@@ -11,10 +11,12 @@ import json
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
 from ...errors import DataError
+from ...processors.chat_template import REASONING_KEYS
 from ..media.references import FACTS_OF_SOME, SampleMedia, is_data, shown
 from .fields import is_filled, parse_json, references_of
 
@@ -29,6 +31,10 @@ PART_KINDS = {
 _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking")
+_IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", *REASONING_KEYS)
+EMPTY = "empty "  # before the name of a speaker that is noted with an empty message
+REPEATED = "repeated question"  # noted where an answer begins with it
+_LEAST_REPEATED = 16  # characters of a question that is looked for in its answer
 _CALL_PART = "tool_call"  # LLaMA-Factory v1's: {"type", "value": JSON text of a name and arguments}
 
 # Besides those that a column fills: Qwen-VL's paths of images, and ms-swift's places of objects in an image.
@@ -82,6 +88,41 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
 def slots_of(turns: Sequence[Turn]) -> set[str]:
     """Return the slots for media that stand in texts."""
     return {slot for turn in turns for slot in _SLOT.findall(text_of(turn["content"]))}
+
+
+def empty_of(turns: Sequence[Turn]) -> set[str]:
+    """Return a note for each speaker with a message that is trained on, or answered, and in which nothing is said."""
+    return {f"{EMPTY}{turn['role']}" for turn in turns if turn["role"] in ("user", "assistant") and _is_empty(turn)}
+
+
+def _is_empty(turn: Turn) -> bool:
+    parts = turn["content"] if isinstance(turn["content"], list) else []
+    if text_of(turn["content"]).strip() or any(part.get("type") not in _TEXT_PARTS for part in parts):
+        return False
+    return turn.get("learn", True) and not any(is_filled(turn.get(key)) for key in _IN_PLACE_OF_CONTENT)
+
+
+def repeats(asked: str, answer: str) -> bool:
+    """Whether an answer begins with the whole text of its question.
+
+    >>> repeats("Who wrote Emma, and when?", "Who wrote Emma, and when? Jane Austen, in 1815.")
+    True
+    """
+    return len(asked) >= _LEAST_REPEATED and answer.startswith(asked)
+
+
+def repeated_in(turns: Sequence[Turn]) -> set[str]:
+    """Return a note where an answer that is trained on begins with the question before it."""
+    pairs = (
+        (text_of(asked["content"]).strip(), text_of(answer["content"]).strip()) for asked, answer in _exchanges(turns)
+    )
+    return {REPEATED} if any(repeats(*pair) for pair in pairs) else set()
+
+
+def _exchanges(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Turn]]:
+    for asked, answer in pairwise(turns):
+        if asked["role"] == "user" and answer["role"] == "assistant" and answer.get("learn", True):
+            yield asked, answer
 
 
 def may_hold_slots(text: str) -> bool:

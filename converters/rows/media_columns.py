@@ -9,7 +9,8 @@ from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from ..media.references import SampleMedia, kind_of_bytes
+from ...processors.media.formats import usual_kind
+from ..media.references import SampleMedia
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
 from .fields import Fields, head_of, is_filled, references_of, value_at
@@ -133,7 +134,7 @@ def _media_kind(value: Any) -> str | None:
         inner = (value.get("bytes"), value.get("path")) if value.keys() <= {"bytes", "path"} else ()
         return next((_media_kind(each) for each in inner if is_filled(each)), None)
     if isinstance(value, bytes):
-        return kind_of_bytes(value)
+        return usual_kind(value)
     if not isinstance(value, str) or "://" in value or "\n" in value:
         return None
     if value.startswith("data:"):

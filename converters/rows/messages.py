@@ -12,7 +12,7 @@ import orjson
 from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, Roles, chat_kind, check_speakers, turn_of
-from .content import Turn, may_hold_slots, tool_calls
+from .content import Turn, may_hold_slots, repeats, tool_calls
 from .exchanges import holds_exchanges
 from .fields import Columns, Fields, parse_json, unpacked
 from .row_kind import ReadOptions
@@ -136,14 +136,17 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
     """The stored messages of a chat of texts alone; None where a message has more than a known role and a text."""
     if type(messages) is not list:
         return None
-    is_learnt = False
+    is_learnt, asked = False, ""
     for message in messages:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
         if role not in _PLAIN_ROLES or role in roles or type(content) is not str or may_hold_slots(content):
             return None
-        is_learnt = is_learnt or (role == "assistant" and content != "")
+        if not content.strip() or (role == "assistant" and repeats(asked, content)):  # which the general way counts
+            return None
+        is_learnt = is_learnt or role == "assistant"
+        asked = content if role == "user" else ""
     try:
         return orjson.dumps(messages).decode() if is_learnt else None
     except TypeError:  # a text is not UTF-8: the general way says which one

@@ -207,9 +207,10 @@ def _store(
             _check_answer(name, turns, last_only=options.learn == "last")
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
     turns = store_content([turn for each in parts.values() for turn in each], waiting, media, in_front=True)
-    note_unread(turns, fields)
     told = iter(turns)
     stored: dict[str, Any] = {name: [next(told) for _ in each] for name, each in parts.items()} | {**said}
+    for name in parts.keys() - {"prompt"}:
+        note_unread([*stored["prompt"], *stored[name]], fields)
     tools = read_tools(fields)
     text = json_of({**stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}

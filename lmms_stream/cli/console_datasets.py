@@ -17,7 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ..converters.report import KEY_OF_MESSAGES, MORE_FRAMES, SPEAKER
+from ..converters.report import EMPTY, KEY_OF_MESSAGES, MORE_FRAMES, REPEATED, SPEAKER
 from ..converters.stored.inspect.visible import clip, visible
 from ..processors.not_shown import counts_text
 from ..storage.sizes import shown_bytes
@@ -100,8 +100,8 @@ def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
     print_record("rows that were read", found, left_out=list(found.as_dict()))
     for line in left_out_lines(found):
         console.print(Text(f"left out: {line}", style="yellow"), soft_wrap=True)
-    for line in unread_lines(found.unread):
-        console.print(Text(visible(f"not read: {line}"), style="yellow"), soft_wrap=True)
+    for heading, line in unread_lines(found.unread):
+        console.print(Text(visible(f"{heading}: {line}"), style="yellow"), soft_wrap=True)
     if found.not_shown:
         console.print(Text(counts_text(found.not_shown), style="yellow"), soft_wrap=True)
     if found.expected is None:
@@ -227,8 +227,8 @@ def print_summary(target: str, report: ConvertReport, *, packing_length: int | N
         table.add_row("time", _time(report))
     for line in left_out_lines(report):
         table.add_row("left out", Text(line), style="yellow")
-    for line in unread_lines(report.unread):
-        table.add_row("not read", Text(visible(line)), style="yellow")
+    for heading, line in unread_lines(report.unread):
+        table.add_row(heading, Text(visible(line)), style="yellow")
     if report.num_dropped_tokens:
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
@@ -251,11 +251,16 @@ def left_out_lines(counts: RowCounts) -> list[str]:
     return [f"{_counted(count, 'row')} {reason}" for reason, count in counts.left_out.items()]
 
 
-def unread_lines(names: UnreadNames) -> list[str]:
-    """The columns that nothing reads and that the first rows do not have, and the keys of messages that nothing reads,
-    a line for each.
+def unread_lines(names: UnreadNames) -> list[tuple[str, str]]:
+    """The columns that nothing reads and that the first rows do not have, the keys of messages that nothing reads, and
+    messages that are probably not meant so: a heading and a line for each.
     """
-    return [_unread_line(name, unread) for name, unread in names.items()]
+    return [(_heading(name), _unread_line(name, unread)) for name, unread in names.items()]
+
+
+def _heading(name: str) -> str:
+    key = name.removeprefix(KEY_OF_MESSAGES)
+    return "trained on" if key != name and (key == REPEATED or key.startswith(EMPTY)) else "not read"
 
 
 def _unread_line(name: str, unread: Unread) -> str:
@@ -281,6 +286,14 @@ def _noted_in_messages(key: str, where: str) -> str | None:
         )
     if key == MORE_FRAMES:
         return f"images of several frames or pages {where}: only the first is read (store others as images or a video)"
+    if key == REPEATED:
+        return (
+            f"answers that begin with the whole text of their question {where} (if it is there by mistake, cut it off "
+            "with --map)"
+        )
+    if key.startswith(EMPTY):
+        what = "questions" if key == f"{EMPTY}user" else "answers"
+        return f"{what} without text or media {where} (--filter leaves such rows out)"
     if key.startswith("<"):
         instead = " (write <image> in its place, and the path into a column images, with --map)" * (key == "<img>")
         return f"{key} of messages {where}: it stays text{instead}"

@@ -114,6 +114,7 @@ class Lane:
         self._measure = measure
         self._block: tuple[tuple[int, int], MeasuredBlock] | None = None  # with its epoch and its number
         self._window: _Window | None = None
+        self.epoch = self._state.epoch  # of the last pack taken
         self._check()
 
     @property
@@ -146,6 +147,7 @@ class Lane:
                     "packing_length, set overlong to truncate, split or keep, or correct the processor"
                 )
             window = self._pack_window(state)
+        self.epoch = state.epoch
         if state.taken + 1 < window.num_packs:
             self._window = window
             self._state = replace(state, taken=state.taken + 1, num_packs=state.num_packs + 1)
@@ -406,12 +408,12 @@ class LanePlanner:
                     measure=self._measure,
                     state=cursor.states.get(number),
                 )
-            epoch, pack = lanes[number].state.epoch, lanes[number].next_pack()
+            pack = lanes[number].next_pack()
             shard_ids = shards_of(pack.sample_ids, self._first_ids)
             indices = pack.sample_ids - self._first_ids[shard_ids]
             segments = Segments(pack.sample_ids, pack.starts, pack.lengths, shard_ids, indices, pack.expected)
             step, micro_batch = divmod(batch_number, self._config.micro_batches)
             bounds = np.array([0, len(pack.sample_ids)])
             patches = [int(pack.patches.sum())] if pack.patches.any() else ()
-            work = Work(self._source, step, [micro_batch], bounds, segments, patches, [epoch])
+            work = Work(self._source, step, [micro_batch], bounds, segments, patches, [lanes[number].epoch])
             yield Planned(work, LaneAfter(number, lanes[number].state))

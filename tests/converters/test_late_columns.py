@@ -49,7 +49,7 @@ def test_a_column_that_comes_late_is_counted_with_its_first_row(num_workers: int
         assert report.unread == {"note": Unread(first=f"{sources[0]}:103", num_rows=2000)}
     described = json.loads((tmp_path / "data" / "_lmms" / "dataset.json").read_text())
     assert described["unread"] == {"note": {"first": f"{sources[0]}:103", "num_rows": 2000}}
-    (line,) = unread_lines(report.unread)
+    ((_, line),) = unread_lines(report.unread)
     assert line.startswith(f"column note in 2,000 rows, first in {sources[0]}:103: the first rows of its source have")
 
 
@@ -65,7 +65,7 @@ def test_a_filled_column_in_whose_place_another_is_read_is_counted(tmp_path: Pat
     source = write(tmp_path / "a.jsonl", rows)
     report = convert([source], str(tmp_path / "out"), num_workers=1)
     assert report.unread == {"image": Unread(first=f"{source}:4", num_rows=1)}
-    assert "another column is read in its place (--keep image:json" in unread_lines(report.unread)[0]
+    assert "another column is read in its place (--keep image:json" in unread_lines(report.unread)[0][1]
     dataset = StreamingDataset(local=str(tmp_path / "out"), batch_size=1)
     assert [dataset[number]["media"] for number in range(4)] == [image_bytes(color=color) for color in (0, 1, 2, 2)]
 
@@ -76,7 +76,7 @@ def test_slots_for_media_that_stay_text_are_counted(rest: dict[str, Any], tmp_pa
     rows = [{"messages": chat, **rest} for chat in (CHAT, asks, asks, [{"role": "user", "content": "a < b"}, CHAT[1]])]
     report = convert([write(tmp_path / "a.jsonl", rows)], str(tmp_path / "out"), num_workers=1)
     assert report.unread == {"messages[].<image>": Unread(first=f"{tmp_path}/a.jsonl:2", num_rows=2)}
-    assert unread_lines(report.unread)[0].endswith(
+    assert unread_lines(report.unread)[0][1].endswith(
         "a.jsonl:2: it stays text, for no column of images is read (--columns images=COLUMN reads one)"
     )
     stored = json.loads(StreamingDataset(local=str(tmp_path / "out"), batch_size=1)[1]["messages"])
@@ -128,7 +128,7 @@ def test_a_late_column_is_kept_if_it_is_named_with_its_encoding(tmp_path: Path) 
     source = write(tmp_path / "a.jsonl", [{"text": "x"}] * LOOK_ROWS + [{"text": "y", "note": [1]}])
     report = convert([source], str(tmp_path / "all"), schema=SchemaOptions(keep=True), num_workers=1)
     assert list(report.unread) == ["note"]
-    option = re.search(r"--keep (\S+) keeps", unread_lines(report.unread)[0])
+    option = re.search(r"--keep (\S+) keeps", unread_lines(report.unread)[0][1])
     assert option is not None
     with pytest.raises(DataError, match=r"--keep note: no such column in the first rows, .*--keep note:json for a col"):
         convert([source], str(tmp_path / "kept"), schema=SchemaOptions(keep=("note",)), num_workers=1)

@@ -143,7 +143,7 @@ def test_the_packs_of_a_lane_are_those_the_plan_has_for_its_canonical_node(case:
                 break
             assert take(lane, len(expected)) == expected
             num_packs += len(expected)
-            assert lane.state.num_packs == num_packs
+            assert (lane.state.num_packs, lane.epoch) == (num_packs, epoch)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -308,7 +308,9 @@ def test_windows_and_blocks_in_which_everything_is_dropped_are_passed_over() -> 
     order = OrderConfig(shuffle=False, num_canonical_nodes=1, shuffle_block_size=6)
     case = LaneCase(lengths, [42], order, PackingConfig(packing_length=8, window=2, overlong="drop"))
     lane = case.lane(0)
-    assert take(lane, 3) == [[(20, 0, 3)]] * 3
+    for epoch in range(3):
+        assert take(lane, 1) == [[(20, 0, 3)]]
+        assert lane.epoch == epoch
     assert (lane.state.epoch, lane.state.num_packs) == (2, 3)
 
 

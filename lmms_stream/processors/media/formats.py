@@ -27,14 +27,29 @@ _MIMES: dict[str, dict[str, str]] = {
     "webm": {"video": "video/webm", "audio": "audio/webm"},
     "mkv": {"video": "video/x-matroska", "audio": "audio/x-matroska"},
     "avi": {"video": "video/x-msvideo"},
-    "mov": {"video": "video/quicktime"},
+    "mov": {"video": "video/quicktime", "audio": "audio/quicktime"},
+    "mpegts": {"video": "video/mp2t", "audio": "audio/mp2t"},
+    "mpeg": {"video": "video/mpeg"},
+    "flv": {"video": "video/x-flv", "audio": "audio/x-flv"},
+    "asf": {"video": "video/x-ms-wmv", "audio": "audio/x-ms-wma"},
+    "aac": {"audio": "audio/aac"},
+    "aiff": {"audio": "audio/aiff"},
+    "au": {"audio": "audio/basic"},
+    "amr": {"audio": "audio/amr"},
+    "caf": {"audio": "audio/x-caf"},
+    "w64": {"audio": "audio/x-w64"},
+    "wv": {"audio": "audio/x-wavpack"},
+    "tta": {"audio": "audio/x-tta"},
 }
 _EXTENSIONS = {mime: f".{name}" for name, mimes in reversed(_MIMES.items()) for mime in mimes.values()} | {
-    "image/jpeg": ".jpg"
-}
+    "image/jpeg": ".jpg", "video/mp2t": ".ts", "video/mpeg": ".mpg", "video/x-ms-wmv": ".wmv", "audio/x-ms-wma": ".wma",
+}  # fmt: skip
 _STARTS = {
     b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif", b"II*\0": "tiff",
     b"MM\0*": "tiff", b"II+\0": "tiff", b"MM\0+": "tiff", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3",
+    b"FLV\1": "flv",
+    b"\0\0\1\xba": "mpeg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b".snd": "au", b"#!AMR": "amr", b"caff\0": "caf",
+    b"riff\x2e\x91\xcf\x11": "w64", b"wvpk": "wv", b"TTA1": "tta",
 }  # fmt: skip
 _RIFF_FORMS = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _BRANDS = {
@@ -46,6 +61,7 @@ _DOCTYPE_ID = b"\x42\x82"
 _SEGMENT_ID = b"\x18\x53\x80\x67"
 _UNKNOWN_RIFF_BYTES = 0x7FFF0000  # so many or more are said by programs that write to a pipe
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_FRAMES_BYTES = 1 << 14  # more than two frames of AAC
 _BITMAP_HEADER_BYTES = (12, 40, 52, 56, 64, 108, 124)
 
 
@@ -53,7 +69,7 @@ def media_format(data: bytes) -> str | None:
     """The name of the format that the first bytes say (a key of the table above); None when they say none."""
     for start, name in _STARTS.items():
         if data.startswith(start):
-            return name
+            return name if name != "mp3" else _behind_tags(data)
     if data[:4] in (b"RIFF", b"RF64"):
         return _RIFF_FORMS.get(data[8:12])
     if data[4:8] == b"ftyp":
@@ -68,7 +84,11 @@ def media_format(data: bytes) -> str | None:
         return "bmp"
     if data[4:8] in _QUICKTIME_ATOMS:
         return "mov"
-    return "mp3" if _is_mp3_frame(data) else None
+    if data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
+        return "aiff"
+    if _is_transport_stream(data):
+        return "mpegts"
+    return "mp3" if _is_mp3_frame(data) else "aac" if _is_adts_frame(data) else None
 
 
 def mime_type(data: bytes, kind: Kind) -> str:
@@ -82,6 +102,12 @@ def mime_type(data: bytes, kind: Kind) -> str:
     if kind not in _MIMES[name]:
         raise DataError(f"it is {next(iter(_MIMES[name].values()))}, where media of kind {kind} are expected")
     return _MIMES[name][kind]
+
+
+def usual_kind(data: bytes) -> Kind | None:
+    """The kind of media that a file usually holds, by its first bytes; None for bytes of no known format."""
+    kinds: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+    return next((kinds[kind] for kind in _MIMES.get(media_format(data) or "", {})), None)
 
 
 def shown_mime(data: bytes, kind: str) -> str | None:
@@ -153,12 +179,37 @@ def _vint_width(first: int) -> int:
     return 9 - first.bit_length()
 
 
+def _behind_tags(data: bytes) -> str:
+    """The format of a sound with an ID3 tag: of what begins behind the tag, whose size has 7 bits a byte, or MP3."""
+    size = 0
+    for byte in data[6:10]:
+        size = size << 7 | byte & 0x7F
+    found = media_format(data[10 + size : 10 + size + _FRAMES_BYTES])
+    return found if found is not None and "audio" in _MIMES[found] else "mp3"
+
+
+def _is_transport_stream(data: bytes) -> bool:
+    """Packets of an MPEG transport stream (ISO 13818-1, 2.4.3): each begins with a sync byte, in M2TS after a time."""
+    first, size = (0, 188) if data[:1] == b"G" else (4, 192)
+    starts = range(first, min(len(data), first + 3 * size), size)
+    return len(starts) > 1 and all(data[start] == ord("G") for start in starts)
+
+
+def _is_adts_frame(data: bytes) -> bool:
+    """A frame of AAC (ISO 14496-3, 1.A.2.2) with a rate that exists, behind which another begins, or the data end."""
+    if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0 or data[2] >> 2 & 15 > 12:
+        return False
+    size = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
+    following = data[size : size + 2]
+    return size >= 7 and (len(following) < 2 or (following[0] == 0xFF and following[1] & 0xF6 == 0xF0))
+
+
 def _is_mp3_frame(data: bytes) -> bool:
-    """A frame header of MPEG audio, layer III (ISO 11172-3, 2.4.1.3), with values that exist."""
+    """A frame header of MPEG audio, layer II or III (ISO 11172-3, 2.4.1.3), with values that exist."""
     if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE0 != 0xE0:
         return False
     version, layer, bitrate, rate = data[1] >> 3 & 3, data[1] >> 1 & 3, data[2] >> 4, data[2] >> 2 & 3
-    return version != 1 and layer == 1 and bitrate not in (0, 15) and rate != 3
+    return version != 1 and layer in (1, 2) and bitrate not in (0, 15) and rate != 3
 
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")

@@ -207,6 +207,40 @@ def test_what_messages_hold_and_nothing_reads_is_counted(tmp_path: Path) -> None
     report = convert(tmp_path / "a.jsonl", tmp_path / "out", num_workers=1)
     counts = {name.removeprefix("messages[]."): unread.num_rows for name, unread in report.unread.items()}
     assert counts == {"<img>": 1, "<bbox>": 1, "<ref-object>": 1, "<frames after the first>": 1, "role critic": 4}
-    told = "\n".join(unread_lines(report.unread))
+    told = "\n".join(line for _, line in unread_lines(report.unread))
     assert "images of several frames or pages in 1 row" in told
     assert "--roles critic=assistant" in told
+
+
+def test_empty_messages_and_repeated_questions_are_counted(tmp_path: Path) -> None:
+    """`said` has no content twice, and a key that makes the general way read it."""
+    asked, long = "Who wrote Emma, and when?", "Who wrote Emma, and when? Jane Austen, in 1815."
+    chats = [
+        ["", "a"],
+        [" \n", "a"],
+        [None, "a"],
+        [[], "a"],
+        ["q", "", "q", "a"],
+        [asked, long],
+        ["a", "a b"],
+        ["q", "a"],
+    ]
+    rows = [
+        {"messages": [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]}
+        for texts in chats
+    ]
+    rows += [{"messages": [{**ASKED, "name": "n"}, {**SAID, "content": "", "learn": False}, ASKED, SAID]}]
+    found: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        noted: set[str] = set()
+        find_mapper([row], _USUAL)(row, None, noted)
+        found |= {f"{number} {name}": 1 for name in noted if name != "name"}
+    assert sorted(found) == [*(f"{n} empty user" for n in range(4)), "4 empty assistant", "5 repeated question"]
+    pairs = {"prompt": asked, "chosen": long, "rejected": f"{asked} Poe."}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [pairs, {**pairs, "prompt": ""}])))
+    report = convert(tmp_path / "a.jsonl", tmp_path / "out", num_workers=1)
+    lines = [(heading, line.partition(", first")[0]) for heading, line in unread_lines(report.unread)]
+    assert lines == [
+        ("trained on", "answers that begin with the whole text of their question in 1 row"),
+        ("trained on", "questions without text or media in 1 row"),
+    ]

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.processors.media.facts import checked_facts, facts_of
+from lmms_stream.processors.media.facts import AudioFacts, checked_facts, facts_of
+from lmms_stream.processors.media.formats import usual_kind
+from lmms_stream.processors.media.sound import read_sound
 
 from ...strategies import examples
 from .clips import decoded_samples, sound_bytes, video_bytes
@@ -30,7 +32,26 @@ SOUNDS: dict[str, Callable[[], bytes]] = {
     "mp4-beside-a-video": lambda: video_bytes(sound=True),
     "webm-opus": lambda: sound_bytes("webm"),
     "mkv-aac": lambda: sound_bytes("matroska"),
+    "mov-pcm": lambda: sound_bytes("mov", "pcm_s16le"),
+    "mp2": lambda: sound_bytes("mp2", "mp2"),
+    "aac": lambda: sound_bytes("adts"),
+    "aac-tagged": lambda: tagged(sound_bytes("adts")),
+    "flac-tagged": lambda: tagged(sound_bytes("flac")),
+    "aiff": lambda: sound_bytes("aiff", "pcm_s16be", layout="stereo"),
+    "au": lambda: sound_bytes("au", "pcm_s16be"),
+    "amr": lambda: sound_bytes("amr", "libopencore_amrnb", rate=8000),
+    "caf": lambda: sound_bytes("caf", "pcm_s16be"),
+    "w64": lambda: sound_bytes("w64", "pcm_s16le"),
+    "wavpack": lambda: sound_bytes("wv", "wavpack"),
+    "tta": lambda: sound_bytes("tta", "tta"),
+    "mpegts": lambda: sound_bytes("mpegts"),
+    "flv": lambda: sound_bytes("flv", rate=44100),
 }
+
+
+def tagged(data: bytes) -> bytes:
+    """A sound behind an ID3 tag of 200 bytes."""
+    return b"ID3\x04\0\0\0\0\x01\x48" + bytes(200) + data
 
 
 def piped(data: bytes) -> bytes:
@@ -51,6 +72,17 @@ def test_the_facts_of_a_sound_are_what_decoding_gives(name: str) -> None:
     assert facts_of(data, "audio") == (num_samples, *rates)
     if name != "wav-cut":
         assert checked_facts(data, "audio") == (num_samples, *rates)
+        sound = read_sound(data, AudioFacts(num_samples, *rates), rate=16000)
+        assert 0.1 < abs(sound).max() < 0.5
+
+
+def test_the_kind_of_bytes_is_what_files_of_their_format_usually_hold() -> None:
+    kinds = {name: usual_kind(make()) for name, make in SOUNDS.items()}
+    usually_videos = {name for name, kind in kinds.items() if kind == "video"}
+    assert usually_videos == {
+        name for name in SOUNDS if name.split("-")[0] in ("mp4", "webm", "mkv", "mov", "mpegts", "flv")
+    }
+    assert usual_kind(b"\xff\xfe[\0") is None  # text of UTF-16
 
 
 @examples(40)

@@ -59,6 +59,10 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], float | None]] = {  # how it is mad
     "mkv-slowing": (lambda: video_bytes("matroska", times=SLOWING), None),
     "mkv-one-frame": (lambda: video_bytes("matroska", num_frames=1), 10),
     "webm-vp9": (lambda: video_bytes("webm", "libvpx-vp9"), 10),
+    "mpegts-h264": (lambda: video_bytes("mpegts", rate=25), 25),
+    "mpeg-ps": (lambda: video_bytes("vob", "mpeg2video", rate=25), 25),
+    "flv": (lambda: video_bytes("flv"), 10),
+    "asf": (lambda: video_bytes("asf", "wmv2"), 10),
     "webm-vp8": (lambda: video_bytes("webm", "libvpx"), 10),
 }
 
