@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from ...errors import DataError, LmmsStreamError, ObjectMissingError
 from ...processors.media.facts import SOUND_OF_VIDEO, Facts, VideoFacts, checked_facts, facts_of, sound_to_store
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
+from ...processors.media.formats import usual_kind as usual_kind
 from ...processors.media.image_header import fit_image, has_more_frames
 from ...processors.media.intervals import INTERVAL_KEYS, interval_of
 from ...storage.storage import shared_storage

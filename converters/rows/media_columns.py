@@ -9,8 +9,7 @@ from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from ...processors.media.formats import usual_kind
-from ..media.references import SampleMedia
+from ..media.references import SampleMedia, usual_kind
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
 from .fields import Fields, head_of, is_filled, references_of, value_at

@@ -47,8 +47,20 @@ def ebml(document: bytes, before: bytes = b"") -> bytes:
 VERSIONS = b"\x42\x86\x81\x01\x42\xf7\x81\x01\x42\xf2\x81\x04\x42\xf3\x81\x08"  # as ffmpeg writes them
 MP4 = box(b"isom", b"isom", b"iso2", b"avc1", b"mp41")
 HEADERS = {  # first bytes -> what they are, as a medium of its own kind
-    "audio/mpeg": [b"ID3\x04\0\0\0\0\0\0", b"\xff\xfb\x90\x64\0\0\0\0"],
-    "audio/flac": [b"fLaC\0\0\0\x22"],
+    "audio/mpeg": [b"ID3\x04\0\0\0\0\0\0", b"\xff\xfb\x90\x64\0\0\0\0", b"\xff\xfd\x90\x64\0\0\0\0"],
+    "audio/flac": [b"fLaC\0\0\0\x22", b"ID3\x04\0\0\0\0\x01\x02" + bytes(130) + b"fLaC\0\0\0\x22"],
+    "audio/aac": [b"\xff\xf1\x60\x40\x01\x1f\xfc\0\xff\xf1", b"\xff\xf9\x60\x40\x20\x1f\xfc\0"],
+    "audio/aiff": [b"FORM\0\0\x10\0AIFFCOMM", b"FORM\0\0\x10\0AIFCFVER"],
+    "audio/basic": [b".snd\0\0\0\x18"],
+    "audio/amr": [b"#!AMR\n", b"#!AMR-WB\n"],
+    "audio/x-caf": [b"caff\0\1\0\0"],
+    "audio/x-w64": [b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb"],
+    "audio/x-wavpack": [b"wvpk\0\1\0\0"],
+    "audio/x-tta": [b"TTA1\1\0"],
+    "video/mp2t": [b"G" + bytes(187) + b"G", bytes(4) + b"G" + bytes(191) + b"G" + bytes(191) + b"G"],
+    "video/mpeg": [b"\0\0\1\xba\x44"],
+    "video/x-flv": [b"FLV\1\5"],
+    "video/x-ms-wmv": [b"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9"],
     "audio/ogg": [b"OggS\0\x02" + bytes(20)],
     "audio/mp4": [box(b"M4A ", b"M4A ", b"mp42"), box(b"M4B ", b"mp42")],
     "audio/wav": [b"RF64\xff\xff\xff\xffWAVEds64"],

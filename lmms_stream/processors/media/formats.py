@@ -42,13 +42,13 @@ _MIMES: dict[str, dict[str, str]] = {
     "tta": {"audio": "audio/x-tta"},
 }
 _EXTENSIONS = {mime: f".{name}" for name, mimes in reversed(_MIMES.items()) for mime in mimes.values()} | {
-    "image/jpeg": ".jpg", "video/mp2t": ".ts", "video/mpeg": ".mpg", "video/x-ms-wmv": ".wmv", "audio/x-ms-wma": ".wma",
+    "image/jpeg": ".jpg", "video/mp2t": ".ts", "audio/mp2t": ".ts", "video/mpeg": ".mpg", "video/x-ms-wmv": ".wmv",
+    "audio/x-ms-wma": ".wma",
 }  # fmt: skip
 _STARTS = {
     b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif", b"II*\0": "tiff",
     b"MM\0*": "tiff", b"II+\0": "tiff", b"MM\0+": "tiff", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3",
-    b"FLV\1": "flv",
-    b"\0\0\1\xba": "mpeg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b".snd": "au", b"#!AMR": "amr", b"caff\0": "caf",
+    b"FLV\1": "flv", b"\0\0\1\xba": "mpeg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b".snd": "au", b"#!AMR": "amr", b"caff\0": "caf",
     b"riff\x2e\x91\xcf\x11": "w64", b"wvpk": "wv", b"TTA1": "tta",
 }  # fmt: skip
 _RIFF_FORMS = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}

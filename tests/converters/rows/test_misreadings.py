@@ -213,18 +213,9 @@ def test_what_messages_hold_and_nothing_reads_is_counted(tmp_path: Path) -> None
 
 
 def test_empty_messages_and_repeated_questions_are_counted(tmp_path: Path) -> None:
-    """`said` has no content twice, and a key that makes the general way read it."""
     asked, long = "Who wrote Emma, and when?", "Who wrote Emma, and when? Jane Austen, in 1815."
-    chats = [
-        ["", "a"],
-        [" \n", "a"],
-        [None, "a"],
-        [[], "a"],
-        ["q", "", "q", "a"],
-        [asked, long],
-        ["a", "a b"],
-        ["q", "a"],
-    ]
+    chats: list[list[Any]] = [["", "a"], [" \n", "a"], [None, "a"], [[], "a"], ["q", "", "q", "a"]]
+    chats += [[asked, long], ["a", "a b"], ["q", "a"]]
     rows = [
         {"messages": [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]}
         for texts in chats
