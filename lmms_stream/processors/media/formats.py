@@ -48,8 +48,8 @@ _EXTENSIONS = {mime: f".{name}" for name, mimes in reversed(_MIMES.items()) for 
 _STARTS = {
     b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif", b"II*\0": "tiff",
     b"MM\0*": "tiff", b"II+\0": "tiff", b"MM\0+": "tiff", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3",
-    b"FLV\1": "flv", b"\0\0\1\xba": "mpeg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b".snd": "au", b"#!AMR": "amr", b"caff\0": "caf",
-    b"riff\x2e\x91\xcf\x11": "w64", b"wvpk": "wv", b"TTA1": "tta",
+    b"FLV\1": "flv", b"\0\0\1\xba": "mpeg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b".snd": "au", b"#!AMR": "amr",
+    b"caff\0": "caf", b"riff\x2e\x91\xcf\x11": "w64", b"wvpk": "wv", b"TTA1": "tta",
 }  # fmt: skip
 _RIFF_FORMS = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _BRANDS = {
