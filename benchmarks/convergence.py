@@ -160,11 +160,11 @@ class Run:
 def train(corpus: Corpus, kind: str, seed: int, tokens: int) -> Run:
     """A model that is trained on so many tokens in one of the orders."""
     import torch
+    from lmms_stream import FSDP2SFTTrainer
     from lmms_stream.mds.dataset_config import DatasetConfig
     from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.report.train_log import read_log
     from lmms_stream.train.run.settings import TrainConfig
-    from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)
     output = corpus.folder / "-".join([*kind.split(), str(seed)])

@@ -37,7 +37,13 @@ MAX_GROWTH = 48 * MIB
 PACKING_LENGTH = 4096
 ANSWER_CHARS = 160
 MAX_SHARE, STORED_CHATS, ROUNDS = 0.8, 4000, 3
-IMPORTED = ("lmms_stream.datasets.iterable", "lmms_stream.processors.chat", "datasets", "torch", "transformers")
+IMPORTED = (
+    "lmms_stream.datasets.iterable",
+    "lmms_stream.processors.chat",
+    "datasets",
+    "torch",
+    "transformers",
+)
 
 
 def prepare(folder: Path, num_rows: int) -> tuple[Path, Path]:

@@ -53,11 +53,11 @@ def write_garbage(corpus: convergence.Corpus) -> list[range]:
 def train(data: dict[str, Any], output: Path, tokens: int) -> list[tuple[float, list[int]]]:
     """Of each step of a run its loss and its samples."""
     import torch
+    from lmms_stream import FSDP2SFTTrainer
     from lmms_stream.mds.dataset_config import DatasetConfig
     from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.report.train_log import read_log
     from lmms_stream.train.run.settings import TrainConfig
-    from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)
     config = TrainConfig(

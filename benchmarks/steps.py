@@ -62,6 +62,7 @@ def as_before() -> None:
 def rank_main(folder: Path, way: str, num_steps: int) -> None:
     """Train in one way; rank 0 writes what it counted."""
     import torch
+    from lmms_stream import FSDP2SFTTrainer
     from lmms_stream.mds.packed import PackedStreamingDataset
     from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.text import TokensProcessor
@@ -71,7 +72,6 @@ def rank_main(folder: Path, way: str, num_steps: int) -> None:
     from lmms_stream.train.report.step_costs import collectives, reads
     from lmms_stream.train.run.distributed import end_distributed, init_distributed
     from lmms_stream.train.run.settings import TrainConfig
-    from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)
     if way == "before":

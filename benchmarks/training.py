@@ -108,9 +108,9 @@ def num_learnt(step: Sequence[Any]) -> int:
 def train_beside_a_loop(folder: Path, output: Path, num_steps: int) -> tuple[list[float], list[float]]:
     """Seconds of each step of the trainer, from update to update, and of a bare loop that runs in between."""
     import torch
+    from lmms_stream import FSDP2SFTTrainer
     from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.run.settings import TrainConfig
-    from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)
     config = TrainConfig(
@@ -191,6 +191,7 @@ def pad(batch: Any) -> Any:
 def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     """The share of its time that a trainer with one worker waits for the demo's chats, and seconds a step."""
     import torch
+    from lmms_stream import FSDP2SFTTrainer
     from lmms_stream.converters.convert import convert
     from lmms_stream.mds.packed import PackedStreamingDataset
     from lmms_stream.plan.packing import PackingConfig
@@ -198,7 +199,6 @@ def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     from lmms_stream.tools.demo.corpus import build_corpus, train_tokenizer
     from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.run.settings import TrainConfig
-    from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)
     corpus = build_corpus(folder / "corpus")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .converters.writing.mosaic_writers import MDSWriter as MDSWriter
     from .converters.writing.mosaic_writers import TSVWriter as TSVWriter
     from .converters.writing.mosaic_writers import XSVWriter as XSVWriter
+    from .doors.huggingface.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
     from .errors import ConfigError as ConfigError
     from .errors import LmmsStreamError as LmmsStreamError
     from .loader.loader import PackedLoader as PackedLoader
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from .train.model.own_loop import check_isolation as check_isolation
     from .train.run.settings import TrainConfig as TrainConfig
     from .train.run_config import RunConfig as RunConfig
-    from .train.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
     from .types import Batch as Batch
     from .types import World as World
 
@@ -71,7 +71,7 @@ _HOME = {
     "Cursor": "plan.cursor",
     "DatasetConfig": "mds.dataset_config",
     "DocumentsProcessor": "processors.text",
-    "FSDP2SFTTrainer": "train.trainer",
+    "FSDP2SFTTrainer": "doors.huggingface.trainer",
     "FetchConfig": "storage.fetch_config",
     "JSONWriter": "converters.writing.mosaic_writers",
     "LengthIndex": "mds.lengths",
@@ -124,6 +124,9 @@ keep_names(
     __name__,
     {
         **{name: f"doors.{name}" for name in ("lmms_engine", "relax", "trl")},
+        "datasets": "doors.lmms_engine.datasets",
+        "rl": "doors.relax",
+        "datasets.multimodal": "doors.lmms_engine.datasets.naive",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
         **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
     },

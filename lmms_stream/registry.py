@@ -39,7 +39,7 @@ class Registry(Mapping[str, Part]):
         if name not in self.ours:
             return cast(Part, _loaded(self.others[name]))
         part = self.ours[name]
-        return cast(Part, _imported(part)) if isinstance(part, str) else part
+        return cast(Part, imported(part)) if isinstance(part, str) else part
 
     def __contains__(self, name: object) -> bool:
         return name in self.ours or name in self.others
@@ -83,7 +83,8 @@ def _entry_points(group: str) -> Mapping[str, EntryPoint]:
 
 
 @cache
-def _imported(value: str) -> Any:
+def imported(value: str) -> Any:
+    """An object of this package by its "module:object" below lmms_stream, imported when this is called."""
     module, _, name = value.partition(":")
     return getattr(import_module(f".{module}", __package__), name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import boto3  # noqa: F401
 import lmms_stream.config
+import lmms_stream.doors.huggingface.trainer
 import lmms_stream.loader.loader
 import lmms_stream.mds.packed
 import lmms_stream.processors.chat

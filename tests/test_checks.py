@@ -34,7 +34,8 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.specs import parse_spec
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.datasets.streaming_packs import StreamingPackConfig
+from lmms_stream.doors.lmms_engine.datasets.streaming_packs import StreamingPackConfig
+from lmms_stream.doors.relax.rows import open_rows
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.source_ranges import checked_epochs, parse_schedule
@@ -42,7 +43,6 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel_images import BagelSettings
 from lmms_stream.rl import Dataset as Prompts
 from lmms_stream.rl import StreamingDataset as StreamedPrompts
-from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
 from torch.utils.data import DataLoader

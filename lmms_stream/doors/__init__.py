@@ -1,7 +1,8 @@
 """Other projects' programs over the core: their names, files and arguments, each in a folder.
 
-lmms_engine  LMMS Engine's modules, datasets and launcher
-relax        Relax's modules, datasets and data sources
+huggingface  FSDP2SFTTrainer: transformers' Trainer and TRL's SFTTrainer by their arguments and members
+lmms_engine  LMMS Engine's modules, datasets and launch files
+relax        prompts for reinforcement learning behind Relax's names: lmms_stream.rl
 trl          TRL's names, with its trainers replaced
 mosaicml     our classes as those of MosaicML Streaming, for programs that ask with isinstance
 

@@ -202,7 +202,7 @@ class DatasetConfig(EngineFields):
         if self.dataset_type is not None:
             raise ConfigError(
                 f"a dataset with dataset_type {self.dataset_type!r} is made of its sources: give the config to "
-                "lmms_stream.datasets.MultiModalDataset or MultiModalIterableDataset"
+                "lmms_stream.doors.lmms_engine.datasets.MultiModalDataset or MultiModalIterableDataset"
             )
 
     def _settings(self) -> dict[str, Any]:

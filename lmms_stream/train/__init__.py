@@ -5,18 +5,14 @@ model/          a transformers model as it runs on packs
 reference/      the model that a task compares with
 checkpoint/     what is saved and resumed
 report/         what a run reports
-habits/         arguments of transformers and TRL -> settings of a run
 run_config      a run as one YAML file
-functions       functions given to a trainer; data: its opened datasets
+inputs          inputs of a trainer: its run, and functions that change it; data: its opened datasets
 protocol        what the files below see of a trainer
 evaluate        the loss on evaluation datasets, and predictions for compute_metrics
 parts           what a trainer builds on first use, a reference model among it
 standing        the state of a trainer, saved and resumed; a model that a checkpoint fills
 loop            one run of a trainer, step by step
-members         members of transformers' Trainer that scripts call, apart from training
-trainer         FSDP2SFTTrainer: arguments, parts, override points
-limits/         a run's config -> the part of the run that limits it
-launched        a run that LMMS Engine's launch file describes
+trainer         PackedTrainer: inputs, parts, override points
 prepared        a run's file -> its trainer
 torchrun        the command that starts a run; torchrun for several ranks, and their end
 """
@@ -28,9 +24,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
+    from .trainer import PackedTrainer as PackedTrainer
 
-_HOME = {"FSDP2SFTTrainer": "trainer"}
+_HOME = {"FSDP2SFTTrainer": ".doors.huggingface.trainer", "PackedTrainer": "trainer"}
 
 __all__ = [*_HOME]
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..config import build_config, load_mapping
 from ..errors import LmmsStreamError, TrainingError
 from ..loader.worker_server import fork_worker_server, without_blas_threads
+from ..registry import imported
 from ..types import World
 
 if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer
+    from .trainer import PackedTrainer
 
 RUN_LENGTHS = ("train.max_steps", "train.num_train_epochs", "train.max_tokens")  # a run has exactly one
 _LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # of LMMS Engine's launch file
@@ -23,7 +24,7 @@ _LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"
 class Prepared(NamedTuple):
     """A run whose process group is there. trainer: makes its trainer."""
 
-    trainer: Callable[[], FSDP2SFTTrainer]
+    trainer: Callable[[], PackedTrainer]
     rank: int
     timeout_s: float
 
@@ -67,19 +68,20 @@ def _configured(data: Mapping[str, Any], source: str) -> Prepared:
     config = build_config(RunConfig, data, source=source)
     if config.train.num_workers:
         fork_worker_server()  # before this process has threads, and models
+    from .inputs import RunInputs
     from .run.mesh import join_world
-    from .trainer import FSDP2SFTTrainer
+    from .trainer import PackedTrainer
 
     world, _ = join_world(config.train)
 
-    def trainer() -> FSDP2SFTTrainer:
-        return FSDP2SFTTrainer(
+    def trainer() -> PackedTrainer:
+        run = RunInputs(
+            config=config.train,
             model=config.model,
-            args=config.train,
             train_dataset=config.build_datasets(world),
             eval_dataset=config.build_eval_dataset(world),
-            task=config.build_task(),
         )
+        return PackedTrainer(run, task=config.build_task())
 
     return Prepared(trainer, world.rank, config.train.timeout_s)
 
@@ -89,9 +91,8 @@ def _launched(data: Mapping[str, Any], source: str) -> Prepared:
     arguments = data.get("trainer_args")
     if isinstance(arguments, Mapping) and arguments.get("dataloader_num_workers"):
         fork_worker_server()  # before this process has threads, and models
-    from .launched import launched_trainer, read_launch
-
-    launch, made = read_launch(data, source=source)
+    launch, made = imported("doors.lmms_engine.launch.run:read_launch")(data, source=source)
+    launched_trainer = imported("doors.lmms_engine.launch.run:launched_trainer")
     return Prepared(lambda: launched_trainer(launch, made), World.detect().rank, float(made.ddp_timeout))
 
 

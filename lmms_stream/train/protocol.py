@@ -12,7 +12,7 @@ from ..loader.loader import PackedLoader
 from ..types import Batch, World
 from .checkpoint.saving import RunSaver
 from .data import RunData
-from .functions import Functions
+from .inputs import Functions
 from .model.model import PackedModel
 from .reference.reference import Reference
 from .report.meter import Meter

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
+from ..registry import imported
 from ..types import World
-from .habits.opened import opened
 from .model.build import ModelConfig
-from .run.settings import Datasets, TrainConfig
+from .run.settings import Datasets, Packed, TrainConfig
 from .tasks.registry import CAUSAL, build_task
 from .tasks.task import Task
 
@@ -62,3 +62,11 @@ class RunConfig:
     @property
     def _evaluated(self) -> DatasetConfig | None:
         return None if self.dataset is None else self.dataset.evaluated
+
+
+def opened(config: DatasetConfig, world: World) -> Packed:
+    """The dataset of a config; one with a dataset_type is LMMS Engine's, and opened by its door."""
+    if config.dataset_type is None:
+        return config.open(world)
+    made: Packed = imported("doors.lmms_engine.datasets.opening:opened")(config, world)
+    return made

@@ -1,132 +1,107 @@
-"""Supervised fine-tuning with FSDP2 over packed batches: what is given, built of it, and may be changed."""
+"""Training with FSDP2 over packed batches: inputs, parts, override points."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..errors import ConfigError
+from ..lazy import lazy_names
 from ..mds.core import processor_of
-from ..mds.dataset_config import DatasetConfig
 from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
-from .functions import Functions, compared_by, resolved_of
-from .habits.arguments import arguments_of
-from .habits.given import Given
+from .inputs import Functions, RunInputs
 from .loop import Loop
-from .members import TransformersMembers, check_overrides
 from .model.build import ModelConfig
 from .model.isolation import positions_of
 from .model.model import PackedModel
-from .parts import Parts
+from .parts import HasParts, Parts
 from .report.run_log import RunLog
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
-from .run.flow import Best, Control
+from .run.flow import Best
 from .run.mesh import join_world
 from .run.optimizers import adopt_optimizer, build_optimizer, groups_of
 from .run.phases import Phases
 from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
-from .run.settings import Datasets, TrainConfig
+from .run.settings import TrainConfig
 from .standing import Finish, finish, model_to_fill, model_to_share, resume, resume_choice, trainer_state
 from .tasks.causal import losses_of_function
 from .tasks.task import LossSum, Task
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerState, TrainingArguments
+    from transformers import TrainerCallback
 
 
-class FSDP2SFTTrainer(TransformersMembers):
+class PackedTrainer(HasParts):
     """Trains a transformers model on packed samples, sharded with FSDP2.
 
     The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
     loss tokens), both sums over the global batch, so it does not depend on how packs fall to ranks. Resumes from the
-    latest checkpoint below args.output_dir when there is one, where args is a TrainConfig.
+    latest checkpoint below config.output_dir when there is one.
 
-    The constructor checks what it is given, opens datasets and joins the process group (one that is there is taken,
-    and left alone). Model, optimizer and the rest are built when they are first asked for, or by train, evaluate and
-    save_model; all ranks ask alike. Override create_model, create_optimizer, create_scheduler, compute_loss,
-    training_step, evaluation_step and log to change them. Arguments have the meaning that they have in transformers'
-    Trainer and TRL's SFTTrainer. config: how the run trains, in our words, whatever args are.
+    The constructor checks its inputs and joins the process group (one that is there is taken, and left alone). Model,
+    optimizer and the rest are built when they are first asked for, or by train, evaluate and save_model; all ranks ask
+    alike. Override create_model, create_optimizer, create_scheduler, compute_loss, training_step, evaluation_step and
+    log to change them.
 
     Raises ConfigError, CheckpointError, CursorError, TrainingError, and StoppedError after a signal.
     """
 
     def __init__(
         self,
-        model: str | Path | ModelConfig | torch.nn.Module | None = None,
-        args: TrainConfig | TrainingArguments | None = None,
-        train_dataset: Datasets | DatasetConfig | Any = None,
-        eval_dataset: Datasets | DatasetConfig | Any = None,
-        data_collator: Callable[..., Any] | None = None,
+        inputs: RunInputs,
+        *,
         task: Task | None = None,
-        processing_class: Any = None,
-        model_init: Callable[..., torch.nn.Module] | None = None,
-        compute_loss_func: Callable[..., torch.Tensor] | None = None,
-        compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None] = (None, None),
-        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], Mapping[str, Any]] | None = None,
-        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
-        peft_config: Any = None,
-        formatting_func: Callable[..., Any] | None = None,
-        quantization_config: Any = None,
+        functions: Functions | None = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
     ):
-        check_overrides(type(self))
-        self.functions = Functions(
-            model_init=model_init, compute_loss_func=compute_loss_func, compute_metrics=compute_metrics,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics, optimizers=optimizers,
-            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
-        )  # fmt: skip
-        self.functions.check(model=model, task=task, eval_dataset=eval_dataset)
-        given = Given(
-            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=data_collator,
-            processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
-            quantization_config=quantization_config, objective=compared_by(task),
-        )  # fmt: skip
-        resolved = resolved_of(given)
-        self.config: TrainConfig = with_precision(resolved.config)
-        self.args: Any = args if args is not None else resolved.arguments
-        self.processing_class = resolved.processing_class
-        self._given = resolved.model
-        self._finish: Finish = partial(finish, token_ids=resolved.token_ids, has_dropout=resolved.has_dropout)
-        self._named = resolved.model if type(self).create_model is FSDP2SFTTrainer.create_model else None
-        trained_on = map(processor_of, named_evaluations(resolved.train_dataset).values())
+        self.inputs = inputs
+        self.functions = functions or Functions()
+        self.config: TrainConfig = with_precision(inputs.config)
+        self.processing_class = inputs.processing_class
+        self._finish: Finish = partial(finish, token_ids=inputs.token_ids, has_dropout=inputs.has_dropout)
+        self._named = inputs.model if type(self).create_model is PackedTrainer.create_model else None
+        trained_on = map(processor_of, named_evaluations(inputs.train_dataset).values())
         self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
         self.world, self.device = join_world(self.config)
         self.output_dir = Path(self.config.output_dir)
         self.run_log = RunLog(self.config, world=self.world)
         self.data = RunData(
-            self.config, resolved.train_dataset, resolved.eval_dataset, world=self.world, device=self.device,
-            collator=resolved.data_collator or self.task.collate, open_rows=resolved.open_rows,
+            self.config, inputs.train_dataset, inputs.eval_dataset, world=self.world, device=self.device,
+            collator=inputs.data_collator or self.task.collate, open_rows=inputs.open_rows,
         )  # fmt: skip
         self.loader = self.data.loader
         self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
         self.parts = Parts(self, lambda: model_to_share(self, self._named, finish=self._finish))
         self.callbacks = Callbacks(
-            callbacks or (), world_size=self.world.world_size, standing=lambda: trainer_state(self),
-            arguments=lambda: resolved.arguments or arguments_of(self.config),
+            callbacks, world_size=self.world.world_size, standing=lambda: trainer_state(self),
+            arguments=self.callback_arguments,
         )  # fmt: skip
         self.callbacks.given = {"processing_class": self.processing_class}
-        if resolved.arguments is not None:
+        if inputs.arguments is not None:
             _ = self.callbacks.state  # its log_history is kept, which users of transformers read at the end
         self.callbacks.call("on_init_end")
+
+    def callback_arguments(self) -> Any:
+        """The arguments that callbacks are given."""
+        return self.inputs.arguments or self.config
 
     # What may be overridden: the trainer itself calls each.
 
     def create_model(self) -> torch.nn.Module:
         """The transformers model to train, whole: rank 0's weights count, other ranks' may be on the meta device."""
-        given, init = self._given, self.functions.model_init
+        given, init = self.inputs.model, self.functions.model_init
         if init is not None:
             given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
         made: Any = given.build() if isinstance(given, ModelConfig) else given
@@ -244,13 +219,6 @@ class FSDP2SFTTrainer(TransformersMembers):
         self.callbacks.call("on_predict", metrics=made.metrics)
         return made
 
-    def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
-        """A run is one set of arguments: ConfigError."""
-        raise ConfigError(
-            "hyperparameter_search is not here: start a run for each set of arguments, in a process of its own, from "
-            "Optuna or Ray Tune, and return evaluate()'s figure to them"
-        )
-
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it.
 
@@ -293,27 +261,12 @@ class FSDP2SFTTrainer(TransformersMembers):
         """Have the schedule end where the run ends, after what is left of the data may have changed."""
         self.parts.set_length()
 
-    # Callbacks, as transformers' Trainer has them.
-
-    @property
-    def state(self) -> TrainerState:
-        return self.callbacks.state
-
-    @property
-    def control(self) -> Control:
-        return self.callbacks.control
-
-    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        self.callbacks.add(callback)
-
-    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
-        return self.callbacks.pop(callback)
-
-    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        self.callbacks.pop(callback)
-
     def is_world_process_zero(self) -> bool:
         return self.world.rank == 0
 
     def is_local_process_zero(self) -> bool:
         return self.world.is_first_of_node
+
+
+# FSDP2SFTTrainer was defined here, and programs import it from this module.
+__getattr__, _ = lazy_names(__name__, {"FSDP2SFTTrainer": "..doors.huggingface.trainer"})

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lmms_stream.datasets import MultiModalIterableDataset
-from lmms_stream.datasets.source_loader import StreamedBatch
-from lmms_stream.datasets.source_state import SourcesState
+from lmms_stream.doors.lmms_engine.datasets.source_loader import StreamedBatch
+from lmms_stream.doors.lmms_engine.datasets.source_state import SourcesState
 from lmms_stream.types import Batch, World
 from transformers import AutoTokenizer
 

@@ -12,8 +12,8 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows import mapper
 from lmms_stream.datasets import DatasetConfig, MultiModalDataset
-from lmms_stream.datasets import building as building_module
-from lmms_stream.datasets.building import Building, build_once, building_of, cache_of
+from lmms_stream.doors.lmms_engine.datasets import building as building_module
+from lmms_stream.doors.lmms_engine.datasets.building import Building, build_once, building_of, cache_of
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.storage.locks import locked
 from lmms_stream.types import World

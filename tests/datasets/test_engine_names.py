@@ -13,11 +13,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from lmms_stream.datasets.names import OWN_PROCESSORS, OWN_TYPES
+from lmms_stream.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.doors.lmms_engine import mapping_func
-from lmms_stream.doors.lmms_engine.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.doors.lmms_engine.datasets.collator import VisionCollator
 from lmms_stream.doors.lmms_engine.datasets.naive import BaseDataset
+from lmms_stream.doors.lmms_engine.datasets.names import OWN_PROCESSORS, OWN_TYPES
 from lmms_stream.doors.lmms_engine.datasets.processor import (
     ProcessorConfig,
     PureTextDataProcessor,
@@ -29,7 +30,6 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, LlamaConfig
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from lmms_stream.converters.convert import convert
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.datasets.names import BAGEL, TYPES
+from lmms_stream.doors.lmms_engine.datasets.names import BAGEL, TYPES
 
 from ..processors.tile_vlm import save_tile_processor
 from ..processors.tiny_vlm import picture, save_processor

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from examples.bagel.model import BagelConfig, BagelModel
 from lmms_stream.config import load_mapping
+from lmms_stream.doors.lmms_engine.launch.run import read_launch
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.launched import read_launch
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from transformers import CONFIG_MAPPING
@@ -72,7 +72,7 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
 def test_what_is_not_here_is_refused_by_name(
     section: str | None, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    from lmms_stream.datasets.names import processor_config_of
+    from lmms_stream.doors.lmms_engine.datasets.names import processor_config_of
 
     data = launch_files(tmp_path)["llava"]
     data = data | change if section is None else data | {section: data[section] | change}

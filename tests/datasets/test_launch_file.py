@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
+from lmms_stream.doors.huggingface.arguments import train_config
 from lmms_stream.doors.lmms_engine.launch.cli import arguments_of, create_train_task
+from lmms_stream.doors.lmms_engine.launch.file import TRAINER_ARGS, launch_of
+from lmms_stream.doors.lmms_engine.launch.run import planned_launch, read_launch
 from lmms_stream.doors.lmms_engine.train import TrainingArguments
 from lmms_stream.errors import ConfigError
 from lmms_stream.tools.demo.pictures import write_charts
 from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.tools.ledger.run import Ledger
-from lmms_stream.train.habits.arguments import train_config
-from lmms_stream.train.habits.launch_file import TRAINER_ARGS, launch_of
-from lmms_stream.train.launched import planned_launch, read_launch
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.types import World

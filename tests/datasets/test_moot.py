@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.datasets.moot import moot_fields
+from lmms_stream.doors.lmms_engine.datasets.moot import moot_fields
 from lmms_stream.errors import ConfigError
 
 from .chats import text_config, write_jsonl

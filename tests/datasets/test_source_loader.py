@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig, MultiModalIterableDataset
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.tools.demo.corpus import VOCABULARY
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import World
 from transformers import TrainingArguments
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.datasets.streaming_packs import Piece, PieceRef, StreamingPackConfig, StreamingPacker
+from lmms_stream.doors.lmms_engine.datasets.streaming_packs import Piece, PieceRef, StreamingPackConfig, StreamingPacker
 from lmms_stream.errors import ConfigError
 from lmms_stream.plan import packing
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from lmms_stream.datasets import DatasetConfig
-from lmms_stream.datasets.table import OURS, THEIRS, markdown
+from lmms_stream.doors.lmms_engine.datasets.table import OURS, THEIRS, markdown
 
 
 def test_every_field_of_a_config_is_documented_once() -> None:
@@ -17,4 +17,4 @@ def test_every_field_of_a_config_is_documented_once() -> None:
 
 def test_the_page_of_datasets_is_written_by_the_code() -> None:
     page = Path(__file__).parents[2] / "docs" / "datasets.md"
-    assert page.read_text() == markdown(), "python -m lmms_stream.datasets.table > docs/datasets.md"
+    assert page.read_text() == markdown(), "python -m lmms_stream.doors.lmms_engine.datasets.table > docs/datasets.md"

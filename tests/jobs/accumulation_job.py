@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
@@ -20,7 +21,6 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.step_costs import collectives
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 
 from tests.rounds import LONG
 from tests.train import vision

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lmms_stream.datasets import MultiModalIterableDataset
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import World
 
 from tests.train.bagel import build_model, build_processor, dataset_of

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lmms_stream.config import build_config, load_mapping
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.loader.worker_server import fork_worker_server
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 
 

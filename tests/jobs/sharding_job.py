@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
@@ -23,7 +24,6 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 

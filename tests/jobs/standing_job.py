@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import LmmsStreamError
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.prepared import Prepared, lost_ranks_named
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 
 from tests.train.runs import trainer_of

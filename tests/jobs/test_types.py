@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.config import load_mapping
-from lmms_stream.datasets.names import TYPES as ALL_TYPES
+from lmms_stream.doors.lmms_engine.datasets.names import TYPES as ALL_TYPES
 from lmms_stream.tools.demo.jobs import read_run
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log

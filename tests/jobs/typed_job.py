@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from lmms_stream.config import build_config, load_mapping
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
+from lmms_stream.doors.lmms_engine.datasets.opening import opened
 from lmms_stream.loader.worker_server import fork_worker_server
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.plugins.tasks.reconstruction import L1, HingeGAN, Reconstruction, Term
-from lmms_stream.train.habits.opened import opened
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 
 
 def model_and_task(data: dict[str, Any], folder: Path) -> tuple[Any, Any]:

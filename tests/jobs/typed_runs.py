@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from lmms_stream.datasets.names import TYPES as TYPES_OF_ENGINE
+from lmms_stream.doors.lmms_engine.datasets.names import TYPES as TYPES_OF_ENGINE
 
 from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
 from tests.processors.tiny_sound import clip, save_sound_processor, sound_config

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
@@ -22,7 +23,6 @@ from lmms_stream.train.loop import Loop
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import World
 
 from tests.train import families

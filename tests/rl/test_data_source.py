@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lmms_stream.doors.relax.arguments import _UNHEARD
+from lmms_stream.doors.relax.in_flight import Group
 from lmms_stream.errors import CheckpointError, ConfigError, CursorError, DataError, ObjectChangedError
 from lmms_stream.rl import RolloutDataSource, RolloutDataSourceWithBuffer, Sample, add_data_arguments
-from lmms_stream.rl.arguments import _UNHEARD
-from lmms_stream.rl.in_flight import Group
 from PIL import Image
 
 from .rows import prompts, write_lines

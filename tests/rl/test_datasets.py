@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lmms_stream.doors.relax.cursor import BLOCK, SMALL, Permutation
+from lmms_stream.doors.relax.rows import open_rows
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectChangedError, ObjectMissingError
 from lmms_stream.rl import BaseDataset, Dataset, Sample, StreamingDataset
-from lmms_stream.rl.cursor import BLOCK, SMALL, Permutation
-from lmms_stream.rl.rows import open_rows
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 from transformers import AutoTokenizer

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lmms_stream.doors.relax.in_flight import Group
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.rl import RolloutDataSource, RolloutDataSourceWithBuffer, RolloutManager, Sample
-from lmms_stream.rl.in_flight import Group
 
 from ..conftest import last_words
 from ..rounds import rounds

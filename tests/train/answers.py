@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
@@ -17,7 +18,6 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.tasks.task import Task
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Processed, Sample
 from streaming import MDSWriter
 from torch.distributed.tensor import DTensor, distribute_tensor

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 from lmms_stream.config import load_config
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 
 VOCABULARY = 512  # of write_tokens, whose samples are their numbers
 MODEL = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.optimizers import Average
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

@@ -9,6 +9,7 @@ from shutil import which
 import numpy as np
 import pytest
 import torch
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.train.model.sharding import compile_blocks
@@ -16,7 +17,6 @@ from lmms_stream.train.report.meter import MOST_GRAPHS, Compilations
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from torch._dynamo.utils import counters
 
 from ..conftest import write_samples, write_tokens

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import peft
 import pytest
 import torch
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
@@ -19,7 +20,6 @@ from lmms_stream.train.model.adapters import adapter_of, add_adapter, take_adapt
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.run.distributed import init_distributed
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lmms_stream.config import load_config
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError, TrainingError
 from lmms_stream.loader.collate import collate
 from lmms_stream.tools.ledger.run import Ledger
@@ -22,7 +23,6 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
 from lmms_stream.train.tasks.task import LossSum
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import AutoModelForCausalLM, TrainerCallback

@@ -11,11 +11,11 @@ import pytest
 import torch
 import yaml
 from lmms_stream.config import load_config
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.pretrained import WholeOnlyError, find_tensors, unread_weights
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 

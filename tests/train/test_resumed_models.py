@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 from lmms_stream.config import load_config
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run_config import RunConfig
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from transformers import GenerationConfig
 
 from ..conftest import write_tokens

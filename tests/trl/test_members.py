@@ -11,9 +11,9 @@ import lmms_stream.doors.trl as door
 import pytest
 import torch
 import trl
+from lmms_stream.doors.huggingface.trainer import _REFUSED
 from lmms_stream.doors.trl import DPOTrainer, SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError
-from lmms_stream.train import members
 from lmms_stream.train.report.train_log import read_log
 from transformers import BitsAndBytesConfig, Mxfp4Config, Trainer
 
@@ -34,7 +34,7 @@ def test_every_public_member_of_trls_trainers_exists_or_is_refused_by_name() -> 
         assert missing == [], theirs
 
 
-@pytest.mark.parametrize("name", members._REFUSED)
+@pytest.mark.parametrize("name", _REFUSED)
 def test_parts_of_a_loop_that_is_not_here_are_refused(name: str, trainer: SFTTrainer) -> None:
     with pytest.raises(ConfigError, match=f"{name} is a part of transformers' own loop, which is not here: "):
         getattr(trainer, name)()

@@ -11,15 +11,15 @@ import numpy as np
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ...datasets.iterable import MultiModalIterableDataset
-from ...datasets.multimodal import MultiModalDataset
-from ...datasets.names import OWN_PROCESSORS, OWN_TYPES, PROCESSORS, TYPES, DatasetType
 from ...errors import ConfigError, DataError
 from ...processors.base import Processor
 from ...processors.media.images import decode_image
 from ...processors.media.stored import media_part
 from ...types import Processed, Sample
 from .datasets import processor as theirs
+from .datasets.iterable import MultiModalIterableDataset
+from .datasets.naive import MultiModalDataset
+from .datasets.names import OWN_PROCESSORS, OWN_TYPES, PROCESSORS, TYPES, DatasetType
 
 C = TypeVar("C", bound=type)
 

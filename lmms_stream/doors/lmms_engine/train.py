@@ -9,10 +9,10 @@ from typing import Any
 import transformers
 
 from ...errors import ConfigError
-from ...train.habits.arguments import LAUNCHED
-from ...train.habits.launch_file import TRAINER_ARGS, trainer_values
-from ...train.launched import LaunchedTrainer, launched_trainer, read_launch
-from ...train.trainer import FSDP2SFTTrainer
+from ..huggingface.arguments import LAUNCHED
+from ..huggingface.trainer import FSDP2SFTTrainer
+from .launch.file import TRAINER_ARGS, trainer_values
+from .launch.run import LaunchedTrainer, launched_trainer, read_launch
 
 __all__ = ["FSDP2SFTTrainer", "TrainRunner", "TrainingArguments"]
 

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import torch
 
 from ...errors import ConfigError, did_you_mean
-from ...train.habits.arguments import option
-from ...train.habits.models import name_of
 from ...train.tasks.registry import build_task
 from ...train.tasks.task import Task
-from ...train.trainer import FSDP2SFTTrainer
+from ..huggingface.arguments import option
+from ..huggingface.models import name_of
+from ..huggingface.trainer import FSDP2SFTTrainer
 
 _REMEDY = "the reference is the model as the run begins: leave ref_model out, or begin with the model that it is"
 

@@ -87,7 +87,7 @@ def _launched(
             f"{path} is a launch file, whose global batch follows from the number of ranks: write a run's file with "
             "dataset, model and train, or ask lmms-stream ledger with --world-size"
         )
-    from ...train.launched import planned_launch
+    from ...doors.lmms_engine.launch.run import planned_launch
 
     return planned_launch(data, source=str(path), world=world)
 

@@ -17,7 +17,7 @@ from ...processes.family import descendants
 from ...train.loop import Loop
 from ...train.report.metrics import cost_of, segment_lengths
 from ...train.run.distributed import gather
-from ...train.trainer import FSDP2SFTTrainer
+from ...train.trainer import PackedTrainer
 from ...types import Batch
 from .rates import LoaderRates, Rates, Spread, StepRates, check_measured, limit_of
 
@@ -42,7 +42,7 @@ class MeasureConfig:
         check_measured(steps=self.steps, warmup_steps=self.warmup_steps, seconds=self.seconds)
 
 
-def measure(trainer: FSDP2SFTTrainer, config: MeasureConfig, tell: Tell = lambda line: None) -> Rates:
+def measure(trainer: PackedTrainer, config: MeasureConfig, tell: Tell = lambda line: None) -> Rates:
     """The rates of a run whose trainer is new; all ranks call it. tell: takes a line of progress.
 
     Loaders go on where the one before stood, so that each reads samples that nobody has read, as far as an epoch has
@@ -72,7 +72,7 @@ class _Nowhere:
 
 
 class _Measurement:
-    def __init__(self, trainer: FSDP2SFTTrainer, config: MeasureConfig, tell: Tell):
+    def __init__(self, trainer: PackedTrainer, config: MeasureConfig, tell: Tell):
         self._trainer, self._config, self._tell = trainer, config, tell
         self._world_size = trainer.world.world_size
         self._begin = trainer.data.cursor()

@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 from lmms_stream.converters.convert import convert
+from lmms_stream.doors.relax.rows import Part, parse_paths
 from lmms_stream.errors import DataError, ObjectMissingError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.rl.rows import Part, parse_paths
 from lmms_stream.storage.storage import open_storage
 
 from ...conftest import prefix_of

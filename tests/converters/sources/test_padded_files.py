@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.converters.sources.files import LocalFile, PlainStream
+from lmms_stream.doors.relax.rows import open_rows
 from lmms_stream.errors import ConfigError, DataError, ShardError
 from lmms_stream.mds.index import parse_index
 from lmms_stream.processors.media.formats import mime_type
 from lmms_stream.processors.tokenizers import load_tokenizer
-from lmms_stream.rl.rows import open_rows
 from lmms_stream.train.model.build import ModelConfig
 
 from .source_rows import MESSY, json_lines, opened, read, write

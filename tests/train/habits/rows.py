@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from lmms_stream.doors.huggingface.inputs import TrainerInputs
+from lmms_stream.doors.huggingface.resolve import resolve
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.train.habits.given import Given, Resolved
-from lmms_stream.train.habits.resolve import resolve
+from lmms_stream.train.inputs import RunInputs
 from lmms_stream.types import World
 from trl import SFTConfig
 
@@ -40,8 +41,8 @@ def world_of(timeout_s: float, *, replication: int) -> World:
     return World()
 
 
-def resolved(**given: Any) -> Resolved:
-    return resolve(Given(**given), world_of)
+def resolved(**given: Any) -> RunInputs:
+    return resolve(TrainerInputs(**given), world_of)
 
 
 def tokens_of(dataset: PackedDataset) -> list[tuple[list[int], list[int]]]:

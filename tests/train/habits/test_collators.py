@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lmms_stream.doors.huggingface.collators import CollatorAdapter, adapted
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.habits.collators import CollatorAdapter, adapted
 from lmms_stream.types import Batch
 from transformers import (
     DataCollatorForLanguageModeling,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
+from lmms_stream.doors.huggingface.conversion import Conversion
+from lmms_stream.doors.huggingface.rows import RowSettings
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.train.habits.conversion import Conversion
-from lmms_stream.train.habits.rows import RowSettings
 from lmms_stream.types import World
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

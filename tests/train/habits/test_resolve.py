@@ -21,7 +21,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.train.habits.given import Resolved
+from lmms_stream.train.inputs import RunInputs
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.settings import TrainConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainingArguments
@@ -42,7 +42,7 @@ def packed(dataset: Any) -> PackedDataset:
     return dataset
 
 
-def of_chats(model_folder: Path, folder: Path, **options: Any) -> Resolved:
+def of_chats(model_folder: Path, folder: Path, **options: Any) -> RunInputs:
     return rows.resolved(model=str(model_folder), args=rows.config(folder, **options), train_dataset=rows.chats(30))
 
 

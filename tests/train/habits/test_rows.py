@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError
-from lmms_stream.train.habits.given import Resolved
+from lmms_stream.train.inputs import RunInputs
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import SFTTrainer
 
@@ -172,6 +172,6 @@ def test_a_formatting_func_and_a_loss_of_completions_contradict_each_other(
 
 def resolve_rows(
     dataset: Dataset, tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path, **options: Any
-) -> Resolved:
+) -> RunInputs:
     args = rows.config(tmp_path, **options)
     return rows.resolved(model=str(model_folder), args=args, train_dataset=dataset, processing_class=tok)

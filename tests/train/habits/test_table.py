@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lmms_stream.doors.huggingface import fields, preference_fields, sft_fields, table
+from lmms_stream.doors.huggingface.arguments import train_config
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.habits import fields, preference_fields, sft_fields, table
-from lmms_stream.train.habits.arguments import train_config
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.types import World
 from transformers import TrainingArguments
@@ -124,7 +124,7 @@ def test_arguments_that_are_no_sftconfig_have_its_defaults(tmp_path: Path) -> No
 
 def test_the_table_in_docs_is_that_of_the_code() -> None:
     page = Path(__file__).parents[3] / "docs" / "arguments.md"
-    assert page.read_text() == table.markdown(), "python -m lmms_stream.train.habits.table > docs/arguments.md"
+    assert page.read_text() == table.markdown(), "python -m lmms_stream.doors.huggingface.table > docs/arguments.md"
 
 
 @pytest.mark.parametrize("kind", [TrainingArguments, SFTConfig, DPOConfig, KTOConfig])

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from lmms_stream.config import load_config
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import ConfigError
 from lmms_stream.plugins.tasks.flow_matching import FlowMatching, velocity_of
 from lmms_stream.plugins.tasks.sampling import sample_images
@@ -24,7 +25,6 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
 from lmms_stream.train.tasks.task import Draw
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 
 from ..images import DIT, NUM_CLASSES, SIZE, save_vae, write_image_run, write_images

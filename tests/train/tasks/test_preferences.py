@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lmms_stream.doors.huggingface.collators import CollatorAdapter
 from lmms_stream.errors import CheckpointError, ConfigError, DataError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.loader.loader import PackedLoader
@@ -18,8 +19,7 @@ from lmms_stream.plan.packing import Overlong
 from lmms_stream.plugins.tasks.dpo import DPO
 from lmms_stream.plugins.tasks.kto import KTO, mismatched
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.train.functions import Functions
-from lmms_stream.train.habits.collators import CollatorAdapter
+from lmms_stream.train.inputs import Functions
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.reference.stored import StoredReference, folder_of
 from lmms_stream.train.report.train_log import read_log

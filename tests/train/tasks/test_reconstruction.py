@@ -11,8 +11,9 @@ import pytest
 import torch
 import yaml
 from lmms_stream.config import build_config, load_mapping
-from lmms_stream.datasets.iterable import MultiModalIterableDataset
-from lmms_stream.datasets.multimodal import MultiModalDataset
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
+from lmms_stream.doors.lmms_engine.datasets.iterable import MultiModalIterableDataset
+from lmms_stream.doors.lmms_engine.datasets.naive import MultiModalDataset
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.mds.dataset_config import DatasetConfig
@@ -23,7 +24,6 @@ from lmms_stream.train.model.flops import image_flops
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.tasks.task import Draw
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 
 from ..images import SIZE, TinyDecoder, adversary, encoded, save_encoder, write_typed_run

@@ -1,22 +1,55 @@
-"""LMMS Engine's datasets by their names. The dataset_type of a config says which rows are read, whatever the class.
+"""LMMS Engine's datasets: its DatasetConfig -> packs for a DataLoader and for our trainer.
 
-naive, iterable     the classes by number, and those that stream
-processor           what makes samples of messages
-collator            what makes batches of samples
+The dataset_type of a config says which rows are read, whatever the class; classes and modules have LMMS Engine's names.
+
+naive           MultiModalDataset: packs by number; memory of a run
+iterable        MultiModalIterableDataset: packs of sources that are not converted
+processor       processors by their names: messages and images -> tensors
+collator        collators by their names: samples -> a batch
+opening         a DatasetConfig -> its dataset, for the trainer
+names           names of types, formats and processors -> ours
+moot            settings that are refused or have no effect
+building        sources -> shards, once
+length_grouped  unpacked samples of similar lengths -> batches of each rank
+source_files    sources -> files to read in place, and the lane of each unit
+streaming_packs pieces of samples -> packs, in one pass
+source_state    the rows that lanes have read
+rows_of_sources rows of units -> samples, tokenized in groups -> pieces of samples
+source_reader   the packs of some lanes; the lanes of each reader
+epoch_turns     the epoch of each iteration, with any number of workers
+source_loader   packs -> batches with the places of their lanes, step by step
+table           docs/datasets.md, from the names
+
+Names are imported when they are first used.
 """
 
 from __future__ import annotations
 
-from ....mds.dataset_config import DatasetConfig
-from .iterable import FinewebEduDataset, MultiModalIterableDataset, VisionSFTIterableDataset
-from .naive import MultiModalDataset, VisionAudioSFTDataset, VisionSFTDataset
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DatasetConfig",
-    "FinewebEduDataset",
-    "MultiModalDataset",
-    "MultiModalIterableDataset",
-    "VisionAudioSFTDataset",
-    "VisionSFTDataset",
-    "VisionSFTIterableDataset",
-]
+from ....lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ....mds.dataset_config import DatasetConfig as DatasetConfig
+    from .iterable import FinewebEduDataset as FinewebEduDataset
+    from .iterable import MultiModalIterableDataset as MultiModalIterableDataset
+    from .iterable import VisionSFTIterableDataset as VisionSFTIterableDataset
+    from .length_grouped import DistributedLengthGroupedSampler as DistributedLengthGroupedSampler
+    from .naive import MultiModalDataset as MultiModalDataset
+    from .naive import VisionAudioSFTDataset as VisionAudioSFTDataset
+    from .naive import VisionSFTDataset as VisionSFTDataset
+
+_HOME = {
+    "DatasetConfig": "...mds.dataset_config",
+    "DistributedLengthGroupedSampler": "length_grouped",
+    "FinewebEduDataset": "iterable",
+    "MultiModalDataset": "naive",
+    "MultiModalIterableDataset": "iterable",
+    "VisionAudioSFTDataset": "naive",
+    "VisionSFTDataset": "naive",
+    "VisionSFTIterableDataset": "iterable",
+}
+
+__all__ = [*_HOME]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,19 +1,352 @@
-"""LMMS Engine's datasets that stream by their names."""
+"""MultiModalIterableDataset: sources as packs, read as they lie. config -> packs, for a DataLoader or our trainer."""
 
 from __future__ import annotations
 
-from ....datasets.iterable import MultiModalIterableDataset
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, NoReturn
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ....checks import check_collator
+from ....config import build_config
+from ....converters.rows.options import SchemaOptions
+from ....errors import ConfigError
+from ....loader.collate import collate
+from ....loader.loader import PackedLoader
+from ....mds.core import PackedDataset
+from ....mds.dataset_config import DEFAULT_LANE_WINDOW, DatasetConfig
+from ....mds.streams import StreamConfig
+from ....plan.lane_cursor import LaneState
+from ....plan.lanes import check_lanes
+from ....plan.packing import MAX_PACKING_LENGTH, PackingConfig
+from ....processors.base import Processor
+from ....processors.parallelism import tokenize_in_one_thread
+from ....types import Batch, World
+from .epoch_turns import EpochTurns
+from .moot import check_packing_kwargs, strategy_of, tell
+from .naive import MemoryEstimate
+from .names import (
+    check,
+    dataset_type_of,
+    is_shards,
+    lacks_processor,
+    processor_of,
+    sources_of,
+    with_processor,
+)
+from .rows_of_sources import Reading
+from .source_files import SourcesOf
+from .source_loader import SourceLoader, StreamedBatch, StreamedCollator, batch_of
+from .source_reader import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
+from .source_state import Counts, SourcesState, merged_states
+from .streaming_packs import PACKING_KEYS, StreamingPackConfig
+
+
+class MultiModalIterableDataset(IterableDataset[Batch]):
+    """The packs of a DatasetConfig's sources, read unit by unit as they lie; nothing is converted or measured before.
+
+    Rows belong to num_canonical_nodes lanes, each with a packer of its own, and a reader (a worker of a rank) reads
+    whole lanes: ranks times workers must divide their number. By default it is chosen from the bytes of the sources and
+    the readers when a run begins (see choose_lanes), and a state keeps it; ranks with a DataLoader each do not hear of
+    each other and choose it from the readers alone. Each row is read by exactly one lane. Packs are first_fit (one is
+    open, and given out when it is full), best_fit or balanced; see StreamingPacker. With shuffle, files are read in the
+    order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow each other.
+
+    Each iteration is the next epoch, with any number of DataLoader workers, persistent ones too, and after a break,
+    which drops the rest of its epoch; set_epoch names another one. An epoch ends when a look at the sources finds no
+    new files; ranks may have different numbers of packs in it. The trainer reads epoch after epoch, until max_steps.
+
+    Use get_collator() as a DataLoader's collate_fn. `deliver` is told what was trained on; then state_dict() is where a
+    run goes on, with any number of readers that divides the lanes: packs that were open are filled with their rows
+    again, and no other row is read twice. The first iteration after load_state_dict continues the epoch of the state,
+    of which nothing may be left; where an epoch was read to its end, call set_epoch with the next before state_dict.
+    Without workers, what the iterator has passed is delivered.
+
+    On shards (dataset_format mds, or a URL) it is the lanes of a PackedStreamingDataset, with their `core`: endless,
+    and each iteration begins with its epoch.
+    """
+
+    def __init__(self, config: DatasetConfig | Mapping[str, Any]):
+        if isinstance(config, Mapping):
+            config = build_config(DatasetConfig, config, source="MultiModalIterableDataset")
+        if not isinstance(config, DatasetConfig):
+            raise ConfigError(
+                f"a MultiModalIterableDataset is made of a DatasetConfig, got a {type(config).__name__}: give one"
+            )
+        check(config)
+        self.config = config
+        self.is_shards = is_shards(config)
+        if config.packing_mode == "plan":
+            raise ConfigError(
+                "packing_mode 'plan' makes packs of all lengths, and these are made while rows are read: leave it out, "
+                "or use MultiModalDataset"
+            )
+        check_packing_kwargs(config)
+        tell(config, streams=True)
+        if not self.is_shards:
+            _ = self.packing
+        elif not self.lacks_processor:
+            self.core = self._shards()
+        self._loaded: SourcesState | None = None
+        self._turns = EpochTurns()
+        self._num_loads = 0
+
+    def build(self) -> MultiModalIterableDataset:
+        """The dataset itself: there is nothing to be built."""
+        return self
+
+    @property
+    def lacks_processor(self) -> bool:
+        return lacks_processor(self.config)
+
+    def take_processor(self, name: str) -> None:
+        """Have the processor of a model, in its folder or by its hub id, where the config names the type alone."""
+        self.config = with_processor(self.config, name)
+        if self.is_shards:
+            self.core = self._shards()
+
+    def get_collator(self) -> StreamedCollator:
+        """What makes one Batch of several packs, and what the trainer takes as data_collator."""
+        return StreamedCollator()
+
+    def __getitem__(self, number: int) -> NoReturn:
+        raise ConfigError(
+            f"dataset[{number}]: packs of a MultiModalIterableDataset have no numbers, since none is known before "
+            "it is read: iterate, or use MultiModalDataset"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
+        worker = get_worker_info()
+        if worker is None:
+            return self._iteration(self._turns.begin(), 0, 1)
+        tokenize_in_one_thread()
+        epoch = self._turns.begin_in_worker(
+            seed=worker.seed - worker.id, worker=worker.id, num_workers=worker.num_workers
+        )
+        return self._iteration(epoch, worker.id, worker.num_workers)
+
+    def _iteration(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:
+        """What worker `worker` of num_workers of this rank reads in an epoch; in a worker, errors come at its batches.
+
+        A worker that persists keeps a state of its own, from which its next epoch counts on.
+        """
+        world = World.detect()
+        if self.is_shards:
+            yield from self._batches_of_shards(epoch, world, worker, num_workers)
+            return
+        if self._num_loads != self._turns.num_loads:
+            raise ConfigError(
+                "load_state_dict was called while a DataLoader has persistent workers, which do not hear of it: "
+                "call it before the DataLoader is first iterated, or make a new DataLoader"
+            )
+        if self._loaded is None:
+            self._loaded = self.begun(world.num_groups * num_workers, by_bytes=world.num_groups == 1)
+        state = self._loaded
+        state.set_epoch(epoch)
+        for batch in self.batches(
+            state, world=world, worker=worker, num_workers=num_workers, endless=False, epoch=epoch
+        ):
+            yield batch
+            self.deliver(batch)
+
+    def batches(
+        self,
+        state: SourcesState,
+        *,
+        world: World,
+        worker: int,
+        num_workers: int,
+        endless: bool,
+        epoch: int | None = None,
+        collator: Any = collate,
+        **options: Any,
+    ) -> Iterator[StreamedBatch]:
+        """What worker `worker` of num_workers of a rank reads from a state on. options: of the collator.
+
+        epoch: only lanes that are in it are read.
+        """
+        lanes = reader_lanes(state.num_lanes, world=world, worker=worker, num_workers=num_workers)
+        if epoch is not None:
+            lanes = [lane for lane in lanes if state.lane(lane).epoch == epoch]
+            if not lanes:
+                return
+        reading = replace(self.reading, num_lanes=state.num_lanes)
+        for pack in reading_packs(self._sources, reading, lanes=lanes, state=state, endless=endless):
+            yield batch_of(pack, collator, **options)
+
+    # Where reading stands
+
+    def begun(self, num_readers: int, *, by_bytes: bool = True) -> SourcesState:
+        """Return the state before the first pack, with lanes for so many readers (ranks times workers).
+
+        by_bytes: the number follows from the bytes of the sources; not for ranks that do not compare it, since sources
+        may grow between their looks.
+        """
+        sources_of = self._sources if by_bytes else None
+        choose = partial(choose_lanes, sources_of, self.reading, num_readers)
+        return SourcesState(self.fingerprint, self.config.num_canonical_nodes or self._turns.lanes(num_readers, choose))
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the rows of all packs that were delivered."""
+        return Counts() if self._loaded is None else self._loaded.counts
+
+    def deliver(self, batch: Batch) -> None:
+        """A batch was trained on: state_dict() is then after its packs. It has to come from get_collator()."""
+        if not isinstance(batch, StreamedBatch):
+            raise ConfigError(
+                f"a {type(batch).__name__} does not say which rows it holds: pass get_collator() as the DataLoader's "
+                "collate_fn, and deliver what it makes"
+            )
+        for after in batch.afters:
+            if self._loaded is None:
+                self._loaded = SourcesState(self.fingerprint, after.num_lanes)
+            self._loaded.deliver(after)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one.
+
+        An epoch that was begun is not read again, but passed over with a warning. ConfigError for an epoch before the
+        one of a loaded state that no iteration has continued.
+        """
+        self._turns.set(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where reading stands after what was delivered: plain ints, strings and lists.
+
+        It is in the epoch of the last iteration, or of set_epoch since.
+        """
+        self._refuse_shards("state_dict")
+        here = self._loaded or self.begun(World.detect().num_groups)
+        state = SourcesState.from_dict(here.to_dict())
+        state.set_epoch(self._turns.floor)
+        return state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, whose epoch the next iteration continues; of several ranks all load what merge_states
+        makes of theirs.
+
+        Raises CursorError where it belongs to other settings, or to another number of lanes than num_canonical_nodes.
+        """
+        self._refuse_shards("load_state_dict")
+        self._loaded = self.checked(state)
+        self._turns.load(min(self._loaded.lane(lane).epoch for lane in range(self._loaded.num_lanes)))
+        self._num_loads = self._turns.num_loads
+
+    def checked(self, state: Mapping[str, Any]) -> SourcesState:
+        """A saved state; CursorError for that of other settings."""
+        return check_state(SourcesState.from_dict(state), self.fingerprint, num_lanes=self.config.num_canonical_nodes)
+
+    merge_states = staticmethod(merged_states)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.reading)
+
+    # How it is read
+
+    @cached_property
+    def processor(self) -> Processor:
+        return processor_of(self.config)
+
+    @cached_property
+    def packing(self) -> StreamingPackConfig:
+        """Packs of packing_length; without packing of one sample each."""
+        config = self.config
+        if config.packing:
+            options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
+            return StreamingPackConfig.of(
+                strategy_of(config, streams=True),
+                packing_length=config.packing_length,
+                options=options if config.packing_strategy in PACKING_KEYS else {},
+                max_samples_per_pack=config.max_samples_per_pack,
+            )
+        length = MAX_PACKING_LENGTH if config.overlong in ("error", "keep") else config.packing_length
+        if config.overlong == "drop":
+            length = config.max_length or length
+        return StreamingPackConfig(packing_length=length, max_samples_per_pack=1)
+
+    @cached_property
+    def reading(self) -> Reading:
+        config = self.config
+        return Reading(
+            processor=self.processor,
+            packing=self.packing,
+            rows=SchemaOptions(kind=dataset_type_of(config).row_kind),
+            overlong=config.overlong,
+            max_length=config.max_length,
+            seed=config.seed if config.shuffle else None,
+            on_error=config.on_error,
+        )
+
+    @property
+    def _sources(self) -> SourcesOf:
+        return partial(sources_of, self.config)
+
+    def open_loader(self, **options: Any) -> SourceLoader:
+        """Batches for a trainer, step by step; see SourceLoader for the options."""
+        return SourceLoader(self, **options)
+
+    def estimate_memory(self, num_workers: int = 1) -> MemoryEstimate:
+        """Return what a run with so many workers for each rank takes of memory; nothing is read for it but sizes.
+
+        Without media. plan: packs that are open in the lanes of a worker. largest_pack: of packing_length tokens.
+        """
+        per_token = 8 * 3  # input_ids, labels, position_ids: int64
+        if self.is_shards:
+            lanes, most = int(self.core.lane_order.num_canonical_nodes or 1), self.core.needed_packing.packing_length
+            num_open = self.core.needed_packing.window
+        else:
+            packing, readers = self.packing, World.detect().num_groups * num_workers
+            lanes, most, num_open = self.begun(readers).num_lanes, packing.packing_length, 2 * packing.max_open
+        per_worker = -(-lanes // (World.detect().num_groups * num_workers))
+        pack = most * per_token
+        return MemoryEstimate(disk=0, index=0, plan=per_worker * num_open * pack, pack=pack, largest_pack=pack)
+
+    # Shards
+
+    def _shards(self) -> PackedDataset:
+        """The dataset of shards, packed in lanes."""
+        config = self.config
+        (source,) = sources_of(config)
+        packing = PackingConfig(
+            packing_length=config.packing_length
+            if config.packing or config.overlong not in ("error", "keep")
+            else MAX_PACKING_LENGTH,
+            strategy=strategy_of(config, streams=False),
+            overlong=config.overlong,
+            max_samples_per_pack=config.max_samples_per_pack if config.packing else 1,
+            window=config.packing_window or DEFAULT_LANE_WINDOW,
+        )
+        return PackedDataset(
+            [StreamConfig(remote=source.path, local=config.local)],
+            processor=self.processor,
+            packing=packing,
+            packing_mode="lanes",
+            order=replace(config.order, reshuffle=True),  # lanes are packed as they are read, in each epoch anew
+            fetch=config.fetch,
+        )
+
+    def _batches_of_shards(self, epoch: int, world: World, worker: int, num_workers: int) -> Iterator[Batch]:
+        num_readers, reader = world.num_groups * num_workers, world.group + world.num_groups * worker
+        num_lanes = int(self.core.lane_order.num_canonical_nodes or 1)
+        check_lanes(num_lanes, world.num_groups, num_workers)
+        loader = PackedLoader(self.core, global_batch=num_readers, world=World(rank=reader, world_size=num_readers))
+        begun = {str(lane): LaneState(epoch=epoch).to_dict() for lane in range(num_lanes)}
+        loader.load_state_dict(loader.state_dict() | {"lanes": begun})
+        yield from loader
+
+    def _refuse_shards(self, what: str) -> None:
+        if self.is_shards:
+            raise ConfigError(
+                f"{what}: the dataset is one of shards, whose state its loader keeps: give it to PackedLoader or "
+                "FSDP2SFTTrainer"
+            )
+
 
 BaseIterableDataset = MultiModalIterableDataset
 VisionSFTIterableDataset = FinewebEduDataset = BagelIterableDataset = MultiModalIterableDataset
 Qwen3VLIterableDataset = QwenOmniIterableDataset = MultiModalIterableDataset
-
-__all__ = [
-    "BagelIterableDataset",
-    "BaseIterableDataset",
-    "FinewebEduDataset",
-    "MultiModalIterableDataset",
-    "Qwen3VLIterableDataset",
-    "QwenOmniIterableDataset",
-    "VisionSFTIterableDataset",
-]

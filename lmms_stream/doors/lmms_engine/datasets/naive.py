@@ -1,21 +1,243 @@
-"""LMMS Engine's datasets of numbered packs by their names."""
+"""MultiModalDataset: sources as numbered packs. config -> build -> packs, for a DataLoader or our trainer."""
 
 from __future__ import annotations
 
-from ....datasets.multimodal import MultiModalDataset
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from ....checks import check_collator
+from ....config import build_config
+from ....errors import ConfigError
+from ....loader.batch_maker import BatchMaker, LoaderSettings
+from ....loader.collate import PackCollator
+from ....mds.core import PackedDataset
+from ....mds.dataset_config import DatasetConfig
+from ....mds.streams import StoredDataset, StreamConfig
+from ....plan.mixture import Mixture
+from ....plan.packing import MAX_PACKING_LENGTH, PackingConfig
+from ....plan.planner import StepConfig, StepPlanner, Work
+from ....processes.shared_tensors import SharesTensors, shared_zeros
+from ....processors.base import Processor
+from ....types import Batch, World
+from .building import build_once
+from .moot import check_packing_kwargs, strategy_of, tell
+from .names import check, is_shards, lacks_processor, processor_of, sources_of, with_processor
+
+_SOURCE = "dataset"
+
+
+class MultiModalDataset(SharesTensors, Dataset[Batch]):
+    """The packs of a DatasetConfig's sources, by number: dataset[i] is a pack, one sequence of whole samples.
+
+    Without packing each pack is one sample. Every epoch has the same packs, which a sampler or the trainer puts in
+    another order, unless the config says reshuffle: then they are those of the epoch that set_epoch names. Use
+    get_collator() as a DataLoader's collate_fn. `build` is called where it was not, when packs are first asked for.
+    """
+
+    def __init__(self, config: DatasetConfig | Mapping[str, Any]):
+        if isinstance(config, Mapping):
+            config = build_config(DatasetConfig, config, source="MultiModalDataset")
+        if not isinstance(config, DatasetConfig):
+            raise ConfigError(f"the config of a MultiModalDataset is a {type(config).__name__}: give a DatasetConfig")
+        check(config)
+        check_packing_kwargs(config)
+        tell(config, streams=False)
+        self.config = config
+        self._epoch = shared_zeros(1, dtype=torch.int64)  # persistent workers read it, too
+
+    def build(self) -> MultiModalDataset:
+        """Have the sources as shards, converted once whichever process asks first, and opened; the dataset itself.
+
+        Without processor_name in processor_config that waits for take_processor, which a trainer calls.
+        """
+        if not lacks_processor(self.config):
+            _ = self.core
+        return self
+
+    @property
+    def lacks_processor(self) -> bool:
+        return lacks_processor(self.config)
+
+    def take_processor(self, name: str) -> None:
+        """Have the processor of a model, in its folder or by its hub id, where the config names the type alone."""
+        self.config = with_processor(self.config, name)
+
+    @cached_property
+    def processor(self) -> Processor:
+        return processor_of(self.config)
+
+    @cached_property
+    def core(self) -> PackedDataset:
+        """The dataset as loaders and trainers take it."""
+        return self.opened(World.detect())
+
+    def opened(self, world: World) -> PackedDataset:
+        """The same for a world that is told."""
+        config = self.config
+        (source,) = sources_of(config) if is_shards(config) else [None]
+        url = source.path if source else build_once(config, self.processor, world=world)
+        dataset = PackedDataset(
+            [StreamConfig(remote=url, local=config.local)],
+            processor=self.processor,
+            packing=self._packing(),
+            packing_mode=config.packing_mode,
+            order=config.order,
+            fetch=config.fetch,
+            world=world,
+        )
+        if dataset.mode == "lanes":
+            raise ConfigError(
+                "packs of lanes have no numbers: leave packing_mode out, or use MultiModalIterableDataset"
+            )
+        return dataset
+
+    def _packing(self) -> PackingConfig:
+        """Packs of packing_length; without packing of one sample each."""
+        config = self.config
+        if config.packing:
+            if config.max_length is not None and is_shards(config):
+                raise ConfigError(
+                    f"max_length {config.max_length} leaves samples out as they are converted, and these are shards: "
+                    "convert them with --max-tokens, or leave max_length out"
+                )
+            length, most = config.packing_length, config.max_samples_per_pack
+        else:
+            is_whole = config.overlong in ("error", "keep")
+            length = MAX_PACKING_LENGTH if is_whole else config.max_length or config.packing_length
+            most = 1
+        window = {} if config.packing_window is None else {"window": config.packing_window}
+        return PackingConfig(
+            packing_length=length,
+            strategy=strategy_of(config, streams=False),
+            overlong=config.overlong,
+            max_samples_per_pack=most,
+            **window,
+        )
+
+    # Packs
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the packs of an epoch, which differ with reshuffle alone."""
+        self._epoch[0] = epoch
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch[0])
+
+    def __len__(self) -> int:
+        return self.core.plan.num_packs(self._packed_epoch)
+
+    def __getitem__(self, number: int) -> Batch:
+        """A pack; negative numbers count from the end."""
+        total = len(self)
+        if not -total <= number < total:
+            raise IndexError(f"pack {number} of a dataset of {total} packs")
+        (batch,) = self._batches.make(self._work(int(number) % total))
+        return batch
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Batch]:
+        """The packs of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
+        check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
+        return [self[number] for number in numbers]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each pack: int64[len(self)]."""
+        packs = self.core.plan.packs(self._packed_epoch, 0, len(self))
+        return np.add.reduceat(packs.lengths, packs.offsets[:-1]) if len(packs) else np.empty(0, np.int64)
+
+    @property
+    def modality_length(self) -> list[int]:
+        """The same as samplers that group by length take it."""
+        return [int(length) for length in self.lengths]
+
+    def get_collator(self) -> PackCollator:
+        """What makes one Batch of several packs, and what the trainer takes as data_collator."""
+        return PackCollator()
+
+    @property
+    def _packed_epoch(self) -> int:
+        """The epoch of the plan whose packs these are; without reshuffle that of all epochs is the first."""
+        return self.epoch if self.config.reshuffle else 0
+
+    @cached_property
+    def _planner(self) -> StepPlanner:
+        config = StepConfig(global_batch=1, world=World())
+        return StepPlanner(Mixture({_SOURCE: self.core.plan}), config)
+
+    @cached_property
+    def _batches(self) -> BatchMaker:
+        settings = LoaderSettings(steps=StepConfig(global_batch=1, world=World()))
+        return BatchMaker({_SOURCE: self.core}, settings)
+
+    def _work(self, number: int) -> Work:
+        """What there is to read for a pack."""
+        packs = self.core.plan.packs(self._packed_epoch, number, number + 1)
+        patches: Sequence[int] = () if packs.patches is None else packs.patches.tolist()
+        return Work(_SOURCE, 0, [0], packs.offsets, self._planner.locate(packs), patches, [self.epoch])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For loader workers: what each of them makes itself is left out."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_planner", "_batches")}
+
+    # What a run will take
+
+    def estimate_memory(self) -> MemoryEstimate:
+        """What a run takes of disk and memory, from the lengths of all samples; nothing is read for it."""
+        core, plan = self.core, self.core.plan
+        packs = plan.packs(self._packed_epoch, 0, len(self))
+        tokens = self.lengths * 8 * 3  # input_ids, labels, position_ids: int64
+        family = getattr(core.processor, "family", None)
+        if family is not None:
+            tokens = tokens + self.lengths * 8 * family.num_axes
+        if packs.patches is not None and family is not None:
+            tokens = tokens + packs.patches * _patch_bytes(family)
+        stored: StoredDataset = core.one
+        return MemoryEstimate(
+            disk=int(stored.shards.sizes.sum()),
+            index=int(core.length_index().lengths.nbytes),
+            plan=16 * min(core.num_samples, core.order.shuffle_block_size * plan.num_canonical_nodes),
+            pack=int(tokens.mean()) if len(tokens) else 0,
+            largest_pack=int(tokens.max(initial=0)),
+        )
+
+
+def _patch_bytes(family: Any) -> int:
+    """Of a row of the tower's input."""
+    arrays = [array for kind in family.dummy().values() for array in kind.values() if array.dtype == np.float32]
+    return max((int(array[0].nbytes) for array in arrays), default=0)
+
+
+# Memory and disk of a run, apart from its model.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """Bytes that a run takes besides its model.
+
+    disk: the shards. index: the lengths of all samples, which the processes of a node map together. plan: the packs
+    that each process has at hand. pack, largest_pack: of the tensors of a pack as it is in the mean, and of the largest
+    one, with its media (float32). worker: of a loader worker that has two packs ready and makes a third.
+    """
+
+    disk: int
+    index: int
+    plan: int
+    pack: int
+    largest_pack: int
+
+    @property
+    def worker(self) -> int:
+        return self.plan + 3 * self.largest_pack
+
 
 BaseDataset = MultiModalDataset
 VisionSFTDataset = VisionAudioSFTDataset = QwenOmniSFTDataset = MultiModalDataset
 Qwen3VLDataset = RaeDataset = SitDataset = LLaVAVideoDataset = MultiModalDataset
-
-__all__ = [
-    "BaseDataset",
-    "LLaVAVideoDataset",
-    "MultiModalDataset",
-    "Qwen3VLDataset",
-    "QwenOmniSFTDataset",
-    "RaeDataset",
-    "SitDataset",
-    "VisionAudioSFTDataset",
-    "VisionSFTDataset",
-]

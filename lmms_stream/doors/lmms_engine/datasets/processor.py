@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ....datasets.names import processor_of
 from ....errors import ConfigError, DataError
 from ....mds.dataset_config import DatasetConfig
 from ....processors.base import Processor
+from .names import processor_of
 
 __all__ = [
     "BagelDataProcessor",

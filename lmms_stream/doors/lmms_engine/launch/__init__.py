@@ -1,1 +1,1 @@
-"""LMMS Engine's launcher."""
+"""LMMS Engine's launcher and launch files."""

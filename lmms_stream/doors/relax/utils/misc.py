@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ....rl.opening import load_function
+from ..opening import load_function
 
 __all__ = ["load_function"]

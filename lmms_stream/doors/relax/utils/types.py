@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....rl.prompts import KINDS
-from ....rl.sample import Sample
+from ..prompts import KINDS
 from ..refused import refused_names
+from ..sample import Sample
 
 __all__ = ["MultimodalType", "MultimodalTypes", "Sample"]
 

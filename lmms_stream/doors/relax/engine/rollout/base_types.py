@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .....rl.in_flight import Group
+from ...in_flight import Group
 
 
 @dataclass

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .....rl.base import BaseDataset
-from .....rl.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
-from .....rl.in_flight import Group
-from .....rl.opening import open_dataset
-from .....rl.prompts import MultimodalConfig
+from ...base import BaseDataset
+from ...data_source import RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
+from ...in_flight import Group
+from ...opening import open_dataset
+from ...prompts import MultimodalConfig
 
 __all__ = ["DataSource", "RolloutDataSource", "RolloutDataSourceWithBuffer", "pop_first"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .....rl.base import BaseDataset
-from .....rl.dataset import Dataset
+from ...base import BaseDataset
+from ...dataset import Dataset
 from ...refused import refused_names
 
 __all__ = ["BaseDataset", "Dataset"]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .....rl.base import BaseDataset
-from .....rl.prompts import KINDS, OVERLONG, Prompts, messages_of, plain_parts, with_media
-from .....rl.rows import sliced_path
-from .....rl.sample import Sample
+from ...base import BaseDataset
+from ...prompts import KINDS, OVERLONG, Prompts, messages_of, plain_parts, with_media
 from ...refused import refused_names
+from ...rows import sliced_path
+from ...sample import Sample
 from .streaming_dataset import CompositeStreamingReader
 
 __all__ = [

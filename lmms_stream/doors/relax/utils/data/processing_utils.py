@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....rl.opening import load_processor
+from ...opening import load_processor
 from ...refused import refused_names
 
 __all__ = ["load_processor", "load_tokenizer"]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from .....errors import ConfigError, DataError
-from .....rl.base import Samples
-from .....rl.cursor import IndexManager
-from .....rl.rows import open_rows
-from .....rl.streaming import SampleBuffer, StreamingDataset
+from ...base import Samples
+from ...cursor import IndexManager
 from ...refused import refused_names
+from ...rows import open_rows
+from ...streaming import SampleBuffer, StreamingDataset
 
 StreamingDatasetSamplesProxy = Samples
 

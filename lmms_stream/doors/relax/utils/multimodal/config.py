@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .....rl.prompts import MultimodalConfig
+from ...prompts import MultimodalConfig
 
 __all__ = ["MultimodalConfig"]

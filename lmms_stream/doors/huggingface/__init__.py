@@ -1,0 +1,17 @@
+"""FSDP2SFTTrainer: the arguments and members of transformers' Trainer and TRL's SFTTrainer, over our trainer.
+
+trainer         FSDP2SFTTrainer: its arguments -> a PackedTrainer; members of transformers' Trainer that scripts call
+inputs          arguments of the constructor
+fields          fields of transformers.TrainingArguments, and what becomes of each; sft_fields: of TRL's
+                SFTConfig; preference_fields: of DPOConfig and KTOConfig
+table           all fields: refused, warned of; docs/arguments.md
+arguments       TrainingArguments -> TrainConfig
+tokenizer       processing_class, its end-of-text token and chat template
+rows            rows of a datasets.Dataset -> input_ids and labels, as TRL makes them
+answer_rows     rows with answers to compare, and rows with images
+conversion      a datasets.Dataset -> shards and lengths, once, by one rank
+models          a model's name -> ModelConfig
+data            the datasets of a run, converted or opened
+collators       their data collators -> ours
+resolve         all arguments of a trainer -> the inputs of a run
+"""

@@ -1,0 +1,246 @@
+"""transformers.TrainingArguments or TRL's SFTConfig -> how a run trains, in our words."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import ConfigError, LmmsStreamError
+from ...train.run.settings import TrainConfig
+from ...types import World
+from . import preference_fields, sft_fields
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+SAME = (
+    "output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed",
+    "save_total_limit", "gradient_checkpointing", "torch_compile", "eval_delay", "eval_on_start",
+    "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "logging_first_step",
+)  # fields that are TrainConfig's in name and meaning # fmt: skip
+_SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
+_QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
+LAUNCHED = "launched_values"  # of arguments of a launch file: values of TrainConfig that no field has
+_REPORTERS = ("tensorboard", "wandb")
+
+
+def option(arguments: TrainingArguments, name: str) -> Any:
+    """A field of TRL's configs; of arguments that do not have it, its default, as TRL takes it."""
+    default = sft_fields.DEFAULTS[name] if name in sft_fields.DEFAULTS else preference_fields.DEFAULTS[name]
+    return getattr(arguments, name, default)
+
+
+def group_ranks(arguments: TrainingArguments) -> int:
+    """Ranks that read the same packs, by the degrees of a launch file."""
+    degrees = getattr(arguments, LAUNCHED, {})
+    return int(degrees.get("sequence_parallel", 1) * degrees.get("tensor_parallel", 1))
+
+
+def device_batch(arguments: TrainingArguments, world: World) -> int:
+    """Packs of a rank's forward pass; with accelerate's split_batches the number given is of all ranks together."""
+    batch: int = arguments.per_device_train_batch_size
+    if not getattr(arguments.accelerator_config, "split_batches", False):
+        return batch
+    if batch % world.num_groups:
+        raise ConfigError(
+            f"args.per_device_train_batch_size {batch} is of all ranks together, as accelerator_config.split_batches "
+            f"says, and cannot be split over {world.num_groups} of them: set it to a multiple"
+        )
+    return batch // world.num_groups
+
+
+def train_config(
+    arguments: TrainingArguments,
+    *,
+    world: World,
+    steps_of: Callable[[float], int],
+    attention: str | None = None,
+    packs_batches: bool = False,
+) -> TrainConfig:
+    """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps. attention: of the model.
+
+    If the cost of attention is quadratic in the length, packs are run one by one and not as one sequence.
+    packs_batches: a pack holds the samples of a batch.
+    ConfigError for a value that cannot be kept.
+    """
+    batch = 1 if packs_batches else device_batch(arguments, world)
+    is_quadratic = option(arguments, "packing") and attention in _QUADRATIC
+    values: dict[str, Any] = {name: getattr(arguments, name) for name in SAME}
+    values |= {
+        "global_batch": batch * arguments.gradient_accumulation_steps * world.num_groups,
+        "per_device_batch": 1 if is_quadratic else batch,
+        "bf16": bool(arguments.bf16),
+        "tf32": arguments.tf32,
+        "max_grad_norm": arguments.max_grad_norm or 0.0,
+        "resume": "never",  # as train(resume_from_checkpoint=…) says
+        "num_workers": arguments.dataloader_num_workers,
+        "timeout_s": float(arguments.ddp_timeout),
+        "report_to": [name for name in _REPORTERS if name in (arguments.report_to or [])],
+    }
+    values |= _length(arguments, steps_of)
+    values |= _schedule(arguments, values.get("max_steps"))
+    values |= _optimizer(arguments)
+    values |= _times(arguments, lambda: values.get("max_steps") or steps_of(arguments.num_train_epochs))
+    _check(arguments)
+    return TrainConfig(**values | getattr(arguments, LAUNCHED, {}))
+
+
+def arguments_of(config: TrainConfig) -> TrainingArguments:
+    """TrainingArguments for callbacks of a run with a TrainConfig. The process group is there already."""
+    from transformers import TrainingArguments
+
+    with _without_advice():
+        made = _arguments_of(config, TrainingArguments)
+    made.load_best_model_at_end = config.load_best_model_at_end  # without its rules for steps, which are not ours
+    return made
+
+
+def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> TrainingArguments:
+    return kind(
+        output_dir=config.output_dir,
+        per_device_train_batch_size=config.per_device_batch,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_steps=-1 if config.max_steps is None else config.max_steps,
+        num_train_epochs=config.num_train_epochs or 1,
+        logging_strategy=config.logging_strategy or "no",
+        logging_steps=config.logging_steps,
+        logging_first_step=config.logging_first_step,
+        eval_strategy=_strategy(config.eval_strategy, config.eval_steps),
+        eval_steps=config.eval_steps or None,
+        save_strategy=_strategy(config.save_strategy, config.save_steps),
+        save_steps=config.save_steps or 500,
+        save_total_limit=config.save_total_limit,
+        metric_for_best_model=config.metric_for_best_model or ("loss" if config.tracks_best else None),
+        greater_is_better=config.greater_is_better,
+        seed=config.seed,
+        use_cpu=not torch.cuda.is_available(),
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _strategy(strategy: str | bool, steps: int) -> str:
+    """A strategy as transformers has it, which knows of no steps that are due at the end alone."""
+    return str(strategy) if strategy and (strategy != "steps" or steps) else "no"
+
+
+def unwritten_reports(arguments: TrainingArguments) -> list[str]:
+    """Where records were to go, and do not."""
+    return [name for name in arguments.report_to or [] if name not in _REPORTERS]
+
+
+def _length(arguments: TrainingArguments, steps_of: Callable[[float], int]) -> dict[str, Any]:
+    if arguments.max_steps > 0:
+        return {"max_steps": arguments.max_steps}
+    epochs = arguments.num_train_epochs
+    if not epochs > 0:
+        raise ConfigError(f"args.num_train_epochs must be above 0, or max_steps, got {epochs}")
+    if float(epochs).is_integer():
+        return {"num_train_epochs": int(epochs)}
+    return {"max_steps": steps_of(epochs)}
+
+
+def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, Any]:
+    name = _value(arguments.lr_scheduler_type)
+    values: dict[str, Any] = {
+        "lr_scheduler_type": _SCHEDULES.get(name, name),
+        "lr_scheduler_kwargs": _fields(arguments.lr_scheduler_kwargs),
+    }
+    if name == "constant":  # transformers' has no warm-up
+        return values
+    if arguments.warmup_steps >= 1:
+        return {**values, "warmup_steps": math.ceil(arguments.warmup_steps)}
+    ratio = arguments.warmup_steps or getattr(arguments, "warmup_ratio", 0.0)
+    if max_steps is not None:
+        return {**values, "warmup_steps": math.ceil(max_steps * ratio)}
+    return {**values, "warmup_ratio": ratio}
+
+
+def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:
+    """adamw_torch_fused and adamw_torch are the same optimizer, of which the trainer takes the fused kernel."""
+    name = _value(arguments.optim)
+    settings = _named_values(arguments.optim_args)
+    if name in ("adamw_torch_fused", "adamw_torch"):
+        name = "adamw"
+    return {"optim": name, "optim_args": settings}
+
+
+def _named_values(text: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """ "a=1,b=x" as transformers takes it -> its names and values."""
+    if not text or isinstance(text, Mapping):
+        return dict(text or {})
+    pairs = [each.partition("=") for each in text.replace(" ", "").split(",")]
+    wrong = [name for name, equals, _ in pairs if not equals]
+    if wrong:
+        raise ConfigError(f"args.optim_args {text!r} has {wrong[0]!r} without a value: write name=value,name=value")
+    return {name: _number(value) for name, _, value in pairs}
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except LmmsStreamError:
+            raise
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _times(arguments: TrainingArguments, num_steps: Callable[[], int]) -> dict[str, Any]:
+    """When records, evaluations and checkpoints are due; what is below 1 is a share of the run."""
+
+    def every(strategy: str, steps: float | None) -> int:
+        if strategy != "steps" or not steps:
+            return 0
+        return max(1, math.ceil(num_steps() * steps)) if steps < 1 else int(steps)
+
+    values: dict[str, Any] = {}
+    for name in ("logging", "eval", "save"):
+        strategy = _value(getattr(arguments, f"{name}_strategy"))
+        values[f"{name}_strategy"] = strategy
+        values[f"{name}_steps"] = every(strategy, getattr(arguments, f"{name}_steps"))
+    return {**values, "logging_steps": values["logging_steps"] or 1}
+
+
+def _check(arguments: TrainingArguments) -> None:
+    """ConfigError for values of honoured fields that cannot be kept."""
+    if arguments.use_cpu and torch.cuda.is_available():
+        raise ConfigError(
+            "args.use_cpu is True, and this process sees a GPU: start the script with CUDA_VISIBLE_DEVICES=''"
+        )
+    details = _fields(arguments.gradient_checkpointing_kwargs)
+    unknown = sorted(set(details) - {"use_reentrant"} - {name for name in ("selective",) if not details.get(name)})
+    if unknown or details.get("use_reentrant"):
+        raise ConfigError(
+            f"args.gradient_checkpointing_kwargs {details} cannot be kept: blocks are computed again without "
+            "reentrant autograd: leave it out"
+        )
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Inside, transformers does not advise to launch what is one process, and has a group, as one of several."""
+    told_by = logging.getLogger("transformers.training_args")
+    level = told_by.level
+    told_by.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        told_by.setLevel(level)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A dict of fields; transformers has made one of JSON."""
+    return dict(value or {})
+
+
+def _value(name: Any) -> str:
+    """The name itself, of an enum of transformers'."""
+    return str(getattr(name, "value", name))

@@ -1,0 +1,279 @@
+"""A datasets.Dataset -> shards of its tokens and their lengths: once, by one rank, while the others wait.
+
+The folder is named by the dataset's fingerprint and by all that makes its tokens, so the next run finds it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ...converters.convert import convert
+from ...converters.report import ConvertReport
+from ...converters.rows.options import SchemaOptions
+from ...errors import ConfigError, DataError
+from ...extras import need
+from ...mds.core import PackedDataset
+from ...mds.streams import StreamConfig
+from ...plan.order import OrderConfig
+from ...plan.packing import PackingConfig
+from ...processors.base import Compared, Processor
+from ...processors.text import TokensProcessor
+from ...processors.tokenizers import FastTokenizer, digest
+from ...storage.failures import disk_errors
+from ...storage.locks import locked, wait_for_other
+from ...train.run.distributed import cpu_group
+from ...types import World
+from .answer_rows import AnswersProcessor, AnswersReader, as_chat, media_processor
+from .rows import RowReader, RowSettings
+from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
+
+_VERSION = 2  # raised when rows become other tokens
+# of rows with media, by what compares their answers
+_KINDS: Mapping[Compared | None, str] = {None: "messages", "dpo": "preference", "kto": "kto"}
+_DONE = "_lmms/dataset.json"  # what a dataset has when it is whole
+WAIT_S = 7200.0  # of ranks, for the one that converts
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsProcessor(TokensProcessor):
+    """What reads the shards: the tokens as they are. tokenizer: what made them, whose files are exported."""
+
+    tokenizer: FastTokenizer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What makes tokens of datasets, and where their shards are kept.
+
+    objective: of rows with answers to compare. has_media: whether rows hold images, which are stored as they are.
+    """
+
+    processing_class: Any
+    settings: RowSettings
+    formatting_func: Callable[..., str] | None
+    folder: Path
+    num_proc: int | None
+    world: World
+    objective: Compared | None = None
+    has_media: bool = False
+    wait_s: float = WAIT_S
+
+    def stored(self, dataset: Any, *, name: str) -> Path:
+        """The folder of a dataset's shards, which one rank writes where it is not there; all ranks call it.
+
+        Raises ConfigError and DataError for rows that do not fit, and DataError where another rank does not convert
+        them in time.
+        """
+        _check(dataset, name)
+        folder = self._agreed(self.folder / f"{dataset._fingerprint}-{self._digest()}")
+        if (folder / _DONE).is_file():
+            if self.world.rank == 0:
+                logger.info("%s is found converted in %s", name, folder)
+        elif self.world.rank == 0:
+            self._convert_once(dataset, folder, name)
+        else:
+            self._wait(folder, name)
+        return folder
+
+    def opened(self, folder: Path, *, packing: PackingConfig, order: OrderConfig) -> PackedDataset:
+        """Its samples, in this order."""
+        return PackedDataset(
+            [StreamConfig(remote=str(folder))],
+            processor=self._processor(folder),
+            packing=packing,
+            order=order,
+            world=self.world,
+        )
+
+    def _processor(self, folder: Path) -> Processor:
+        made = _tokenizer_folder(folder)
+        if self.has_media:
+            learns_all = not (self.settings.completion_only or self.settings.assistant_only)
+            processor: Processor = media_processor(str(made), objective=self.objective, learns_all=learns_all)
+            return processor
+        tokenizer = fast_tokenizer(self.processing_class, name=str(made))
+        if self.objective is not None:
+            return AnswersProcessor(objective=self.objective, tokenizer=tokenizer)
+        return RowsProcessor(tokenizer)
+
+    def _digest(self) -> str:
+        """Names all but the dataset that makes its tokens."""
+        processing_class, tokenizer = self.processing_class, tokenizer_of(self.processing_class)
+        fast = fast_tokenizer(processing_class, name="")
+        parts = [_VERSION, asdict(self.settings), processing_class.chat_template, tokenizer.eos_token]
+        parts += [fast.digest if fast else sorted(tokenizer.get_vocab().items()), type(processing_class).__name__]
+        parts += [value for value in (self.objective, self.has_media) if value]
+        return digest(repr([*parts, _hash_of(self.formatting_func)]))[:16]
+
+    def _agreed(self, folder: Path) -> Path:
+        """What rank 0 has: the fingerprint of a dataset that was made by what cannot be hashed differs by rank."""
+        if self.world.world_size == 1:
+            return folder
+        agreed: list[Any] = [folder]
+        dist.broadcast_object_list(agreed, src=0, group=cpu_group())
+        found: Path = agreed[0]
+        return found
+
+    def _convert_once(self, dataset: Any, folder: Path, name: str) -> None:
+        with disk_errors(str(folder)):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(_lock(folder), timeout_s=self.wait_s) as ours:
+            if (folder / _DONE).is_file():  # another run did so meanwhile
+                return
+            if ours is None:
+                raise _late(folder, name, self.wait_s)
+            self._convert(dataset, folder, name)
+
+    def _convert(self, dataset: Any, folder: Path, name: str) -> None:
+        started = time.monotonic()
+        logger.warning("converting %s (%d rows) once, into %s", name, len(dataset), folder)
+        reader = None if self.has_media else self._reader(dataset[0])
+        self.processing_class.save_pretrained(_tokenizer_folder(folder))
+        work = folder.with_name(f"{folder.name}.work")
+        with _emptied(work):
+            if reader is None:
+                report = self._stored_media(dataset, folder, work)
+            else:
+                report = self._stored_tokens(dataset, reader, work, name=name)
+            shutil.rmtree(folder, ignore_errors=True)  # what has no dataset.json is whole nowhere
+            with disk_errors(str(folder)):
+                (work / "dataset").rename(folder)
+        logger.info(
+            "%s: %d samples, %d tokens, of %d rows in %.1f s: kept in %s",
+            name, report.num_rows, report.num_tokens or 0, len(dataset), time.monotonic() - started, folder,
+        )  # fmt: skip
+
+    def _reader(self, first: dict[str, Any]) -> RowReader:
+        if self.objective is not None:
+            return AnswersReader(self.processing_class, self.settings, first=first, objective=self.objective)
+        template = assistant_template(self.processing_class) if self.settings.assistant_only else None
+        return RowReader(
+            self.processing_class,
+            self.settings,
+            first=first,
+            formatting_func=self.formatting_func,
+            template=template,
+        )
+
+    def _stored_tokens(self, dataset: Any, reader: RowReader, work: Path, *, name: str) -> ConvertReport:
+        files = _tokenized(dataset, reader, work / "tokens.arrow", name=name, num_proc=self.num_proc)
+        others = [f"{column}:ndarray:int32" for column in reader.columns if column not in ("input_ids", "labels")]
+        return convert(
+            files, str(work / "dataset"), format="arrow", schema=SchemaOptions(kind="tokens", keep=tuple(others)),
+            processor=TokensProcessor(), num_workers=1, work=work / "converting",
+        )  # fmt: skip
+
+    def _stored_media(self, dataset: Any, folder: Path, work: Path) -> ConvertReport:
+        return convert(
+            dataset.with_format(None), str(work / "dataset"), kind=_KINDS[self.objective],
+            map=None if self.objective else as_chat, processor=self._processor(folder), num_workers=1,
+            work=work / "converting",
+        )  # fmt: skip
+
+    def _wait(self, folder: Path, name: str) -> None:
+        """Until the dataset is there; DataError when who converts it ends, or takes too long."""
+        waited = wait_for_other((folder / _DONE).is_file, lock=_lock(folder), begin_s=self.wait_s, end_s=self.wait_s)
+        if waited.outcome == "ended":
+            raise DataError(f"the rank that converted {name} ended before {folder} was whole: see its error")
+        if waited.outcome == "late":
+            raise _late(folder, name, self.wait_s)
+
+
+def _check(dataset: Any, name: str) -> None:
+    """ConfigError for what is no datasets.Dataset with rows."""
+    datasets = need("datasets", by="rows of the hub's library")
+
+    if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise ConfigError(
+            f"{name} is an IterableDataset, which has no end and no numbers: write it to shards with lmms-stream "
+            "convert, and give a PackedStreamingDataset of them, or load it without streaming=True"
+        )
+    if isinstance(dataset, datasets.DatasetDict):
+        raise ConfigError(f"{name} is a DatasetDict of {', '.join(dataset)}: give one of them, as dataset['train']")
+    if not isinstance(dataset, datasets.Dataset):
+        raise ConfigError(
+            f"{name} is a {type(dataset).__name__}: give a datasets.Dataset, or a PackedStreamingDataset or "
+            "DatasetConfig of lmms_stream"
+        )
+    if not len(dataset):
+        raise ConfigError(f"{name} has no rows: give another")
+    if dataset.format["type"] == "custom":
+        raise ConfigError(
+            f"{name} has a transform (with_transform), which may give other rows each time: apply it with its map"
+        )
+
+
+def _tokenized(dataset: Any, reader: RowReader, path: Path, *, name: str, num_proc: int | None) -> list[str]:
+    """Arrow files of the dataset's tokens, in its order."""
+    datasets = need("datasets", by="rows of the hub's library")
+
+    ids = datasets.List(datasets.Value("int32"))
+    made = dataset.with_format(None).map(
+        reader,
+        batched=True,
+        with_indices=True,
+        remove_columns=dataset.column_names,
+        features=datasets.Features(dict.fromkeys(reader.columns, ids)),
+        cache_file_name=str(path),
+        load_from_cache_file=False,
+        new_fingerprint="0" * 16,
+        num_proc=num_proc if num_proc and num_proc > 1 else None,
+        desc=f"Tokenizing {name}",
+    )
+    if not len(made):
+        raise DataError(
+            f"no token of {name}, read as {reader.kind}, would be learnt: look at completion_only_loss, "
+            "assistant_only_loss and max_length"
+        )
+    return [each["filename"] for each in made.cache_files]
+
+
+def _hash_of(function: Callable[..., str] | None) -> str:
+    if function is None:
+        return ""
+    from datasets.fingerprint import Hasher
+
+    try:
+        return str(Hasher.hash(function))
+    except Exception as error:  # dill raises whatever the function's own objects do
+        raise ConfigError(
+            f"formatting_func cannot be told from others by its content ({type(error).__name__}): apply it to the "
+            "dataset with map before"
+        ) from error
+
+
+@contextmanager
+def _emptied(folder: Path) -> Any:
+    """A folder that was not there, and is not at the end."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with disk_errors(str(folder)):
+        folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.tokenizer")
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _late(folder: Path, name: str, limit_s: float) -> DataError:
+    return DataError(
+        f"{name} was not converted into {folder} within {limit_s:g} s: all nodes must see this folder; name another "
+        "by dataset_kwargs={'cache_folder': …}, or convert it before with lmms-stream convert"
+    )

@@ -1,0 +1,88 @@
+"""All fields of transformers' and TRL's arguments: what of a given object is refused, and what is warned of.
+
+`python -m lmms_stream.doors.huggingface.table > docs/arguments.md` writes them down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError
+from . import fields, preference_fields, sft_fields
+from .fields import Row
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+logger = logging.getLogger("lmms_stream")
+_ROWS = {row.name: row for row in (*fields.ROWS, *sft_fields.ROWS)}
+_OF_PREFERENCES = _ROWS | {row.name: row for row in preference_fields.ROWS}
+_FATES = {
+    "honoured": "honoured",
+    "moot": "cannot matter: a warning names it where it is set",
+    "refused": "refused where it is set",
+}
+
+
+def row_of(name: str, kind: type | None = None) -> Row | None:
+    """The row of a field. kind: of the arguments, of which TRL's DPOConfig and KTOConfig have rows of their own."""
+    names = {each.__name__ for each in kind.__mro__} if kind is not None else set()
+    return (_OF_PREFERENCES if names & {"DPOConfig", "KTOConfig"} else _ROWS).get(name)
+
+
+def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
+    """ConfigError for a field that is refused or unknown and has another value than its default.
+
+    All moot fields that are set are named in one warning, where `tells`.
+    """
+    passed_over = []
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        row = row_of(field.name, type(arguments)) or _unknown(field.name, type(arguments))
+        if row.fate == "honoured" or not row.is_given(value, field):
+            continue
+        if row.fate == "refused":
+            raise ConfigError(f"args.{field.name} is {_shown(value)}, which is refused: {row.text}")
+        passed_over.append(f"{field.name} ({row.text})")
+    if passed_over and tells:
+        logger.warning("arguments that are set and cannot matter here: %s", "; ".join(passed_over))
+
+
+def markdown() -> str:
+    """docs/arguments.md."""
+    lines = [
+        "# Arguments of transformers and TRL",
+        "",
+        "What `FSDP2SFTTrainer` makes of each field of `transformers.TrainingArguments` and of TRL's `SFTConfig`;",
+        "`DPOTrainer` and `KTOTrainer` of `lmms_stream.trl` of TRL's `DPOConfig` and `KTOConfig`.",
+        "(`python -m lmms_stream.doors.huggingface.table > docs/arguments.md` writes this page.)",
+    ]
+    sections = (
+        ("TrainingArguments", fields.ROWS),
+        ("What SFTConfig adds", sft_fields.ROWS),
+        ("What DPOConfig and KTOConfig add", preference_fields.ROWS),
+    )
+    for title, rows in sections:
+        lines += ["", f"## {title}", "", "| field | | what becomes of it, or why not |", "|---|---|---|"]
+        lines += [f"| `{row.name}` | {_FATES[row.fate]} | {row.text.replace('|', chr(92) + '|')} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _unknown(name: str, given: type) -> Row:
+    """A field of a later version, which may matter, or of a class of the user's, which their own code reads."""
+    owner = next(each for each in reversed(given.__mro__) if name in vars(each).get("__annotations__", {}))
+    if owner.__module__.partition(".")[0] in ("transformers", "trl"):
+        return Row(name, "refused", "this version of lmms_stream does not know it: leave it at its default")
+    return Row(name, "honoured", f"a field of {owner.__name__}, for its own code")
+
+
+def _shown(value: Any) -> str:
+    text = str(getattr(value, "value", value))
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

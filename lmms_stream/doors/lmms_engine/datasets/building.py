@@ -1,0 +1,211 @@
+"""Sources -> shards, once. sources + settings -> [building] -> the URL of a dataset that is whole.
+
+All processes may call it at once: on a node the one that has the lock converts, the others wait for it and find what it
+wrote. A process that is killed leaves its work, with which the next one goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from ....converters.asked import schemas_of
+from ....converters.convert import Progress, convert
+from ....converters.options import ConvertOptions
+from ....converters.report import ConvertReport
+from ....converters.rows.mapper import ROWS_VERSION
+from ....converters.rows.options import SchemaOptions
+from ....converters.rows.user_functions import code_of
+from ....converters.sources.sources import open_sources
+from ....converters.sources.units import UNIT_BYTES
+from ....errors import ConfigError, DataError, ObjectMissingError
+from ....mds.dataset_config import DatasetConfig
+from ....mds.index import DATASET_NAME
+from ....processes.alone import call_alone
+from ....processes.bar import terminal_bar
+from ....processes.pool import obstacle
+from ....processors.base import Processor, processor_fingerprint
+from ....storage.cache import home_folder
+from ....storage.failures import disk_errors
+from ....storage.locks import is_locked, locked, temporary_name, wait_for_other
+from ....storage.storage import open_storage
+from ....types import World
+from ....yaml_text import write_yaml
+from .names import STORES, Source, dataset_type_of, sources_of
+
+WAIT_S = 24 * 3600.0  # of processes, for the one that converts
+_PREFIX = "lmms_stream"  # of shards in a bucket
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Building:
+    """What is converted, and where to. num_bytes: of the sources, 0 where that is not known."""
+
+    listed: Path
+    target: str
+    options: ConvertOptions
+    num_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        try:
+            open_storage(self.target).read(DATASET_NAME)
+        except ObjectMissingError:
+            return False
+        return True
+
+    @property
+    def home(self) -> Path:
+        """The folder of this node where conversions to the target have their locks."""
+        return home_folder(self.target)
+
+
+def build_once(config: DatasetConfig, processor: Processor, *, world: World, wait_s: float = WAIT_S) -> str:
+    """The URL of the shards of a config's sources, which are converted where they are not there.
+
+    Raises what convert raises, and DataError where another process does not convert them in time.
+    """
+    building = building_of(config, processor)
+    if building.is_whole:
+        return building.target
+    with disk_errors(str(building.home)):
+        building.home.mkdir(parents=True, exist_ok=True)
+    if world.node > 0:
+        _wait(lambda: building.is_whole, building, wait_s=wait_s)  # what another node does
+    else:
+        _convert_once(building, wait_s=wait_s)
+    return building.target
+
+
+def building_of(config: DatasetConfig, processor: Processor) -> Building:
+    """What there is to convert; its target is named by the sources and by all that changes what is written."""
+    folder = cache_of(config)
+    local = home_folder(folder) if "://" in folder else Path(folder).expanduser().absolute()
+    listed = _listed(sources_of(config), local / "lists")
+    options = ConvertOptions(
+        schema=SchemaOptions(kind=dataset_type_of(config).row_kind),
+        processor=processor,
+        on_error=config.on_error,
+        longest=config.max_length,
+        allow_repeats=True,  # LMMS Engine reads a file as often as its list names it
+    )
+    sources = open_sources([str(listed)], scratch=local / "scratch")
+    described = {
+        "sources": [{**source.identity, "name": source.name} for source in sources],
+        "media": listed.name,
+        "kind": asdict(options.schema),
+        "rows": [options.schema.changed(source.settings).asked for source in sources if source.settings],
+        "processor": processor_fingerprint(processor),
+        "settings": [options.on_error, options.longest],
+        "version of rows": ROWS_VERSION,
+    }
+    if code := code_of(schemas_of(sources, options)):  # of functions that entries of a list name
+        described["code"] = code
+    key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=12).hexdigest()
+    target = f"{folder.rstrip('/')}/{key}" if "://" in folder else str(Path(folder).expanduser().absolute() / key)
+    return Building(listed=listed, target=target, options=options, num_bytes=sum(each.num_bytes for each in sources))
+
+
+def cache_of(config: DatasetConfig) -> str:
+    """The folder or URL below which shards are kept; ConfigError for a store that cannot be named."""
+    store = STORES[config.object_storage or "none"]
+    if not store:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        return str(config.cache_dir or base / "lmms_stream" / "datasets")
+    if config.cache_dir:
+        raise ConfigError(
+            f"cache_dir {config.cache_dir!r} and object_storage {config.object_storage!r} both say where shards are "
+            "kept: leave one of them out"
+        )
+    if store != "azure":
+        return f"{store}://{config.bucket_name}/{_PREFIX}"
+    account = os.environ.get("AZURE_ACCOUNT_NAME")
+    if not account:
+        raise ConfigError(
+            f"object_storage azure needs the account of bucket {config.bucket_name!r}: set AZURE_ACCOUNT_NAME"
+        )
+    return f"azure://{account}.blob.core.windows.net/{config.bucket_name}/{_PREFIX}"
+
+
+def _listed(sources: Sequence[Source], folder: Path) -> Path:
+    """A list of the sources as a file, which is the same for the same sources."""
+    entries = [
+        {
+            **source.entry,
+            "path": _absolute(source.path, source.data_type),
+            **{key: _absolute(source.entry[key], "") for key in ("data_folder", "media_root") if source.entry.get(key)},
+        }
+        for source in sources
+    ]
+    text = write_yaml({"datasets": entries}, sort_keys=True)
+    path = folder / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.yaml"
+    if not path.exists():
+        with disk_errors(str(path)):
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_name(path)
+            temporary.write_text(text)
+            temporary.replace(path)
+    return path
+
+
+def _absolute(path: str, data_type: str) -> str:
+    is_hub = path.startswith("hf:") or (data_type == "hf_dataset" and not Path(path).exists())
+    return path if "://" in path or is_hub else str(Path(path).expanduser().absolute())
+
+
+def _convert_once(building: Building, *, wait_s: float) -> None:
+    with locked(building.home / "build.lock", timeout_s=wait_s) as ours:
+        if ours is None:
+            raise _late(building, wait_s)
+        of_killed = building.home / "convert.lock"  # held by what a process that was killed had started
+        _wait(lambda: not is_locked(of_killed), building, wait_s=wait_s)
+        if not building.is_whole:
+            _convert(building)
+
+
+def _convert(building: Building) -> None:
+    started = time.monotonic()
+    logger.warning("converting the sources in %s once, into %s", building.listed, building.target)
+    call = partial(_converted, building)
+    with terminal_bar("converting", total=building.num_bytes, unit="bytes") as advance:
+        is_small = 0 < building.num_bytes <= UNIT_BYTES
+        if is_small or obstacle(building) is not None:
+            report: ConvertReport = call(1, advance)
+        else:
+            report = call_alone(partial(call, None), on_progress=advance)
+    logger.info(
+        "%d samples, %d tokens, in %.1f s; %d rows did not fit, %d were longer than max_length, %d had no text: %s",
+        report.num_rows, report.num_tokens or 0, time.monotonic() - started, report.num_rejected, report.num_filtered,
+        report.num_empty, building.target,
+    )  # fmt: skip
+
+
+def _converted(building: Building, num_workers: int | None, advance: Callable[[int], None]) -> ConvertReport:
+    return convert(
+        [building.listed],
+        building.target,
+        num_workers=num_workers,
+        progress=Progress(advance=advance),
+        options=building.options,
+    )
+
+
+def _wait(is_done: Callable[[], bool], building: Building, *, wait_s: float) -> None:
+    """DataError where it takes longer."""
+    if wait_for_other(is_done, lock=None, begin_s=wait_s, end_s=wait_s).outcome != "done":
+        raise _late(building, wait_s)
+
+
+def _late(building: Building, wait_s: float) -> DataError:
+    return DataError(
+        f"no other process converted the sources into {building.target} within {wait_s:g} s: all nodes must see this "
+        "folder: name another with cache_dir, or a store with object_storage and bucket_name"
+    )

@@ -1,0 +1,76 @@
+"""Samples of like lengths -> the same batch, for unpacked data. lengths -> [sampler] -> numbers of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from ....errors import ConfigError
+from ....types import World
+
+
+class DistributedLengthGroupedSampler(Sampler[int]):
+    """The numbers of a rank's samples, in an order in which those of a batch have like lengths.
+
+    Samples are shuffled, cut into megabatches (batch_size x gradient_accumulation_steps of every rank), and each
+    megabatch is sorted by length, longest first; the megabatch with the longest sample of all comes first, so that what
+    does not fit in memory is found at once. Ranks take turns in it, so at each moment their lengths are alike, too.
+    Every sample comes once in an epoch; with drop_last the last ones that do not fill a turn of all ranks are left out,
+    without it the first ones of the epoch fill it up.
+
+    lengths: of the samples (default: the dataset's modality_length). num_replicas, rank: as torchrun tells.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        dataset: Any = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        lengths: Sequence[int] | None = None,
+        *,
+        gradient_accumulation_steps: int = 1,
+    ):
+        if lengths is None:
+            lengths = getattr(dataset, "modality_length", None)
+        if lengths is None:
+            raise ConfigError("samples are grouped by their lengths: give a dataset with modality_length, or lengths")
+        for name, value in (("batch_size", batch_size), ("gradient_accumulation_steps", gradient_accumulation_steps)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        world = World.detect()
+        self.num_replicas = world.world_size if num_replicas is None else num_replicas
+        self.rank = world.rank if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ConfigError(f"rank must be from 0 to {self.num_replicas - 1}, got {self.rank}")
+        self.lengths = np.asarray(lengths, np.int64)
+        self.drop_last = drop_last
+        self._megabatch = batch_size * gradient_accumulation_steps * self.num_replicas
+        self._seed = seed
+        self._epoch = 0
+        turns, left = divmod(len(self.lengths), self.num_replicas)
+        self._num_turns = turns + (left > 0 and not drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the order of an epoch."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._num_turns
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self.lengths))
+        batches = [order[at : at + self._megabatch] for at in range(0, len(order), self._megabatch)]
+        batches = [batch[np.argsort(-self.lengths[batch], kind="stable")] for batch in batches]
+        if batches:
+            first = max(range(len(batches)), key=lambda number: self.lengths[batches[number][0]])
+            if first != len(batches) - 1 or len(batches[-1]) == self._megabatch:  # a short one stays at the end
+                batches[0], batches[first] = batches[first], batches[0]
+        numbers = np.concatenate(batches) if batches else order
+        numbers = np.resize(numbers, self._num_turns * self.num_replicas)
+        return iter(numbers[self.rank :: self.num_replicas].tolist())

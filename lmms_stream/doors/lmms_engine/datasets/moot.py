@@ -1,0 +1,102 @@
+"""What of a config is refused or cannot matter for the class that it is given to. config -> [moot] -> reasons."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....errors import ConfigError
+from ....mds.dataset_config import DatasetConfig, check_names
+from ....plan.packing import PackingConfig
+from ....types import World
+from .names import LIST, is_shards, reads_videos
+from .streaming_packs import MOOT_KEYS, PACKING_KEYS
+
+logger = logging.getLogger("lmms_stream")
+_NOT_CONVERTED = "sources are read as they lie, and nothing is converted"
+OF_CONVERSION = ("cache_dir", "object_storage", "bucket_name")
+OF_SHARDS = ("local", "packing_window")  # of shards, and of what is converted to shards
+_VIDEO = ("video_sampling_strategy", "video_max_pixels", "video_min_pixels", "video_max_frames", "frame_num", "fps")
+
+
+def strategy_of(config: DatasetConfig, *, streams: bool) -> str:
+    """Return the strategy that packs are made by: the config's, or the one that is nearest to it.
+
+    streams: whether rows are packed as they pass. ConfigError for a strategy that is unknown.
+    """
+    strategy = config.packing_strategy
+    if strategy not in PACKING_KEYS:
+        PackingConfig(packing_length=1, strategy=strategy)
+    if streams:
+        return strategy if strategy in PACKING_KEYS else "first_fit"
+    return "best_fit" if strategy == "balanced" else strategy
+
+
+def check_packing_kwargs(config: DatasetConfig) -> None:
+    """ConfigError for keys of packing_kwargs that are unknown."""
+    options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"extra_kwargs.packing_kwargs must be a mapping, got {options!r}: write its keys as a section"
+        )
+    check_names(options, sorted({name for names in PACKING_KEYS.values() for name in names}), "packing_kwargs")
+
+
+def moot_fields(config: DatasetConfig, *, streams: bool) -> dict[str, str]:
+    """Fields that are set and cannot matter, each with the reason. streams: whether rows are packed as they pass."""
+    return dict(_moot(config, streams=streams))
+
+
+def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
+    def are_set(names: tuple[str, ...]) -> Iterator[str]:
+        return (name for name in names if getattr(config, name) not in (None, "none", ""))
+
+    extra: Mapping[str, Any] = config.extra_kwargs or {}
+    if config.video_backend is not None:
+        yield "video_backend", "PyAV reads videos"
+    if config.num_parts is not None:
+        yield "num_parts", "sources are read as they are now: it is for shards that have grown, named by remote alone"
+    if config.filter_overlong_workers is not None:
+        yield "filter_overlong_workers", "each sample is measured once, as its row is read"
+    if extra.get("collator_type"):
+        yield "extra_kwargs.collator_type", "get_collator() is the collator of every type"
+    yield from _moot_packing(config, extra.get("packing_kwargs") or {}, streams=streams and not is_shards(config))
+    if not reads_videos(config):
+        yield from ((name, "the processor reads no videos") for name in are_set(_VIDEO))
+    if config.datasets is not None:
+        for name in ("dataset_path", "dataset_format", "extra_kwargs.data_folder"):
+            said = extra.get("data_folder") if "." in name else getattr(config, name)
+            if said and said != LIST:
+                yield name, "datasets lists the sources"
+    if extra.get("force_sample") and extra.get("frames_upbound"):
+        fixed = ("video_sampling_strategy", "fps", "frame_num", "video_max_frames", "video_max_pixels")
+        yield from ((name, "extra_kwargs.force_sample reads frames_upbound frames of each") for name in are_set(fixed))
+    if is_shards(config):
+        yield from ((name, "these are shards, and nothing is converted") for name in are_set(OF_CONVERSION))
+    elif streams:
+        yield from ((name, _NOT_CONVERTED) for name in are_set((*OF_CONVERSION, *OF_SHARDS)))
+
+
+def _moot_packing(config: DatasetConfig, options: Mapping[str, Any], *, streams: bool) -> Iterator[tuple[str, str]]:
+    name, strategy = "extra_kwargs.packing_kwargs", config.packing_strategy
+    if not config.packing:
+        if options:
+            yield name, "without packing each pack is one sample"
+        return
+    taken = strategy_of(config, streams=streams)
+    if taken != strategy:
+        how = "while rows are read" if streams else "of all lengths, and dealt to ranks by cost"
+        yield "packing_strategy", f"packs are made {how}: {strategy} is taken as {taken}"
+    if options and not streams:
+        yield name, "packs are made of all lengths: packing_window says how many samples are packed together"
+    elif options and taken == "balanced" and (moot := [each for each in options if each in MOOT_KEYS]):
+        yield f"{name}.{', '.join(moot)}", "balanced packs num_buckets packs together"
+
+
+def tell(config: DatasetConfig, *, streams: bool) -> None:
+    """One warning of a dataset, by rank 0, that names all that is set and cannot matter."""
+    found = moot_fields(config, streams=streams)
+    if found and World.detect().rank == 0:
+        reasons = "; ".join(f"{name} ({why})" for name, why in found.items())
+        logger.warning("fields of the dataset that are set and cannot matter here: %s", reasons)

@@ -1,0 +1,307 @@
+"""Rows of sources -> pieces of samples that packs are made of, tokenized or measured as they are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ....converters.rows.mapper import Mapper, find_mapper
+from ....converters.rows.options import SchemaOptions
+from ....converters.sources.table import by_index
+from ....converters.sources.units import NoRowsError, Row, Unit
+from ....errors import ConfigError, DataError, EmptyRowError, PackingError
+from ....loader.collate import check_keys
+from ....loader.segment import cut
+from ....plan.packing import Overlong
+from ....processors.base import Processor, or_error, process_all, process_sample, tokenizes_all
+from ....processors.measured import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes
+from ....storage.failures import disk_errors
+from ....types import Processed, Sample
+from .source_files import SourceFile, row_order, sample_id_of
+from .source_state import Counts
+from .streaming_packs import Piece, StreamingPackConfig
+
+LOOK_ROWS = 100  # of a file, by which the kind of its rows is found
+TOLD_ROWS = 10  # that are left out and named; the others are only counted
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How rows become packs. overlong, max_length: what becomes of samples that are longer than a pack, and from which
+    length on they are left out. seed: of the order, None for the stored one. on_error: what cannot be read, or does not
+    fit, ends the run ("fail") or is left out, counted and logged ("skip").
+    """
+
+    processor: Processor
+    packing: StreamingPackConfig
+    rows: SchemaOptions = field(default_factory=SchemaOptions)
+    overlong: Overlong = "drop"
+    max_length: int | None = None
+    seed: int | None = None
+    num_lanes: int = 1
+    on_error: Literal["fail", "skip"] = "fail"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts while they grow."""
+
+    rows: int = 0
+    samples: int = 0
+    unreadable: int = 0
+    empty: int = 0
+    overlong: int = 0
+
+    @staticmethod
+    def of(counts: Counts) -> Tally:
+        return Tally(counts.rows, counts.samples, counts.unreadable, counts.empty, counts.overlong)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(
+            rows=self.rows,
+            samples=self.samples,
+            unreadable=self.unreadable,
+            empty=self.empty,
+            overlong=self.overlong,
+        )
+
+
+class Content(NamedTuple):
+    """The tokens [start, start + length) of num_tokens of a sample of a row, which has that number in its unit.
+
+    made: what the sample was made to; None where its processor reads media, whose arrays are large: then they are made
+    of `sample` when the pack is full.
+    """
+
+    row: int
+    made: Processed | None
+    sample: Sample | None
+    num_tokens: int
+    start: int
+    length: int
+
+
+class RowReader:
+    """Reads rows of units by the settings of a Reading."""
+
+    def __init__(self, reading: Reading):
+        self.reading = reading
+        self._num_told = 0
+
+    def mapper(self, file: SourceFile) -> Mapper:
+        """What maps the rows of a file, by the first of them that can be read; the same for every reader.
+
+        Raises NoRowsError for a file without rows, DataError for rows of no kind, ConfigError for rows that the
+        processor does not read.
+        """
+        num_rows = 0
+        with disk_errors(file.key):
+            for unit in file.opened.units():
+                rows = list(islice(unit.rows(), LOOK_ROWS))
+                num_rows += len(rows)
+                values = [row.values for row in rows if row.values is not None]
+                if values:
+                    break
+            else:
+                if not num_rows:
+                    raise NoRowsError(f"{file.key} holds no rows: leave it out, or write it again")
+                raise DataError(f"{file.key}: none of its rows can be read: check its format")
+        try:
+            mapper = find_mapper(values, self.reading.rows.changed(file.opened.settings))
+        except DataError as error:
+            raise DataError(f"{file.key}: {error}") from error
+        processor = self.reading.processor
+        if mapper.schema != processor.schema:
+            raise ConfigError(
+                f"{file.key}: the rows are {mapper.schema!r}, and {type(processor).__name__} reads "
+                f"{processor.schema!r}: choose another processor_type or dataset_type"
+            )
+        return mapper
+
+    def rows(
+        self,
+        file: SourceFile,
+        unit: Unit,
+        number: int,
+        *,
+        epoch: int,
+        first: int = 0,
+        only: Collection[int] | None = None,
+    ) -> Iterator[tuple[int, Row]]:
+        """Rows of a unit, each with its index in the order in which they are read: from `first` on, or `only` some.
+
+        Others are passed over by their offsets or numbers, and not parsed, where the format allows it.
+        """
+        with disk_errors(file.key):
+            if self.reading.seed is None and not first and only is None:
+                yield from enumerate(unit.rows())
+                return
+            rows = by_index(unit)
+            order = np.arange(len(rows))
+            if self.reading.seed is not None:
+                order = row_order(len(rows), file.key, number, seed=self.reading.seed, epoch=epoch)
+            wanted = range(first, len(rows)) if only is None else sorted(at for at in only if at < len(rows))
+            yield from zip(wanted, rows.rows(order[list(wanted)].tolist()), strict=True)
+
+    def contents(self, row: Prepared, *, where: str, tally: Tally) -> list[Content]:
+        """The pieces of a row; none where it is left out, which is counted."""
+        tally.rows += 1
+        try:
+            if isinstance(row.samples, DataError):
+                raise row.samples
+            made: Sequence[Processed | DataError | None] = row.made or [None] * len(row.samples)
+            found = [
+                each
+                for sample, processed in zip(row.samples, made, strict=True)
+                for each in self._contents(sample, processed, row.number, where=where, tally=tally)
+            ]
+        except EmptyRowError:
+            tally.empty += 1
+            return []
+        except DataError as error:
+            self.leave_out(DataError(f"{where}: {error}"), tally)
+            return []
+        tally.samples += len(row.samples)
+        return found
+
+    def leave_out(self, error: DataError, tally: Tally) -> None:
+        """Raise the error, or count it, and name it while there are few."""
+        if self.reading.on_error == "fail":
+            raise DataError(f'{error} (or leave out what cannot be read, counted, with on_error="skip")') from error
+        tally.unreadable += 1
+        self._num_told += 1
+        if self._num_told <= TOLD_ROWS:
+            last = "; more are counted and not named" if self._num_told == TOLD_ROWS else ""
+            logger.warning("left out: %s%s", error, last)
+
+    def pass_empty(self, error: NoRowsError) -> None:
+        """Name a file without rows that is passed over, since it is one of the files of a folder or glob."""
+        logger.warning("passed over: %s", error)
+
+    def samples_of(self, pieces: Sequence[Piece], tally: Tally, *, epoch: int) -> tuple[list[Processed], list[int]]:
+        """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out.
+
+        epoch: of the lane, by which a processor draws at random.
+        """
+        made: list[Processed] = []
+        sample_ids: list[int] = []
+        for ref, content in pieces:
+            sample_id = sample_id_of(ref.file, ref.unit, content.row)
+            try:
+                made.append(self._made(content, [epoch, sample_id]))
+            except DataError as error:
+                self.leave_out(DataError(f"{row_name(ref.file, ref.unit, content.row)}: {error}"), tally)
+                continue
+            sample_ids.append(sample_id)
+        return made, sample_ids
+
+    def _contents(
+        self, sample: Sample, processed: Processed | DataError | None, row: int, *, where: str, tally: Tally
+    ) -> list[Content]:
+        """processed: what was made of the sample with others already."""
+        processor = self.reading.processor
+        made: Processed | None = None
+        if isinstance(processed, DataError):
+            raise processed
+        if processed is None and measures_media(processor):
+            (measured,) = measured_with_media(processor, [sample])
+            if isinstance(measured, DataError):
+                raise measured
+            num_tokens, has_media = checked(measured, what="it").tokens, measured.patches > 0
+        else:
+            made = processor.process(sample) if processed is None else processed
+            check_keys(made, made_by=type(processor).__name__)
+            num_tokens, has_media = checked_length(len(made["input_ids"]), what="it"), bool(made.get("media"))
+        limit, longest = self.reading.packing.packing_length, self.reading.max_length
+        if longest is not None and num_tokens > longest:
+            tally.overlong += 1
+            return []
+        whole = Content(row, made, sample if made is None else None, num_tokens, 0, num_tokens)
+        return [whole] if num_tokens <= limit else self._cut(whole, has_media, where=where, tally=tally)
+
+    def _cut(self, whole: Content, has_media: bool, *, where: str, tally: Tally) -> list[Content]:
+        """What becomes of a sample that is longer than a pack."""
+        limit, overlong = self.reading.packing.packing_length, self.reading.overlong
+        if overlong == "error":
+            raise PackingError(
+                f"{where} has {whole.length} tokens, more than packing_length {limit}: raise packing_length, or set "
+                "overlong to drop, truncate, split or keep (filter_overlong: true drops, false keeps)"
+            )
+        tally.overlong += 1
+        if overlong == "keep":
+            return [whole]
+        if overlong == "drop" or has_media:
+            return []
+        stop = limit if overlong == "truncate" else whole.length
+        return [whole._replace(start=start, length=min(limit, stop - start)) for start in range(0, stop, limit)]
+
+    def _made(self, content: Content, drawn: Sequence[int]) -> Processed:
+        made = content.made
+        if made is None:
+            assert content.sample is not None
+            made = process_sample(self.reading.processor, content.sample, None, drawn)
+            check_keys(made, made_by=type(self.reading.processor).__name__)
+        num_tokens, stop = len(made["input_ids"]), content.start + content.length
+        if num_tokens != content.num_tokens:
+            raise DataError(
+                f"it has {num_tokens} tokens and was measured as {content.num_tokens}: correct the processor, whose "
+                "measure must equal what process gives"
+            )
+        if content.length == num_tokens:
+            return made
+        return {name: cut(name, value, content.start, stop) for name, value in made.items()}
+
+
+def row_name(key: str, unit: int, row: int) -> str:
+    """Of a row, for people; rows and units are counted from 1."""
+    return f"{key}: row {row + 1} of unit {unit + 1}"
+
+
+# Rows of a unit -> their samples, tokenized some at a time where tokens are all that is made of them.
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A row and its samples, or the error that it is.
+
+    made: what the processor makes of each sample; None where that is made one by one.
+    """
+
+    number: int
+    samples: Sequence[Sample] | DataError
+    made: Sequence[Processed | DataError] | None = None
+
+    @property
+    def sound(self) -> Sequence[Sample]:
+        """Its samples, none of an error."""
+        return () if isinstance(self.samples, DataError) else self.samples
+
+
+def prepared(
+    rows: Iterable[tuple[int, Row]], mapper: Mapper, processor: Processor, folder: str | None
+) -> Iterator[tuple[int, Prepared]]:
+    """Rows as samples, in their order; where tokens are all that is made of them, some at a time."""
+    mapped = ((index, Prepared(row.number, _samples_of(row, mapper, folder))) for index, row in rows)
+    if not tokenizes_all(processor):
+        yield from mapped
+        return
+    for group in groups(mapped, num_bytes=lambda each: sum(map(sample_bytes, each[1].sound))):
+        made = process_all(processor, [sample for _, each in group for sample in each.sound])
+        for index, each in group:
+            num_samples = len(each.sound)
+            if made is not None:
+                each.made, made = made[:num_samples], made[num_samples:]
+            yield index, each
+
+
+def _samples_of(row: Row, mapper: Mapper, folder: str | None) -> Sequence[Sample] | DataError:
+    if row.values is None:
+        return DataError(row.error)
+    return or_error(mapper.samples, row.values, folder)

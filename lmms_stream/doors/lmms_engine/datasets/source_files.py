@@ -1,0 +1,146 @@
+"""What sources name -> files that are read by units, and which lane reads which unit.
+
+A unit belongs to a lane by the name of its file and its number in it alone, so that every reader tells the same without
+asking the others, also where a folder gets new files and they list it at different times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ....converters.sources.hub import HubSpec
+from ....converters.sources.lists import entry_spec
+from ....converters.sources.saved_datasets import saved_kind
+from ....converters.sources.sources import open_sources
+from ....converters.sources.specs import Spec
+from ....converters.sources.units import Source as OpenedSource
+from ....errors import ConfigError, DataError
+from .names import Source
+
+UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
+MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
+UNKNOWN_BYTES = 1 << 20  # of a unit, where nothing says how large a source is
+
+_SORTED: dict[str, Any] = {"sort_keys": True, "default": str}
+# Asked at each look, so that a list of sources may grow.
+SourcesOf = Callable[[], Sequence[Source]]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """key: its name, which tells it from all others. digest: changes when its content does.
+
+    source: None where it cannot be opened, and error says why.
+    """
+
+    key: str
+    digest: str
+    source: OpenedSource | None
+    error: DataError | None = None
+
+    @property
+    def opened(self) -> OpenedSource:
+        """Its source; DataError where it cannot be opened."""
+        if self.source is None:
+            raise DataError(str(self.error))
+        return self.source
+
+
+def list_files(
+    sources: Sequence[Source], *, num_lanes: int, scratch: Path, keeps_refused: bool
+) -> dict[str, SourceFile]:
+    """The files that sources name now, by key, in their order. Raises what open_sources raises.
+
+    keeps_refused: files of folders that cannot be opened are among them, at the end.
+    """
+    specs = [_spec(source) for source in sources]
+    found: dict[str, SourceFile] = {}
+    refused: dict[str, DataError] = {}
+    all_opened = open_sources(
+        specs,
+        scratch=scratch,
+        unit_bytes=lambda num_bytes: _unit_bytes(num_bytes, num_lanes),
+        refused=refused.__setitem__ if keeps_refused else None,
+    )
+    for opened in all_opened:
+        _check_no_code(opened.settings, where=opened.name)  # an entry of a list within a list has its own, too
+        name = opened.name + _slice_text(opened.rows)
+        key, number = name, 1
+        while key in found:  # a file that is named twice is read twice
+            number += 1
+            key = f"{name} ({number})"
+        identity = json.dumps([opened.identity, opened.settings] if opened.settings else opened.identity, **_SORTED)
+        found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity.encode()), opened)
+    return found | {key: SourceFile(key, "refused", None, error) for key, error in refused.items()}
+
+
+def _number_of(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode(errors="surrogateescape"))
+
+
+def lane_of(key: str, unit: int, num_lanes: int) -> int:
+    """The lane that reads a unit of a file."""
+    return (_number_of(key) + unit) % num_lanes
+
+
+def file_order(keys: Sequence[str], *, seed: int | None, epoch: int) -> list[str]:
+    """Files in the order in which they are read: as given without a seed, shuffled with one."""
+    if seed is None:
+        return list(keys)
+    return sorted(keys, key=lambda key: (_number_of(f"{seed}\0{epoch}\0{key}"), key))
+
+
+def row_order(num_rows: int, key: str, unit: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The shuffled order of the rows of a unit."""
+    return np.random.default_rng([seed, epoch, _number_of(key), unit]).permutation(num_rows)
+
+
+def sample_id_of(key: str, unit: int, row: int) -> int:
+    """A number for logs. It differs for all rows of a file, and most likely for those of different files.
+
+    20 bits of the file's name, 23 of the unit's number, 20 of the row's in the unit.
+    """
+    of_file = _number_of(key) & 0xFFFFF
+    return of_file << 43 | (unit & 0x7FFFFF) << 20 | (row & 0xFFFFF)
+
+
+def _unit_bytes(num_bytes: int, num_lanes: int) -> int:
+    if not num_bytes:
+        return UNKNOWN_BYTES
+    return max(MIN_UNIT_BYTES, min(MAX_UNIT_BYTES, num_bytes // (UNITS_PER_LANE * num_lanes)))
+
+
+def _slice_text(rows: slice) -> str:
+    """As it is written behind a path; nothing for all rows."""
+    start, stop = ("" if bound is None else bound for bound in (rows.start, rows.stop))
+    return "" if rows == slice(None) else f"@[{start}:{stop}]"
+
+
+def _spec(source: Source) -> Spec:
+    """Datasets of the hub are streamed; those that `datasets` saved are read where they lie."""
+    _check_no_code(source.settings, where=source.path)
+    spec = entry_spec(source.entry, where=source.path)
+    if not spec.is_hub:
+        return spec
+    named = HubSpec.parse(spec.path)
+    if named.streaming or saved_kind(Path(named.name)):
+        return spec
+    return replace(spec, path=f"{spec.path}{'&' if '?' in spec.path else '?'}streaming=1")
+
+
+def _check_no_code(settings: Mapping[str, Any], *, where: str) -> None:
+    """ConfigError for functions of the user's own, which only a conversion calls."""
+    code = [key for key in ("map", "filter") if key in settings]
+    if code:
+        raise ConfigError(
+            f"{where}: {' and '.join(code)} is done while sources are converted, and these are read as they are: "
+            "use a dataset_type that does not end with _iterable, or lmms-stream convert"
+        )

@@ -1,0 +1,459 @@
+"""LMMS Engine's launch file -> what a trainer is given. YAML with trainer_type, dataset_config, model_config, …"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....config import LAUNCH_SECTIONS, build_config
+from ....errors import ConfigError
+from ....mds.dataset_config import DatasetConfig, check_names
+from ....train.model.build import ModelConfig
+from ....train.model.plain import DIFFUSERS_CLASS
+from ....train.model.varlen import SDPA_VARLEN
+from ....train.run.settings import ProfileConfig, TrainConfig
+from ....types import World
+from ....versions.transformers import as_installed
+from ...huggingface.table import row_of
+from ..datasets.names import TYPES, dataset_type_of
+
+# Each key of trainer_args and model_config that LMMS Engine has beyond transformers: what becomes of it.
+#
+# Every one is honoured (it gives values of ours), moot (a warning says why it cannot matter) or refused by name.
+
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """text: of a moot key why it cannot matter, of a refused one the reason and the remedy. same: whether a value asks
+    for nothing.
+    """
+
+    fate: str
+    text: str
+    same: Callable[[Any], bool] = lambda value: not value
+
+
+def _is_one(value: Any) -> bool:
+    return value in (None, 1)
+
+
+def _is_default(default: Any) -> Callable[[Any], bool]:
+    return lambda value: not value or value == default
+
+
+DEGREES = {"sp_ulysses_degree": "sequence_parallel", "tp_degree": "tensor_parallel", "ep_degree": "expert_parallel"}
+TRAINER_ARGS: Mapping[str, Key] = {
+    "fsdp2": Key("moot", "the model is always sharded with FSDP2"),
+    "use_rmpad": Key("moot", "packs have no padding"),
+    "print_batch_input_steps": Key("moot", "lmms-stream inspect shows samples", lambda value: (value or -1) < 0),
+    "remove_unused_columns": Key("moot", "columns that no tokens are made of are never read"),
+    "group_by_length": Key("moot", "a pack has no padding but its own end"),
+    "reduce_dtype": Key("moot", "gradients are summed in float32"),
+    "output_dtype": Key("moot", "losses are computed in float32"),
+    **{name: Key("honoured", ours) for name, ours in DEGREES.items()},
+    "freeze_modules": Key("honoured", "frozen"),
+    "fsdp_config": Key("honoured", "wrap, reshard_after_forward"),
+    "use_muon": Key("honoured", "optim muon"),
+    "enable_profiler": Key("honoured", "profile"),
+    "profiler_config": Key("honoured", "profile"),
+    "enable_memory_snapshot": Key("refused", "torch.cuda.memory records allocations: leave it out"),
+    "memory_snapshot_config": Key("moot", "enable_memory_snapshot is off"),
+    "enable_cuda_event_profiler": Key("refused", "enable_profiler traces a step: set that"),
+    "cuda_event_profiler_config": Key("moot", "enable_cuda_event_profiler is off"),
+    "ema_enabled": Key("honoured", "ema_decay"),
+    "ema_decay": Key("honoured", "ema_decay, where ema_enabled is set"),
+    "ema_update_every": Key("refused", "the average is of all steps: leave it out", _is_default(1)),
+    "ema_start_step": Key("refused", "the average is of all steps: leave it out", _is_default(0)),
+    "ema_requires_grad_only": Key(
+        "moot", "weights that are not trained do not change", lambda value: value in (None, True)
+    ),
+    "ema_param_filter": Key("refused", "the average is of all weights: leave it out"),
+    "ema_resume_from_ema": Key("refused", "a run resumes from its weights: load the exported average instead"),
+    "eval_config": Key("refused", "there is no evaluation server: leave it out"),
+    "carbon_intensity": Key("moot", "records have no emissions", _is_default(0.475)),
+}
+OF_TRANSFORMERS_TOO = ("remove_unused_columns", "group_by_length", "fsdp_config")  # which are not passed on to it
+FSDP_CONFIG: Mapping[str, Key] = {
+    "transformer_layer_cls_to_wrap": Key("moot", "the blocks that the model names are sharded one by one"),
+    "reshard_after_forward": Key("honoured", "reshard_after_forward"),
+    "min_num_params": Key("refused", "blocks are sharded one by one: leave it out"),
+    "hsdp_shard_size": Key("honoured", "shard_ranks"),
+    "xla": Key("refused", "there are no TPUs here: leave it out"),
+    "xla_fsdp_v2": Key("refused", "there are no TPUs here: leave it out"),
+    "xla_fsdp_grad_ckpt": Key("refused", "there are no TPUs here: leave it out"),
+}  # fmt: skip
+PROFILER_CONFIG = ("start_step", "end_step", "directory")
+_LOSSES = "logits are computed some at a time in any case"
+_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")  # of liger-kernel, which are taken together
+_LOSS_KERNELS = ("fused_linear_cross_entropy", "cross_entropy")
+_VIDEO = ("faster_token_stride", "mm_spatial_pool_stride", "mm_spatial_pool_mode")  # of patch_type video
+PATCHES: Mapping[str, Key] = {
+    "liger": Key("honoured", "use_liger_kernel"),
+    "rmpad": Key("moot", "packs have no padding"),
+    "video": Key("honoured", "slow_every"),
+    "nsa": Key("refused", "sparse attention is not here: leave it out"),
+    "vit_frame_parallel": Key("refused", "frames are not dealt over ranks, packs are: leave it out"),
+}
+
+
+def told(keys: Mapping[str, Key], said: Mapping[str, Any], *, source: str) -> Iterator[str]:
+    """Moot keys that are set, each with its reason; ConfigError for those that are refused. All are known."""
+    for name, value in said.items():
+        key = keys.get(name)
+        if key is None or key.fate == "honoured" or key.same(value):
+            continue
+        if key.fate == "refused":
+            between = " " if key.text.startswith("is ") else ": "
+            raise ConfigError(f"{source}: {name} {value}{between}{key.text}")
+        yield f"{name} ({key.text})"
+
+
+def warn(moot: list[str], *, source: str) -> None:
+    """One warning of a run, by rank 0."""
+    if moot and World.detect().rank == 0:
+        logger.warning("%s that cannot matter here: %s", source, "; ".join(moot))
+
+
+def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Values of TrainConfig of the keys that are honoured; moot ones are told, others refused. All names are known."""
+    fsdp = dict(said.get("fsdp_config") or {})
+    check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
+    moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
+    warn(moot, source="trainer_args")
+    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if not _is_one(said.get(name))}
+    if frozen := said.get("freeze_modules"):
+        values["frozen"] = [
+            f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
+        ]  # each must match
+    if fsdp.get("hsdp_shard_size"):
+        values["shard_ranks"] = int(fsdp["hsdp_shard_size"])
+    if said.get("ema_enabled"):
+        values["ema_decay"] = float(said.get("ema_decay") or 0.9999)
+    if "reshard_after_forward" in fsdp:
+        values["reshard_after_forward"] = bool(fsdp["reshard_after_forward"])
+    if said.get("use_muon"):
+        values["optim"] = "muon"
+    profiler = dict(said.get("profiler_config") or {})
+    check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
+    if said.get("enable_profiler"):
+        first = int(profiler.get("start_step", 1))
+        stop = int(profiler.get("end_step", first + 1))
+        values["profile"] = ProfileConfig(first=first, stop=stop, folder=profiler.get("directory"))
+    return values
+
+
+def _patches(said: Mapping[str, Any], *, source: str) -> list[str]:
+    """The patch_types of monkey_patch_kwargs, all keys of which are known."""
+    types = said.get("patch_type") or []
+    types = [types] if isinstance(types, str) else list(types)
+    of_video = _VIDEO if "video" in types else ()
+    check_names(said, ("patch_type", "use_rmpad", *_LOSS_KERNELS, *_KERNELS, *of_video), source)
+    check_names(types, PATCHES, f"{source}: patch_type")
+    return types
+
+
+def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
+    """Frames from one slow frame of a video to the next, where monkey_patch_kwargs asks for slow and fast ones.
+
+    ConfigError for a pooling that is not followed.
+    """
+    if "video" not in _patches(said, source=source):
+        return None
+    for name, only in (("mm_spatial_pool_stride", 2), ("mm_spatial_pool_mode", "bilinear")):
+        if said.get(name, only) != only:
+            raise ConfigError(
+                f"{source}: {name} {said[name]!r} cannot be followed, only {only!r}, by which LLaVA-OneVision "
+                "pools its frames: leave it out"
+            )
+    return int(said.get("faster_token_stride") or 10)  # their default
+
+
+def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
+    """Whether monkey_patch_kwargs asks for kernels of liger-kernel; None where it does not say.
+
+    ConfigError for what else it asks for.
+    """
+    types = _patches(said, source=source)
+    moot = [*told(PATCHES, dict.fromkeys(types, True), source=f"{source}: patch_type")]
+    if said.get("use_rmpad"):
+        moot.append(f"use_rmpad ({PATCHES['rmpad'].text})")
+    if not set(_LOSS_KERNELS).isdisjoint(said):
+        moot += [f"{name} ({_LOSSES})" for name in _LOSS_KERNELS if name in said]
+    warn(moot, source="monkey_patch_kwargs")
+    asked = [name for name in _KERNELS if said.get(name)]
+    if "liger" in types and not asked and set(_KERNELS) & said.keys():
+        return False  # its losses alone are asked for
+    for name in _KERNELS:
+        if name in said and bool(said[name]) is not ("liger" in types):
+            remedy = (
+                "liger-kernel's are taken together: leave it out" if "liger" in types else "add patch_type: [liger]"
+            )
+            raise ConfigError(f"{source}: {name} {said[name]} cannot be kept alone: {remedy}")
+    return True if "liger" in types else None
+
+
+# Models of LMMS Engine's own classes in a launch file -> models of transformers and diffusers, and their tasks.
+
+DIFFUSION_MODELS = ("qwen3_dllm", "llada_dllm", "dream_dllm")  # model_type: all are Qwen3 that sees in both directions
+_SIT = {  # LMMS Engine's SiT: key -> its default
+    "input_size": 32, "patch_size": 2, "in_channels": 4, "hidden_size": 1152, "depth": 28, "num_heads": 16,
+    "class_dropout_prob": 0.1, "num_classes": 1000, "learn_sigma": True, "vae_path": "stabilityai/sd-vae-ft-ema",
+}  # fmt: skip
+_SIT_ALONE = {  # the same, of what one value is followed here
+    "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
+    "sample_eps": None, "cfg_scale": 1.0,
+}  # fmt: skip
+
+
+def _sit_of(
+    model: Mapping[str, Any], dataset: DatasetConfig, *, source: str
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The model_config of their SiT with diffusers' model of the same layers, and the task; others as they are."""
+    if str(dataset.dataset_type).removesuffix("_iterable") != "sit":
+        raise ConfigError(
+            f"{source}: trainer_type sit_trainer learns from dataset_type sit, and dataset_config has "
+            f"{dataset.dataset_type}: correct one of them"
+        )
+    made = model.get("load_from_config")
+    if made is None or DIFFUSERS_CLASS in (made.get("config") or {}):
+        return model, {}
+    if made.get("model_type") != "sit":
+        raise ConfigError(
+            f"{source}: model_type {made.get('model_type')!r} of sit_trainer is not here: give sit, or name diffusers' "
+            f"model by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
+        )
+    said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
+    said |= made.get("config") or {}
+    check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
+    for name, only in _SIT_ALONE.items():
+        if said.get(name, only) != only:
+            raise ConfigError(f"{source}: {name} is {said[name]!r}, and only {only!r} is followed here: leave it out")
+    sit = _SIT | said
+    config = {
+        DIFFUSERS_CLASS: "DiTTransformer2DModel",
+        "sample_size": sit["input_size"],
+        "patch_size": sit["patch_size"],
+        "in_channels": sit["in_channels"],
+        "out_channels": sit["in_channels"] * (2 if sit["learn_sigma"] else 1),
+        "num_layers": sit["depth"],
+        "num_attention_heads": sit["num_heads"],
+        "attention_head_dim": sit["hidden_size"] // sit["num_heads"],
+        "num_embeds_ada_norm": sit["num_classes"],
+    }
+    task = {"type": "flow_matching", "vae": sit["vae_path"], "label_dropout": sit["class_dropout_prob"]}
+    return {**model, "load_from_config": {"config": config}}, task
+
+
+def _diffusion_of(
+    model: Mapping[str, Any], dataset: DatasetConfig, *, source: str
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The model_config of their masked diffusion models with transformers' Qwen3, and the task."""
+    values = dict(model)
+    if values.get("attn_implementation") in (None, "sdpa"):  # each sample by itself, as it has no mask
+        values["attn_implementation"] = SDPA_VARLEN
+    if made := values.get("load_from_config"):
+        kind = made.get("model_type")
+        if kind in DIFFUSION_MODELS:
+            warn([f"model_type {kind} (transformers' qwen3 has its layers)"], source="model_config")
+            values["load_from_config"] = {**made, "model_type": "qwen3"}
+    return values, {"type": "masked_diffusion"}
+
+
+# trainer_type -> a function: their model_config and the rows -> a model_config that model_of reads, and the task
+OWN_MODELS: Mapping[str, Callable[..., tuple[Mapping[str, Any], dict[str, Any]]]] = {
+    "sit_trainer": _sit_of,
+    "dllm_trainer": _diffusion_of,
+}
+
+
+TRAINERS = ("fsdp2_trainer", "hf_trainer", "bagel_fsdp2_trainer", *OWN_MODELS)
+IMAGE_PROCESSORS = {"sit": "sit", "rae_siglip": "rae"}  # processor_type -> dataset_type of what it reads
+OTHER_TRAINERS = {  # whose models are classes of LMMS Engine's -> what to do
+    "rae_trainer": "write a run's file with task {type: reconstruction} and model {class_path: module:Class} "
+    "(docs/generation.md)",
+    "wan_trainer": "train it with LMMS Engine, or a model of diffusers on images by sit_trainer (docs/generation.md)",
+}
+MODEL = (
+    "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
+    "extra_kwargs", "torch_dtype", "model_type",
+)  # fmt: skip
+_DTYPES = ("torch_dtype", "dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch file says. arguments: of transformers.TrainingArguments. values: of TrainConfig, instead of what
+    follows from the arguments. task: what is learnt, where the dataset does not say it whole.
+    """
+
+    dataset: DatasetConfig
+    model: ModelConfig
+    arguments: Mapping[str, Any]
+    values: Mapping[str, Any]
+    task: Mapping[str, Any] = field(default_factory=dict)
+
+
+def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
+    """What a launch file says; ConfigError for keys that are unknown, and for what cannot be kept.
+
+    A key of any section whose value is null asks for nothing.
+    """
+    check_names(_asked(data), LAUNCH_SECTIONS, source)
+    for name in ("dataset_config", "model_config", "trainer_args"):
+        if not isinstance(data.get(name), Mapping):
+            raise ConfigError(f"{source}: {name} is missing: write the section {name}")
+    trainer = data.get("trainer_type")
+    if trainer in OTHER_TRAINERS:
+        raise ConfigError(
+            f"{source}: trainer_type {trainer!r} trains a model of LMMS Engine's own classes, which is not here: "
+            f"{OTHER_TRAINERS[trainer]}"
+        )
+    if trainer is not None:
+        check_names([trainer], TRAINERS, f"{source}: trainer_type")
+    if data.get("config_yaml"):
+        raise ConfigError(
+            f"{source}: config_yaml {data['config_yaml']!r} names another file: give that one to lmms-stream train"
+        )
+    if data.get("extra_kwargs"):
+        raise ConfigError(f"{source}: extra_kwargs {data['extra_kwargs']!r} are for trainers that are not there: leave "
+                          "them out")  # fmt: skip
+    dataset = dataset_of(data["dataset_config"], data["model_config"], source=f"{source}: dataset_config")
+    model_config: Mapping[str, Any] = data["model_config"]
+    _check_rows(trainer, dataset, model_config, source=source)
+    task: dict[str, Any] = {}
+    if (own := OWN_MODELS.get(str(trainer))) is not None:
+        model_config, task = own(model_config, dataset, source=f"{source}: model_config")
+    arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
+    if arguments.get("eval_strategy", "no") != "no" and dataset.evaluated is None:
+        arguments["eval_strategy"] = "no"
+        warn(
+            [f"eval_strategy {data['trainer_args']['eval_strategy']} (there is no eval_dataset_path)"],
+            source="trainer_args",
+        )
+    model = model_of(model_config, source=f"{source}: model_config", liger=bool(arguments.get("use_liger_kernel")))
+    if "use_liger_kernel" in arguments:
+        arguments["use_liger_kernel"] = model.use_liger_kernel
+    return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
+
+
+def _check_rows(trainer: str | None, dataset: DatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
+    """ConfigError for a dataset_type that is not here, and for BAGEL's unless the model is of the user's own files."""
+    is_bagel = dataset_type_of(dataset) in (TYPES["bagel"], TYPES["bagel_iterable"])
+    is_own = bool((model.get("extra_kwargs") or {}).get("trust_remote_code"))
+    if (is_bagel or trainer == "bagel_fsdp2_trainer") and not is_own:
+        raise ConfigError(
+            f"{source}: BAGEL's model is one of LMMS Engine's own classes, which is not here: write a run's file with "
+            "task {type: bagel} and model {class_path: module:Class}, or name a folder with a model of yours and its "
+            "Python files as load_from_pretrained_path and set model_config.extra_kwargs.trust_remote_code to true "
+            "(docs/bagel.md)"
+        )
+
+
+def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+    """What is said, without keys that are null; known: those that stay."""
+    return {name: value for name, value in said.items() if value is not None or name in known}
+
+
+def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> DatasetConfig:
+    """A dataset_config as ours. model: its model_config, whose folder has the processor where none is named."""
+    said = _asked(said, [field.name for field in dataclasses.fields(DatasetConfig)])
+    processor = dict(said.get("processor_config") or {})
+    if processor.get("processor_type") in IMAGE_PROCESSORS:
+        if said.get("dataset_type") in ("vision", "vision_iterable"):  # theirs reads images by any type
+            streams = str(said["dataset_type"]).endswith("_iterable")
+            said["dataset_type"] = IMAGE_PROCESSORS[processor["processor_type"]] + ("_iterable" if streams else "")
+    elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
+        processor["processor_name"] = str(model["load_from_pretrained_path"])
+        said["processor_config"] = processor
+    dataset = build_config(DatasetConfig, said, source=source)
+    if dataset.dataset_type is None:
+        raise ConfigError(f"{source}.dataset_type is missing: give one, as vision")
+    return dataset
+
+
+def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> ModelConfig:
+    """A model_config as ours. liger: whether liger-kernel's kernels are used where monkey_patch_kwargs does not say."""
+    check_names(_asked(said), MODEL, source)
+    path, made = said.get("load_from_pretrained_path"), said.get("load_from_config")
+    if (path is None) == (made is None):
+        raise ConfigError(f"{source} needs exactly one of load_from_pretrained_path and load_from_config: give one")
+    values: dict[str, Any] = {"attention": said.get("attn_implementation") or "auto"}
+    overwritten = dict(said.get("overwrite_config") or {})
+    if path is not None:
+        if overwritten:
+            raise ConfigError(
+                f"{source}: overwrite_config {', '.join(overwritten)} of a model that is loaded would not fit its "
+                "weights: change the config.json in its folder, or leave overwrite_config out"
+            )
+        values["pretrained"] = str(path)
+    elif made is not None:
+        beside = {name: value for name, value in made.items() if name != "config"}  # fields may stand there, too
+        values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
+        if DIFFUSERS_CLASS in values["config"]:
+            del values["config"]["model_type"]
+    extra = dict(said.get("extra_kwargs") or {})
+    off = [name for name, value in extra.items() if value in (None, False)]
+    moot = [f"model_type {said['model_type']} (the model's config says it)"] if said.get("model_type") else []
+    warn(moot + [f"extra_kwargs.{name} (it is off)" for name in off], source="model_config")
+    extra = {name: value for name, value in extra.items() if name not in off}
+    if said.get("torch_dtype"):
+        extra = {"torch_dtype": said["torch_dtype"], **extra}
+    check_names(extra, (*_DTYPES, "trust_remote_code"), f"{source}: extra_kwargs")
+    for name in _DTYPES:
+        if name in extra:
+            values["dtype"] = str(extra[name]).removeprefix("torch.")
+    values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
+    patches = said.get("monkey_patch_kwargs") or {}
+    asked = uses_liger(patches, source=f"{source}: monkey_patch_kwargs")
+    values["slow_every"] = slow_every(patches, source=f"{source}: monkey_patch_kwargs")
+    values["use_liger_kernel"] = liger if asked is None else asked
+    return build_config(ModelConfig, values, source=source)
+
+
+def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of transformers' arguments, and of ours."""
+    from transformers import TrainingArguments
+
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
+    said = as_installed(said, theirs)
+    said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
+    check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
+    arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
+    if arguments.get("train_sampling_strategy") == "sequential":
+        raise ConfigError(
+            f"{source}: train_sampling_strategy is 'sequential', which is refused: set dataset_config.shuffle to false"
+        )
+    if arguments.get("dataloader_drop_last") and arguments.get("per_device_train_batch_size") == 1:
+        del arguments["dataloader_drop_last"]
+        warn(["dataloader_drop_last (a batch of one sample is never short)"], source="trainer_args")
+    for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if arguments.get(name) is False:  # as YAML reads a bare no
+            arguments[name] = "no"
+    values: dict[str, Any] = {"resume": "auto", **trainer_values(said, source=source)}
+    if said.get("lr_scheduler_type") == "wsd":
+        arguments["lr_scheduler_type"] = "constant_with_warmup"
+        values["lr_scheduler_type"] = "wsd"
+        known = {field.name for field in dataclasses.fields(TrainConfig)}
+        details = dict(arguments.pop("lr_scheduler_kwargs", None) or {})
+        check_names(details, [name for name in known if name in ("decay_ratio", "min_learning_rate")],
+                    f"{source}: lr_scheduler_kwargs of wsd")  # fmt: skip
+        values |= details
+    return arguments, values
+
+
+def _is_of_before(name: str, value: Any, source: str) -> bool:
+    """Whether it is an argument that the installed transformers no longer has, and one that cannot matter."""
+    row = row_of(name)
+    if row is None or name in TRAINER_ARGS:
+        return False
+    says_more = (
+        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
+    )
+    if row.fate == "refused" and says_more:
+        raise ConfigError(f"{source}: {name} is {value!r}, which is refused: {row.text}")
+    return True

@@ -1,0 +1,366 @@
+"""What eager and lazy datasets share: the order of an epoch, samples by number, batches, counts of what is dropped."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import check_collator
+from ...errors import ConfigError, CursorError, DataError
+from .cursor import ORDERS, IndexManager, Order, Permutation
+from .prompts import OVERLONG, MultimodalConfig, Outcome, Prompts
+from .rows import open_rows
+from .sample import Sample
+
+STEP = 64  # rows looked at together where samples are counted
+MARK_EVERY = 256  # samples for each of which one position is kept
+OnError = Literal["error", "skip"]
+
+
+class BaseDataset(ABC):
+    """Samples of rows in the order of an epoch.
+
+    path: .jsonl and .parquet files, folders, MDS datasets, in folders or stores, lists of them, each with @[START:STOP]
+    (see open_rows). tokenizer: a fast tokenizer of transformers', or its folder or hub id. processor: None for prompts
+    without media; with one, the media of prompts become multimodal_inputs, images as PIL's. max_length: in tokens; rows
+    whose prompts have more are dropped, never cut, and counted (num_overlong).
+    prompt_key, label_key, tool_key, metadata_key: columns. multimodal_keys: kind of media -> column. system_prompt:
+    comes before each prompt. apply_chat_template: prompts become texts, with apply_chat_template_kwargs as variables of
+    the template. custom_prompt_func: (prompt, row) -> prompt. seed: of shuffle. multimodal_config: limits on images.
+    teacher_prompt_key: column of what a teacher is asked, which becomes metadata["opd_teacher_prompt"] as prompts
+    become texts; teacher_multimodal_keys: kind of media -> column of what it is shown (teacher_multimodal_inputs).
+    on_error: "skip" drops and counts (num_unreadable) rows that cannot be read; "error" raises a DataError that
+    names the row.
+    order: of shuffled epochs, "own", or "relax" for Relax's permutation, which takes 8 bytes a row.
+    cache_limit: room on this node for copies of what lies in stores, as bytes or "500mb" (None: no limit). Files of
+    JSON lines that do not fit are read by ranges of their store instead, and shards not used for longest give way.
+
+    The order is that of the rows until `shuffle` is called. Samples are not to be changed: `copy` them first.
+    Raises ConfigError, DataError, StorageError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Sequence[str | Path],
+        tokenizer: Any = None,
+        processor: Any = None,
+        max_length: int | None = None,
+        *,
+        prompt_key: str = "text",
+        multimodal_keys: Mapping[str, str] | None = None,
+        label_key: str | None = None,
+        tool_key: str | None = None,
+        metadata_key: str = "metadata",
+        system_prompt: str | None = None,
+        seed: int = 42,
+        apply_chat_template: bool = False,
+        apply_chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_audio_in_video: bool = False,
+        multimodal_config: MultimodalConfig | None = None,
+        custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None = None,
+        teacher_prompt_key: str | None = None,
+        teacher_multimodal_keys: Mapping[str, str] | None = None,
+        on_error: OnError = "error",
+        order: Order = "own",
+        cache_limit: int | str | None = None,
+    ):
+        if use_audio_in_video:
+            raise ConfigError("use_audio_in_video is not supported: leave it out; videos are given as they are stored")
+        if multimodal_config is not None and not isinstance(multimodal_config, MultimodalConfig):
+            raise ConfigError(f"multimodal_config must be a MultimodalConfig, got {multimodal_config!r}: make one")
+        if seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {seed}")
+        if on_error not in ("error", "skip"):
+            raise ConfigError(f"on_error must be 'error' or 'skip', got {on_error!r}")
+        self.seed = seed
+        self.max_length = max_length
+        self._prompts = Prompts(
+            tokenizer=tokenizer,
+            processor=processor,
+            max_length=max_length,
+            prompt_key=prompt_key,
+            multimodal_keys=multimodal_keys,
+            label_key=label_key,
+            tool_key=tool_key,
+            metadata_key=metadata_key,
+            system_prompt=system_prompt,
+            apply_chat_template=apply_chat_template,
+            apply_chat_template_kwargs=apply_chat_template_kwargs,
+            custom_prompt_func=custom_prompt_func,
+            multimodal_config=multimodal_config,
+            teacher_prompt_key=teacher_prompt_key,
+            teacher_multimodal_keys=teacher_multimodal_keys,
+        )
+        self._rows = open_rows(path, columns=self._prompts.columns, cache_limit=cache_limit)
+        self._on_error = on_error
+        self.may_drop = max_length is not None or on_error == "skip"
+        self._dropped = np.zeros(self.num_rows // 8 + 1 if self.may_drop else 0, np.uint8)  # a bit a row
+        self.num_overlong = 0
+        self.num_unreadable = 0
+        self.num_processed = 0  # rows that samples were made of, each time that they were
+        self.epochs_crossed = 0  # ends of epochs that the last batch has passed
+        self._marks_of: Permutation | None = None  # the order that the marks are of
+        self.index_manager = IndexManager(self.num_rows, seed, shuffle=False, order=order)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the path names, dropped ones among them."""
+        return self._rows.num_rows
+
+    @property
+    def digest(self) -> str:
+        """Names the rows, wherever they lie."""
+        return self._rows.digest
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _outcomes(self, rows: NDArray[np.int64]) -> list[Outcome]:
+        """What rows became, in this order."""
+
+    def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
+        """The same of positions of the epoch, for those who go through it from its start to its end."""
+        return self._outcomes(self.index_manager.permutation.between(start, stop))
+
+    def _made(self, rows: NDArray[np.int64]) -> list[Outcome]:
+        """What becomes of rows, read and made now; threads may call it at once."""
+        return self._prompts.make(self._rows.read(rows))
+
+    # The order
+
+    @property
+    def epoch_id(self) -> int:
+        return self.index_manager.current_epoch
+
+    @property
+    def is_shuffled(self) -> bool:
+        return self.index_manager.is_shuffled
+
+    @property
+    def position(self) -> int:
+        """Rows of the epoch that batches have passed, dropped ones among them."""
+        return self.index_manager.position
+
+    def shuffle(self, epoch_id: int) -> None:
+        """Begin an epoch, in an order that seed and epoch alone tell; nothing where it is that of this epoch."""
+        self.index_manager.shuffle(epoch_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where batches stand, as JSON values; it fits eager and lazy datasets of the same rows."""
+        return {
+            "digest": self.digest,
+            "num_rows": self.num_rows,
+            "seed": self.seed,
+            "epoch_id": self.epoch_id,
+            "is_shuffled": self.is_shuffled,
+            "order": self._order,
+            "position": self.position,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """CursorError for a state of other rows, or of another seed where they are shuffled, and for what is none."""
+        if missing := sorted(self.state_dict().keys() - state.keys() - {"order"}):
+            raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
+        if state["digest"] not in (self.digest, self._rows.old_digest):
+            raise CursorError(
+                f"the state belongs to other data ({state['num_rows']} rows, {state['digest']}; these are "
+                f"{self.num_rows} rows, {self.digest}): name the files it was saved with, or begin anew"
+            )
+        if state["seed"] != self.seed and state["is_shuffled"]:
+            raise CursorError(
+                f"the state follows seed {state['seed']} and this dataset has seed {self.seed}: set that one, or begin "
+                "anew"
+            )
+        self.index_manager.check(state["epoch_id"], state["position"])
+        self.follow(state.get("order", "own"))
+        self.index_manager.begin(state["epoch_id"], is_shuffled=state["is_shuffled"], position=state["position"])
+
+    @property
+    def _order(self) -> str:
+        """The order of shuffled epochs, as states name it."""
+        return self.index_manager.order
+
+    def follow(self, order: str) -> None:
+        """Shuffle epochs by the order that a state names; CursorError where this dataset cannot."""
+        known = next((each for each in ORDERS if each == order), None)
+        if known is None:
+            raise CursorError(
+                f"the state follows the order {order!r}, which {type(self).__name__} does not have: load it with the "
+                "class and the max_length that saved it, or begin anew"
+            )
+        self.index_manager.order, self.index_manager.last = known, None
+
+    def get_state(self) -> dict[str, Any]:
+        """The state by Relax's name, with its counts of rows."""
+        return {**self.state_dict(), "filter_count": self.num_overlong, "total_processed": self.num_processed}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what get_state gave here, or gave Relax's StreamingDataset, whose order is then followed."""
+        if "digest" in state:
+            self.load_state_dict(state)
+            return
+        if missing := sorted({"epoch_id", "position"} - state.keys()):
+            raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what get_state gave")
+        self.index_manager.check(state["epoch_id"], state["position"])
+        self.follow("relax")
+        self.index_manager.reset(state["position"], state["epoch_id"])
+
+    # Batches
+
+    def get_batch(self, num_samples: int) -> tuple[list[Sample], bool]:
+        """The next samples, always so many, and whether the end of an epoch was passed for them.
+
+        How many ends were passed tells epochs_crossed. An epoch that was read to its last row is passed by the next
+        batch. Where `shuffle` was called, each epoch has an order of its own. After an error the same batch can be
+        asked for again.
+        """
+        if num_samples < 0:
+            raise ConfigError(f"the number of samples must be at least 0, got {num_samples}")
+        cursor = self.index_manager
+        before = cursor.current_epoch, cursor.position
+        batch: list[Sample] = []
+        of_epoch = crossed = 0
+        try:
+            while len(batch) < num_samples:
+                if cursor.position == self.num_rows:
+                    self._refuse_empty(of_epoch if crossed else None)
+                    cursor.next_epoch()
+                    crossed, of_epoch = crossed + 1, 0
+                stop = min(cursor.position + num_samples - len(batch), self.num_rows)
+                found = self._kept(cursor.position, self._outcomes_at(cursor.position, stop))
+                batch += found
+                of_epoch += len(found)
+                cursor.position = stop
+        except BaseException:
+            cursor.begin(before[0], is_shuffled=cursor.is_shuffled, position=before[1])
+            raise
+        self.epochs_crossed = crossed
+        return batch, crossed > 0
+
+    def _refuse_empty(self, num_of_epoch: int | None) -> None:
+        """num_of_epoch: samples of an epoch that was read from its start to its end."""
+        if self.num_rows and num_of_epoch != 0:
+            return
+        raise DataError(
+            f"no sample is left of {self.num_rows} rows ({self.num_overlong} have more tokens than max_length "
+            f"{self.max_length}, {self.num_unreadable} cannot be read): check the path, its slices, and max_length"
+        )
+
+    def _kept(self, start: int, outcomes: list[Outcome]) -> list[Sample]:
+        """Of what the rows at positions from `start` on became, the samples; what is dropped is counted once."""
+        if {*map(type, outcomes)} <= {Sample}:
+            return outcomes  # type: ignore[return-value]
+        return [sample for _, sample in self._numbered(start, outcomes)]
+
+    def _numbered(self, start: int, outcomes: Sequence[Outcome]) -> list[tuple[int, Sample]]:
+        """Samples and their positions; what is dropped is counted once."""
+        kept = []
+        for position, outcome in enumerate(outcomes, start):
+            if isinstance(outcome, Sample):
+                kept.append((position, outcome))
+            elif isinstance(outcome, DataError) and self._on_error == "error":
+                raise outcome
+            else:
+                self._count(int(self.index_manager.permutation(np.array([position]))[0]), outcome)
+        return kept
+
+    def _count(self, row: int, outcome: Outcome) -> None:
+        bit = 128 >> row % 8
+        if not self._dropped[row // 8] & bit:
+            self._dropped[row // 8] |= bit
+            if outcome == OVERLONG:
+                self.num_overlong += 1
+            else:
+                self.num_unreadable += 1
+
+    # Samples by number
+
+    @property
+    def samples(self) -> Samples:
+        """The samples in the order of the epoch: `samples[3]`, `samples[0:32]`."""
+        return Samples(self)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The sample of this number in the order of the epoch; negative ones count from the end."""
+        if index < 0:
+            index += sum(1 for _ in self) if self.may_drop else self.num_rows
+        if index < 0:
+            raise IndexError("a sample before the first")
+        for _, sample in self._from(index):
+            return sample
+        raise IndexError(f"sample {index} of a dataset of {self.num_rows} rows")
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
+        """The samples of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
+        check_collator(
+            f"{type(self).__name__} of prompts",
+            loader="pass collate_fn=list",
+            trainer="pass a data_collator that makes a model's inputs of prompts",
+        )
+        return [self[number] for number in numbers]
+
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples of the epoch, wherever batches stand."""
+        return (sample for _, sample in self._from(0))
+
+    def _from(self, index: int) -> Iterator[tuple[int, Sample]]:
+        """Samples from this number on, with their positions. Where rows are dropped, those before are counted."""
+        if not self.may_drop:
+            yield from self._walk(index, 1)
+            return
+        if self._marks_of is not self.index_manager.permutation:
+            self._marks_of = self.index_manager.permutation
+            self._marks = [0]  # the position of every MARK_EVERY-th sample, as far as they were counted
+            self._last = (0, 0)  # a sample's number, and its position
+        number, start = max(
+            (MARK_EVERY * (mark := min(index // MARK_EVERY, len(self._marks) - 1)), self._marks[mark]),
+            self._last if self._last[0] <= index else (0, 0),
+        )
+        for position, sample in self._walk(start, STEP):
+            if number == MARK_EVERY * len(self._marks):
+                self._marks.append(position)
+            if number >= index:
+                self._last = number, position
+                yield position, sample
+            number += 1
+
+    def _walk(self, position: int, step: int) -> Iterator[tuple[int, Sample]]:
+        while position < self.num_rows:
+            stop = min(position + step, self.num_rows)
+            yield from self._numbered(
+                position, self._outcomes(self.index_manager.permutation(np.arange(position, stop)))
+            )
+            position, step = stop, min(2 * step, STEP)
+
+
+class Samples(Sequence[Sample]):
+    """A dataset's samples as a sequence that can be sliced; they are read when they are asked for."""
+
+    def __init__(self, dataset: BaseDataset):
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if not isinstance(index, slice):
+            return self._dataset[operator.index(index)]
+        bounds = (index.start or 0, 0 if index.stop is None else index.stop)
+        if min(bounds) < 0 or (index.step or 1) < 0:
+            return list(self._dataset)[index]
+        stop = sys.maxsize if index.stop is None else index.stop
+        found = self._dataset._from(bounds[0])
+        return [sample for _, sample in islice(found, 0, max(0, stop - bounds[0]), index.step)]

@@ -1,0 +1,307 @@
+"""Samples -> groups for rollouts, numbered over the whole run; groups that were not finished come back first."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
+from ...storage.storage import Storage, open_storage
+from .arguments import setting
+from .base import BaseDataset
+from .in_flight import Group, InFlight
+from .opening import load_function, load_processor, open_dataset
+from .relax_states import FOLDERS, follow_relax, read_relax_state
+from .sample import Sample, load_state, save_state
+
+BufferFilter = Callable[[Any, int | None, list[Group], int], list[Group]]
+_FILE = "global_dataset_state_dict"
+_NAME = f"dataset/{_FILE}"
+
+
+class RolloutDataSource:
+    """Groups of n_samples_per_prompt copies of a prompt. args: what add_data_arguments gives, and hf_checkpoint (the
+    tokenizer's folder or hub id), save and load (folders or URLs of states).
+
+    group_index and index count up over the whole run, and go on after `load`. Without a dataset
+    (--disable-rollout-global-dataset) samples are empty. dataset: instead of the one that args name.
+    """
+
+    has_buffer = False  # of groups that were put back
+
+    def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
+        self.args = args
+        self.num_per_group = int(setting(args, "n_samples_per_prompt"))
+        if self.num_per_group < 1:
+            raise ConfigError(f"n_samples_per_prompt must be at least 1, got {self.num_per_group}")
+        self.sample_group_index = 0
+        self.sample_index = 0
+        self._lock = threading.RLock()  # a state is saved between two calls, whatever threads make them
+        self.metadata: dict[str, Any] = {}
+        self.dataset = dataset
+        if dataset is None and setting(args, "rollout_global_dataset"):
+            self.dataset = open_dataset(args)
+        if self.dataset is not None and setting(args, "rollout_shuffle"):
+            self.dataset.shuffle(0)
+
+    @property
+    def epoch_id(self) -> int:
+        return 0 if self.dataset is None else self.dataset.epoch_id
+
+    @property
+    def sample_offset(self) -> int:
+        """Rows of the epoch that were passed, dropped ones among them."""
+        return 0 if self.dataset is None else self.dataset.position
+
+    def __len__(self) -> int:
+        return 0 if self.dataset is None else len(self.dataset)
+
+    def lengths(self) -> int:
+        return len(self)
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """The next groups, always so many; with --sort-prompts-by-length, those of long prompts first."""
+        if num_samples < 0:
+            raise ConfigError(f"the number of groups must be at least 0, got {num_samples}")
+        with self._lock:
+            return self._by_length(self._from_dataset(num_samples))
+
+    def _from_dataset(self, num_samples: int) -> list[Group]:
+        if self.dataset is None:
+            prompts = [Sample() for _ in range(num_samples)]
+        else:
+            prompts, _ = self.dataset.get_batch(num_samples)
+        return [self._group(prompt) for prompt in prompts]
+
+    def _by_length(self, groups: list[Group]) -> list[Group]:
+        if not setting(self.args, "sort_prompts_by_length"):
+            return groups
+        texts = [group[0].prompt if isinstance(group[0].prompt, str) else "" for group in groups]
+        return [groups[index] for index in sorted(range(len(groups)), key=lambda index: -len(texts[index]))]
+
+    def _group(self, prompt: Sample) -> Group:
+        group = []
+        for _ in range(self.num_per_group):
+            sample = prompt.copy()
+            sample.group_index, sample.index = self.sample_group_index, self.sample_index
+            self.sample_index += 1
+            group.append(sample)
+        self.sample_group_index += 1
+        return group
+
+    def add_samples(self, samples: list[Group]) -> None:
+        raise ConfigError(
+            f"{type(self).__name__} takes no groups back: use RolloutDataSourceWithBuffer (--data-source-path)"
+        )
+
+    def update_metadata(self, metadata: dict[str, Any]) -> None:
+        """Values that are saved along; JSON, arrays or tensors."""
+        self.metadata.update(metadata)
+
+    def get_metadata(self) -> dict[str, Any]:
+        return self.metadata
+
+    # States
+
+    def save(self, rollout_id: int) -> None:
+        """Where it stands, below args.save; it is the old state or the new one, whenever the process is killed."""
+        if setting(self.args, "save") is None:
+            raise ConfigError("there is no folder to save to: set save (--save)")
+        if not isinstance(rollout_id, int) or rollout_id < 0:
+            raise ConfigError(f"rollout_id must be a number of at least 0, got {rollout_id!r}: count rollouts from 0")
+        with self._lock:
+            save_state(open_storage(setting(self.args, "save")), f"{_NAME}_{rollout_id}", self._state(rollout_id))
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Go on from the state of a rollout below args.load; None: from the latest, and where there is none, anew.
+
+        Without args.load, and for a rollout before the first, it begins anew. A state of Relax's (.pt) is read where
+        there is none of ours, without running what is pickled in it, and its order is followed from then on.
+        CheckpointError for a state that is not there or damaged, CursorError for one of other data.
+        """
+        if setting(self.args, "load") is None or (rollout_id is not None and rollout_id < 0):
+            return
+        store = open_storage(setting(self.args, "load"))
+        if rollout_id is None:
+            names = [each.key for folder in FOLDERS for each in store.list_objects(f"{folder}/")]
+            saved = [re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/{_FILE}_(\d+)\.(?:json|pt)", name) for name in names]
+            rollout_id = max((int(name[1]) for name in saved if name), default=None)
+            if rollout_id is None:
+                return
+        try:
+            self._restore(load_state(store, f"{_NAME}_{rollout_id}"))
+        except ObjectMissingError:
+            self._restore_relax(store, rollout_id)
+
+    def _restore_relax(self, store: Storage, rollout_id: int) -> None:
+        for folder in FOLDERS:
+            try:
+                state = read_relax_state(store, f"{folder}/{_FILE}_{rollout_id}.pt")
+            except ObjectMissingError:
+                continue
+            if self.dataset is not None:
+                measures = not state.get("use_streaming") and setting(self.args, "rollout_max_prompt_len") is not None
+                checkpoint = setting(self.args, "hf_checkpoint")
+                drops_unordered = measures and checkpoint is not None and load_processor(checkpoint) is not None
+                is_shuffled = bool(setting(self.args, "rollout_shuffle"))
+                follow_relax(self.dataset, state, is_shuffled=is_shuffled, drops_unordered=drops_unordered)
+            self.sample_group_index = state.get("sample_group_index", 0)
+            self.sample_index = state["sample_index"]
+            self.metadata = state.get("metadata", {})
+            return
+        raise CheckpointError(
+            f"{store.url} holds no state of rollout {rollout_id} ({_NAME}_{rollout_id}.json, or Relax's .pt): name a "
+            "rollout that was saved"
+        )
+
+    def _state(self, rollout_id: int) -> dict[str, Any]:
+        return {
+            "dataset": None if self.dataset is None else self.dataset.state_dict(),
+            "n_samples_per_prompt": self.num_per_group,
+            "sample_group_index": self.sample_group_index,
+            "sample_index": self.sample_index,
+            "metadata": self.metadata,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if not self.has_buffer and state.get("buffer"):
+            raise CursorError(
+                f"the state's buffer holds {len(state['buffer'])} groups, and {type(self).__name__} has no buffer: use "
+                "RolloutDataSourceWithBuffer (--data-source-path), or begin anew"
+            )
+        if (state["dataset"] is None) != (self.dataset is None):
+            has, wants = ("no", "a") if state["dataset"] is None else ("a", "no")
+            raise CursorError(
+                f"the state is of {has} dataset and this run has {wants} dataset: set --prompt-data as then"
+            )
+        if self.dataset is not None:
+            if state["dataset"]["is_shuffled"] != bool(setting(self.args, "rollout_shuffle")):
+                how = "with" if state["dataset"]["is_shuffled"] else "without"
+                raise CursorError(f"the state was saved {how} --rollout-shuffle: set it as it was, or begin anew")
+            self.dataset.load_state_dict(state["dataset"])
+        self.sample_group_index = state["sample_group_index"]
+        self.sample_index = state["sample_index"]
+        self.metadata = state["metadata"]
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """The same, with a buffer of groups that were put back: they come first, and are saved too.
+
+    buffer_filter: (args, rollout_id, buffer, num_samples) -> groups, which it takes out of the buffer; pop_first
+    without --buffer-filter-path.
+
+    Groups that are handed out to a holder are in flight. A state holds them in the order of delivery, and a source
+    that loads the state hands them out first. They are in flight until `add_samples` or `put_back` puts them back,
+    or `finish` delivers them.
+    """
+
+    has_buffer = True
+
+    def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
+        super().__init__(args, dataset=dataset)
+        self.buffer: list[Group] = []
+        self._in_flight = InFlight()
+        path = setting(args, "buffer_filter_path")
+        self.buffer_filter: BufferFilter = pop_first if path is None else load_function(path)
+
+    def get_samples(self, num_samples: int, *, holder: str | None = None) -> list[Group]:
+        """Groups of the buffer, and as many of the dataset as these are too few. After an error none is gone.
+
+        holder: who generates them, as a name: they are in flight until they come back. None: they are not followed.
+        """
+        with self._lock:
+            before = [*self.buffer]
+            try:
+                groups = self._from_buffer(num_samples) if self.buffer and num_samples > 0 else []
+                groups = self._by_length([*groups, *super().get_samples(num_samples - len(groups))])
+            except BaseException:
+                self.buffer[:] = before
+                raise
+            if holder is not None:
+                self._in_flight.hand_out(groups, holder=holder)
+            return groups
+
+    def _from_buffer(self, num_samples: int) -> list[Group]:
+        groups = [*self.buffer_filter(self.args, None, self.buffer, num_samples)]
+        if len(groups) > num_samples:
+            raise ConfigError(
+                f"the buffer filter gave {len(groups)} groups where {num_samples} were asked for: correct "
+                "--buffer-filter-path"
+            )
+        if {*map(id, groups)} & {*map(id, self.buffer)}:
+            raise ConfigError(
+                "the buffer filter left a group that it gave in the buffer, so it would be given again: let the "
+                "function of --buffer-filter-path delete it there"
+            )
+        return groups
+
+    def add_samples(self, samples: list[Group]) -> None:
+        """Put groups back. DataError for one that is not n_samples_per_prompt samples; then none is put back."""
+        for group in samples:
+            if not isinstance(group, list) or not all(isinstance(each, Sample) for each in group):
+                raise DataError(f"a group must be a list of samples, got {type(group).__name__}: give lists of lists")
+            if len(group) != self.num_per_group:
+                raise DataError(
+                    f"a group has {len(group)} samples and n_samples_per_prompt is {self.num_per_group}: put whole "
+                    "groups back"
+                )
+        with self._lock:
+            held = {group[0].group_index for group in self.buffer}
+            if twice := [group[0].group_index for group in samples if group[0].group_index in held - {None}]:
+                raise DataError(
+                    f"group {twice[0]} is in the buffer already: its holder was taken for lost, or it was put back "
+                    "twice; leave it out"
+                )
+            self._in_flight.came_back(samples)
+            self.buffer += samples
+
+    def finish(self, samples: Sequence[Group | int], rollout_id: int | None = None) -> None:
+        """Deliver groups, or groups of these numbers, that a holder has generated.
+
+        rollout_id: the rollout in which they are trained on. Until `save` is called for it, or a later one, they are
+        part of saved states: a run that goes on from an earlier rollout generates them again. None: they are done.
+        DataError for a group that is not in flight; then none is delivered.
+        """
+        with self._lock:
+            self._in_flight.finish(samples, rollout_id=None if setting(self.args, "save") is None else rollout_id)
+
+    def put_back(self, holder: str | None = None) -> int:
+        """Put what a holder that was lost (None: all holders) has in flight in front of the buffer; how many groups."""
+        with self._lock:
+            groups = self._in_flight.take(holder)
+            self.buffer[:0] = groups
+            return len(groups)
+
+    def get_num_in_flight(self) -> int:
+        """Groups in flight, delivered ones of unsaved rollouts among them."""
+        return len(self._in_flight)
+
+    def get_buffer_length(self) -> int:
+        return len(self.buffer)
+
+    def save(self, rollout_id: int) -> None:
+        with self._lock:
+            super().save(rollout_id)
+            self._in_flight.saved(rollout_id)
+
+    def _state(self, rollout_id: int) -> dict[str, Any]:
+        return {**super()._state(rollout_id), "buffer": [*self._in_flight.after(rollout_id), *self.buffer]}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        buffer = state.get("buffer", [])
+        if buffer and state["n_samples_per_prompt"] != self.num_per_group:
+            raise CursorError(
+                f"the state's buffer holds groups of {state['n_samples_per_prompt']} samples and n_samples_per_prompt "
+                f"is {self.num_per_group}: set it as it was, or begin anew"
+            )
+        super()._restore(state)
+        self.buffer, self._in_flight = buffer, InFlight()
+
+
+def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+    """The groups that were put back first, taken out of the buffer."""
+    groups = buffer[:num_samples]
+    del buffer[:num_samples]
+    return groups

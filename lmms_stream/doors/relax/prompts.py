@@ -1,0 +1,484 @@
+"""A row -> a sample: the text of its prompt by a chat template, its media as they are read, its length."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import orjson
+
+from ...converters.media.references import SampleMedia
+from ...converters.rows.chat import with_calls
+from ...converters.rows.fields import unpacked
+from ...converters.rows.messages import IN_PYTHON, are_messages
+from ...errors import ConfigError, DataError
+from ...extras import need
+from ...processors.chat_template import ChatTemplate, without_nulls
+from ...processors.families.qwen_vl import fitting
+from ...processors.families.vision import Vision
+from ...processors.media.images import decode_image
+from ...processors.media.stored import media_part
+from ...processors.tokenizers import FastTokenizer, load_tokenizer
+from .rows import Read
+from .sample import Sample
+
+OVERLONG = "overlong"
+TEACHER_PROMPT = "opd_teacher_prompt"  # in metadata
+Outcome = Sample | DataError | str  # a sample; what is wrong with the row; OVERLONG
+_SET_HERE = ("tokenize", "tools", "messages", "conversation", "return_tensors", "return_dict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """See Dataset for what the fields mean."""
+
+    tokenizer: Any = None
+    processor: Any = None
+    max_length: int | None = None
+    prompt_key: str = "text"
+    multimodal_keys: Mapping[str, str] | None = None
+    label_key: str | None = None
+    tool_key: str | None = None
+    metadata_key: str = "metadata"
+    system_prompt: str | None = None
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: Mapping[str, Any] | None = None
+    custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None = None
+    multimodal_config: MultimodalConfig | None = None
+    teacher_prompt_key: str | None = None
+    teacher_multimodal_keys: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        check_multimodal_keys(self.multimodal_keys)
+        check_multimodal_keys(self.teacher_multimodal_keys)
+        if self.max_length is not None and not isinstance(self.max_length, int):
+            raise ConfigError(f"max_length must be a whole number of tokens, got {self.max_length!r}: give an int")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"max_length must be at least 1, got {self.max_length}: leave it out for no limit")
+        if self.tokenizer is None and (self.apply_chat_template or self.max_length is not None):
+            raise ConfigError("apply_chat_template and max_length need a tokenizer: give one, or its folder")
+        for name in _SET_HERE:
+            if name in (self.apply_chat_template_kwargs or {}):
+                raise ConfigError(f"apply_chat_template_kwargs cannot set {name!r}, which is set here: leave it out")
+        if self.apply_chat_template:
+            _ = self._template  # raises for a tokenizer without one
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that are read; [] for all."""
+        if self.custom_prompt_func is not None:
+            return []
+        named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key, self.teacher_prompt_key)
+        media = [*(self.multimodal_keys or {}).values(), *(self.teacher_multimodal_keys or {}).values()]
+        return [*filter(None, named), *media]
+
+    def make(self, read: Read) -> list[Outcome]:
+        """What becomes of rows, each by itself."""
+        return self.measured(self._plain(read.rows) or [self._made(read, index) for index in range(len(read.rows))])
+
+    def measured(self, made: list[Outcome]) -> list[Outcome]:
+        """The outcomes, with OVERLONG for samples of more than max_length tokens."""
+        if self.max_length is None:
+            return made
+        texts = [index for index, each in enumerate(made) if isinstance(each, Sample) and not each.multimodal_inputs]
+        for index, length in zip(texts, self._lengths([made[index] for index in texts]), strict=True):
+            if length > self.max_length:
+                made[index] = OVERLONG
+        for index, each in enumerate(made):
+            if isinstance(each, Sample) and each.multimodal_inputs and self._media_length(each) > self.max_length:
+                made[index] = OVERLONG
+        return made
+
+    @cached_property
+    def _changes_prompts(self) -> bool:
+        """Whether a prompt that is a text can become anything else, or a row has more than it, a label and metadata."""
+        given = (self.system_prompt, self.tool_key, self.custom_prompt_func, self.teacher_prompt_key)
+        if any(each is not None for each in given):
+            return True
+        return bool(self.apply_chat_template or self.multimodal_keys or self.teacher_multimodal_keys)
+
+    def _plain(self, rows: Sequence[Any]) -> list[Outcome] | None:
+        """The samples of rows whose prompts are texts that stay as they are, all at once; None for other rows."""
+        if self._changes_prompts:
+            return None
+        try:
+            prompts = [row[self.prompt_key] for row in rows]
+            labels = repeat(None) if self.label_key is None else [row[self.label_key] for row in rows]
+            metadata = [row.get(self.metadata_key) or {} for row in rows]
+        except (KeyError, TypeError):  # a row without it, or one that could not be read
+            return None
+        if {*map(type, prompts)} != {str} or {*map(type, metadata)} != {dict} or not all(prompts):
+            return None
+        return [*map(Sample.of, prompts, labels, metadata)]
+
+    def _made(self, read: Read, index: int) -> Outcome:
+        row = read.rows[index]
+        if isinstance(row, DataError):
+            return row
+        try:
+            return self.sample(row, read.folder(index))
+        except DataError as error:
+            return DataError(f"{read.name(index)}: {error}")
+
+    def sample(self, row: dict[str, Any], folder: str | None) -> Sample:
+        """The sample of a row, whatever its length. folder: what paths of its media start from. DataError."""
+        metadata = self._metadata(row)
+        tools = tools_of(row, self.tool_key)
+        if tools is not None:
+            metadata["tools"] = tools
+        text, media = self._prompt(row, self.prompt_key, self.multimodal_keys, tools, folder)
+        if self.label_key is not None and self.label_key not in row:
+            raise DataError(f"there is no {self.label_key!r}: name another label_key, or leave it out")
+        teacher_media = None
+        if self._has_teacher(row):
+            key, keys = self.teacher_prompt_key or self.prompt_key, self.teacher_multimodal_keys or self.multimodal_keys
+            teacher_text, shown = self._prompt(row, key, keys, tools, folder)
+            if self.teacher_prompt_key is not None:
+                metadata[TEACHER_PROMPT] = teacher_text
+            teacher_media = shown if self.teacher_multimodal_keys else None
+        label = row[self.label_key] if self.label_key is not None else None
+        return Sample.of(text, label, metadata, media, teacher_media)
+
+    def _has_teacher(self, row: Mapping[str, Any]) -> bool:
+        if self.teacher_prompt_key is None:
+            return bool(self.teacher_multimodal_keys)
+        return row.get(self.teacher_prompt_key) is not None
+
+    def _prompt(
+        self,
+        row: dict[str, Any],
+        key: str,
+        multimodal_keys: Mapping[str, str] | None,
+        tools: list[Any] | None,
+        folder: str | None,
+    ) -> tuple[Any, dict[str, Any] | None]:
+        """A column's prompt as it is given to a model, and its media."""
+        prompt = row.get(key)
+        if self.custom_prompt_func is not None:
+            prompt = self.custom_prompt_func(prompt, row)
+        if not isinstance(prompt, str | list) or not prompt:
+            raise DataError(
+                f"{key!r} is {_shown(prompt)}, not a text or a list of messages: its columns are "
+                f"{', '.join(map(repr, row))}; name the prompt's by prompt_key (--input-key)"
+            )
+        as_messages = self.apply_chat_template or multimodal_keys or self.system_prompt is not None
+        if as_messages or isinstance(prompt, list):
+            prompt = messages_of(prompt, system_prompt=self.system_prompt)
+        if multimodal_keys and isinstance(prompt, list):
+            prompt = with_media(prompt, row, multimodal_keys)
+        if not isinstance(prompt, list):
+            return prompt, None
+        plain, media = plain_parts(prompt), None
+        if self.processor is not None:
+            media = _media_of(plain, SampleMedia(folder), row.get("media"), self._image_sides)
+        elif self.apply_chat_template:
+            _refuse_media(plain)
+        return self._rendered(plain, tools) if self.apply_chat_template else [*without_nulls(prompt)], media
+
+    @cached_property
+    def _image_sides(self) -> Vision | None:
+        """Limits on the sides of images; None for none."""
+        if self.multimodal_config is None:
+            return None
+        patch_size = int(getattr(getattr(self.processor, "image_processor", None), "patch_size", None) or 14)
+        token, config = (2 * patch_size) ** 2, self.multimodal_config
+        settings = {
+            "patch_size": patch_size,
+            "min_pixels": config.image_min_token_num * token,
+            "max_pixels": config.image_max_token_num * token,
+        }
+        return Vision.of(settings, name="multimodal_config")
+
+    def _metadata(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        value = row.get(self.metadata_key) or {}
+        if not isinstance(value, Mapping):
+            raise DataError(f"{self.metadata_key!r} is {_shown(value)}, not an object: name another metadata_key")
+        return dict(value)
+
+    def _rendered(self, messages: Messages, tools: list[Any] | None) -> str:
+        template, prompt = self._template
+        with self._lock:  # a template keeps what it marks while it renders
+            return template.render(messages, tools, prompt=prompt)[0]
+
+    def _lengths(self, samples: Sequence[Outcome]) -> list[int]:
+        texts = [each.prompt for each in samples if isinstance(each, Sample)]
+        for text in texts:
+            if not isinstance(text, str):
+                raise ConfigError(
+                    "max_length counts the tokens of texts, and a prompt is a list of messages: set "
+                    "apply_chat_template, or leave max_length (--rollout-max-prompt-len) out"
+                )
+        return self._fast_tokenizer.num_tokens([str(text) for text in texts], add_special_tokens=False)
+
+    def _media_length(self, sample: Sample) -> int:
+        media = sample.multimodal_inputs or {}
+        if set(media) != {"images"} or not callable(self.processor) or not isinstance(sample.prompt, str):
+            raise ConfigError(
+                f"max_length cannot count prompts with {', '.join(media)}: it counts images by a processor of "
+                "transformers' and apply_chat_template; leave max_length out, or filter the rows before"
+            )
+        return len(self.processor(text=sample.prompt, images=media["images"])["input_ids"][0])
+
+    @cached_property
+    def _fast_tokenizer(self) -> FastTokenizer:
+        if isinstance(self.tokenizer, str):
+            return load_tokenizer(self.tokenizer)
+        return FastTokenizer.of(self.tokenizer)
+
+    @cached_property
+    def _template(self) -> tuple[ChatTemplate, bool]:
+        """The template, and whether it ends as if the assistant were to go on."""
+        tokenizer = self._fast_tokenizer
+        settings = dict(self.apply_chat_template_kwargs or {})
+        prompt = bool(settings.pop("add_generation_prompt", True))
+        source = settings.pop("chat_template", None) or tokenizer.chat_templates.get("default")
+        if source is None:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it, or leave "
+                "apply_chat_template out"
+            )
+        return ChatTemplate(
+            tokenizer.chat_templates.get(source, source), {**tokenizer.special_tokens, **settings}
+        ), prompt
+
+    @cached_property
+    def _lock(self) -> threading.Lock:
+        return threading.Lock()
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
+
+
+def _media_of(messages: Messages, media: SampleMedia, stored: Any, image_sides: Vision | None) -> dict[str, Any] | None:
+    """The media of messages in their order: images decoded as RGB, as they are shown; others as bytes; None without."""
+    found: dict[str, list[Any]] = {}
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type")
+            if kind not in KINDS:
+                continue
+            if part.get("span") is not None and isinstance(stored, bytes):
+                data = media_part(part, stored).data
+            else:
+                data = media.read(part.get(kind))
+            found.setdefault(f"{kind}s", []).append(_image(data, image_sides) if kind == "image" else data)
+    return found or None
+
+
+def _refuse_media(messages: Messages) -> None:
+    """DataError for media in messages that become a text, in which they would be lost."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part["type"] in KINDS:
+                raise DataError(
+                    f"the prompt holds media of kind {part['type']}, and there is no processor that reads them: give "
+                    'Dataset one, or set --multimodal-keys \'{"image": "images"}\', as for media in columns'
+                )
+
+
+def _image(data: bytes, sides: Vision | None) -> Any:
+    need("PIL", by="images")
+    from PIL import Image
+
+    image = Image.fromarray(decode_image(data))
+    if sides is None:
+        return image
+    height, width = fitting(image.height, image.width, sides)
+    return image.resize((width, height))
+
+
+# MultimodalConfig: limits on the media of prompts, by Relax's names and with its defaults.
+
+_HEARD = ("image_max_token_num", "image_min_token_num")
+
+
+@dataclass(frozen=True)
+class MultimodalConfig:
+    """image_min_token_num, image_max_token_num: tokens of an image, which is resized to have so many, in whole tokens.
+
+    Videos and sounds are given as bytes, so ConfigError for a limit on them that is not the default.
+    """
+
+    image_max_token_num: int = 16384
+    image_min_token_num: int = 4
+    image_resize_scale_factor: int | None = None
+    video_min_token_num: int = 128
+    video_max_token_num: int = 768
+    video_fps: float = 2.0
+    video_fps_min_frames: int = 4
+    video_fps_max_frames: int = 768
+    audio_sample_rate: int = 16000
+    frame_factor: int = 2
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in _HEARD and value != each.default:
+                raise ConfigError(
+                    f"{each.name} is {value!r}, and nothing here resizes or samples so: leave it out, and do it where "
+                    "the media are decoded, or prepare the rows so"
+                )
+        if not 1 <= self.image_min_token_num <= self.image_max_token_num:
+            raise ConfigError(
+                f"image_min_token_num is {self.image_min_token_num} and image_max_token_num "
+                f"{self.image_max_token_num}: set 1 <= minimum <= maximum"
+            )
+
+    @classmethod
+    def from_args(cls, args: Any) -> MultimodalConfig:
+        """The limits that args have; defaults where they are None."""
+        given = {each.name: getattr(args, each.name, None) for each in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+# A row's prompt, media and tools -> messages, as chat templates take them. Pure.
+
+KINDS = ("image", "video", "audio")
+Messages = list[dict[str, Any]]
+
+
+def check_multimodal_keys(keys: Mapping[str, str] | None) -> None:
+    if keys is not None and not isinstance(keys, Mapping):
+        raise ConfigError(f'multimodal_keys must be a kind of media -> column, got {keys!r}: write {{"image": COLUMN}}')
+    for kind in keys or ():
+        if kind not in KINDS:
+            raise ConfigError(f"multimodal_keys names media of kind {kind!r}: expected {', '.join(KINDS)}")
+
+
+def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messages:
+    """The conversation of a prompt: a text is what the user says. DataError for what is none."""
+    if isinstance(prompt, str):
+        if are_messages(unpacked(prompt)) or IN_PYTHON.match(prompt):
+            raise DataError(
+                f"the prompt is a list of messages as text ({prompt[:60]!r}), which the user would say as it stands: "
+                "write a list, or read it by custom_prompt_func (--custom-prompt-path), such as json.loads"
+            )
+        messages: Messages = [{"role": "user", "content": prompt}]
+    else:
+        for message in prompt:
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise DataError(f"a message of the prompt has no role ({str(message)[:80]!r}): write role and content")
+        messages = [
+            with_calls({name: value for name, value in message.items() if value is not None or name == "content"})
+            for message in prompt
+        ]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return messages
+
+
+def plain_parts(messages: Messages) -> Messages:
+    """Return messages whose parts name a medium by its kind; parts in OpenAI's form (image_url) are rewritten.
+
+    DataError for a part of another type: nothing would read it.
+    """
+    return [
+        message | {"content": [_plain_part(part) for part in content]}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _plain_part(part: Any) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("text", *KINDS):
+        return dict(part)
+    medium = str(kind).removesuffix("_url")
+    if medium not in KINDS or medium == kind:
+        raise DataError(
+            f"a part of the prompt has the type {kind!r} ({str(part)[:80]}), which nothing reads: write text, "
+            f"{', '.join(KINDS)}, or one of {', '.join(f'{each}_url' for each in KINDS)}"
+        )
+    value = part.get(kind)
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if url is None:
+        raise DataError(f'a part of type {kind!r} has no url ({str(part)[:80]}): write {{"{kind}": {{"url": …}}}}')
+    return {"type": medium, medium: url}
+
+
+def with_media(messages: Messages, row: Mapping[str, Any], keys: Mapping[str, str]) -> Messages:
+    """The messages with a part for each medium: <image>, <video> and <audio> take the next of the row's lists.
+
+    A part that says its kind alone takes one, too; one that has a medium of its own keeps it. DataError unless there
+    are as many media as takers.
+    """
+    waiting = {kind: _media(row, kind, key) for kind, key in keys.items()}
+    taken = dict.fromkeys(waiting, 0)
+
+    def take(kind: str) -> dict[str, Any]:
+        taken[kind] += 1
+        if taken[kind] > len(waiting[kind]):
+            raise DataError(
+                f"the prompt has more slots for media of kind {kind} (<{kind}>) than the {len(waiting[kind])} in "
+                f"{keys[kind]!r}: correct the row"
+            )
+        return {"type": kind, kind: waiting[kind][taken[kind] - 1]}
+
+    pattern = re.compile("(" + "|".join(f"<{kind}>" for kind in waiting) + ")")
+
+    def split(text: str) -> list[dict[str, Any]]:
+        pieces = [piece for piece in pattern.split(text) if piece]
+        return [take(piece[1:-1]) if pattern.fullmatch(piece) else {"type": "text", "text": piece} for piece in pieces]
+
+    def parts(content: Any) -> Any:
+        if isinstance(content, str):
+            return split(content)
+        if not isinstance(content, Sequence):
+            return content
+        made: list[dict[str, Any]] = []
+        for part in content:
+            kind = str(part.get("type")).removesuffix("_url")
+            if kind == "text":
+                made += split(part.get("text") or "")
+            else:
+                has_medium = kind not in waiting or any(
+                    part.get(name) not in (None, {}) for name in part if name != "type"
+                )
+                made.append(part if has_medium else take(kind))
+        return made
+
+    made = [
+        message | {"content": parts(message["content"])} if "content" in message else message for message in messages
+    ]
+    for kind, media in waiting.items():
+        if taken[kind] != len(media):
+            raise DataError(
+                f"{len(media) - taken[kind]} of the {len(media)} media in {keys[kind]!r} have no <{kind}> in the "
+                "prompt: correct the row"
+            )
+    return made
+
+
+def _media(row: Mapping[str, Any], kind: str, key: str) -> list[Any]:
+    value = row.get(key)
+    if value is None:
+        return []
+    if isinstance(value, str | bytes | Mapping):
+        return [value]
+    if not isinstance(value, Sequence):
+        raise DataError(f"{key!r} holds {type(value).__name__}, not media of kind {kind}: write a list of them")
+    return list(value)
+
+
+def tools_of(row: Mapping[str, Any], key: str | None) -> list[Any] | None:
+    """A row's tools, a list or the JSON text of one; None where it has none."""
+    value = row.get(key) if key is not None else None
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{key!r} is not valid JSON ({error.msg}): write a list of tools, or its JSON") from error
+    if not isinstance(value, list):
+        raise DataError(f"{key!r} holds {type(value).__name__}, not a list of tools: write a list, or its JSON")
+    return value

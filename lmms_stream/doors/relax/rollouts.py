@@ -1,0 +1,151 @@
+"""RolloutManager: prompts of a source -> groups that are generated and rewarded, as many as a rollout has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import ConfigError, DataError
+from .arguments import refuse_unheard, setting
+from .data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+from .in_flight import Group
+from .opening import load_function, open_eval_datasets
+from .sample import Sample
+
+Generate = Callable[[Any, list[Sample]], None]
+Reward = Callable[[Any, Sample], Any]
+_DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
+
+
+class RolloutManager:
+    """Rollouts of args.rollout_batch_size finished groups.
+
+    generate: (args, samples) -> None; it writes responses, tokens and status of samples, and leaves as ABORTED what is
+    to be gone on with later. reward: (args, sample) -> the reward of a finished one. name: of this one among several
+    that share the source.
+
+    Groups are in flight (see RolloutDataSourceWithBuffer) until a state of their rollout is saved, so a run that is
+    killed anywhere between loses none of their prompts.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        source: RolloutDataSourceWithBuffer,
+        generate: Generate,
+        reward: Reward,
+        *,
+        name: str = "rollout",
+    ):
+        if isinstance(source, RolloutDataSource) and not source.has_buffer:
+            raise ConfigError(f"{type(source).__name__} takes no groups back: give a RolloutDataSourceWithBuffer")
+        self.args = args
+        self.source = source
+        self.num_filtered = 0  # groups that --dynamic-sampling-filter-path has dropped
+        self._generate = generate
+        self._reward = reward
+        self._name = name
+        self._batch_size = size = setting(args, "rollout_batch_size")
+        if size is None or size < 1:
+            raise ConfigError(f"rollout_batch_size must be at least 1, got {size}: set --rollout-batch-size")
+        refuse_unheard(args, ["partial_rollout_max_aborted_count"])
+        path = setting(args, "dynamic_sampling_filter_path")
+        self._keeps = None if path is None else load_function(path)
+
+    def generate(self, rollout_id: int | None = None) -> list[Group]:
+        """The next rollout_batch_size finished groups.
+
+        over_sampling_batch_size prompts are asked for at a time. Unfinished groups go back to the source, from which
+        they come first: with what they have, if --partial-rollout is set, else as prompts. Finished groups beyond the
+        batch go back, too, and are part of the next one. rollout_id: what `save` of the source will be called with,
+        once these groups are trained on; None: they count as trained on at once.
+        After an error all groups are in the source again. DataError where generate leaves all samples as they were.
+        """
+        done: list[Group] = []
+        try:
+            while len(done) < self._batch_size:
+                num_groups = setting(self.args, "over_sampling_batch_size") or self._batch_size
+                done += self._round(self.source.get_samples(num_groups, holder=self._name), rollout_id)
+        except BaseException:
+            self.source.put_back(self._name)
+            raise
+        self.source.add_samples(done[self._batch_size :])
+        self.source.finish(done[: self._batch_size], rollout_id)
+        return done[: self._batch_size]
+
+    def eval(self) -> dict[str, dict[str, list[Any]]]:
+        """Of each dataset of --eval-prompt-data its samples, their rewards, and whether they were cut."""
+        found = {}
+        for name, dataset in open_eval_datasets(self.args).items():
+            copies = range(setting(self.args, "n_samples_per_eval_prompt"))
+            samples = [sample.copy() for sample in dataset for _ in copies]
+            for index, sample in enumerate(samples):
+                sample.group_index, sample.index = index // len(copies), index
+            while waiting := [sample for sample in samples if sample.status not in _DONE]:
+                self._go_on(waiting)
+            for sample in samples:
+                self._rewarded(sample)
+            found[name] = {
+                "samples": samples,
+                "rewards": [sample.get_reward_value(self.args) for sample in samples],
+                "truncated": [sample.status is Sample.Status.TRUNCATED for sample in samples],
+            }
+        return found
+
+    def _round(self, groups: list[Group], rollout_id: int | None) -> list[Group]:
+        """Go on with groups; those that are finished and kept. Others are put back."""
+        waiting = [sample for group in groups for sample in group if sample.status not in _DONE]
+        if setting(self.args, "mask_offpolicy_in_partial_rollout"):
+            for sample in waiting:
+                sample.loss_mask = [0] * sample.response_length if sample.response_length else sample.loss_mask
+        if waiting:
+            self._go_on(waiting)
+        done: list[Group] = []
+        unfinished: list[Group] = []
+        for group in groups:
+            (done if all(sample.status in _DONE for sample in group) else unfinished).append(group)
+        self.source.add_samples([self._unfinished(group, rollout_id) for group in unfinished])
+        for group in done:
+            for sample in group:
+                self._rewarded(sample)
+        return [group for group in done if self._is_kept(group)]
+
+    def _go_on(self, samples: Sequence[Sample]) -> None:
+        before = [(sample.status, sample.response_length, len(sample.response)) for sample in samples]
+        self._generate(self.args, [*samples])
+        if before == [(sample.status, sample.response_length, len(sample.response)) for sample in samples]:
+            raise DataError(
+                f"generate has left all {len(samples)} samples as they were: set status, response and response_length"
+            )
+
+    def _unfinished(self, group: Group, rollout_id: int | None) -> Group:
+        for sample in group:
+            sample.abort_count += sample.status is Sample.Status.ABORTED
+            if rollout_id is not None and sample.response:
+                sample.metadata.setdefault("start_rollout_id", rollout_id)
+        if setting(self.args, "partial_rollout"):
+            return group
+        return [sample if sample.status in _DONE else _anew(sample) for sample in group]
+
+    def _rewarded(self, sample: Sample) -> None:
+        if sample.reward is None:
+            sample.reward = self._reward(self.args, sample)
+
+    def _is_kept(self, group: Group) -> bool:
+        if self._keeps is None:
+            return True
+        found = self._keeps(self.args, group)
+        if getattr(found, "keep", found):
+            return True
+        self.num_filtered += 1
+        self.source.finish([group])
+        return False
+
+
+def _anew(sample: Sample) -> Sample:
+    """The sample as a prompt."""
+    metadata = {name: value for name, value in sample.metadata.items() if name != "start_rollout_id"}
+    media = sample.multimodal_inputs, sample.teacher_multimodal_inputs
+    made = Sample.of(sample.prompt, sample.label, metadata, *media).copy()
+    made.group_index, made.index, made.abort_count = sample.group_index, sample.index, sample.abort_count
+    return made

@@ -1,0 +1,184 @@
+"""Rows of a Parquet file by number, in memory that does not grow with the file.
+
+A row group cannot be read from its middle. So each is decoded once, batch by batch, into a file of Arrow batches that
+is mapped into memory and has no name any more: the kernel drops its pages when memory is short, and it is gone when
+the process ends, however that ends. It lies in the system's temporary folder (TMPDIR).
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow
+import xxhash
+from numpy.typing import NDArray
+
+from ...converters.sources.arrow import (
+    LOCAL_BUFFER,
+    STEP_BYTES,
+    STEP_ROWS,
+    STORE_BUFFER,
+    arrow_errors,
+    check_columns,
+    open_parquet,
+    python_rows,
+)
+from ...converters.sources.arrow_values import Convert, converters
+from ...converters.sources.files import File, LocalFile, sampled_digest_of
+from ...errors import DataError, ObjectChangedError, if_lfs_pointer
+from ...storage.failures import disk_errors
+from .row_files import RowOrError, needed, scattered
+
+MAX_OPEN_GROUPS = 4096  # each takes a file descriptor
+FOOTER_BYTES = 8  # the length of the metadata, and PAR1
+
+
+class _OpenGroup:
+    """A row group as mapped batches."""
+
+    def __init__(self, reader: Any):
+        self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches])
+        self._columns: dict[str, Convert] = converters(reader.schema)
+
+    def rows(self, indices: NDArray[np.int64]) -> list[dict[str, Any] | str]:
+        """Rows of the group by their indices, ascending; of one that has no form in Python, why."""
+        found: list[dict[str, Any] | str] = []
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(numbers).tolist():
+            batch = self._batches[number]
+            inside = indices[numbers == number] - self._ends[number] + batch.num_rows
+            found += _values(_taken(batch, inside), self._columns)
+        return found
+
+
+def _taken(batch: Any, indices: NDArray[np.int64]) -> Any:
+    first, num_rows = int(indices[0]), len(indices)
+    if indices[-1] - first + 1 == num_rows and not np.any(np.diff(indices) != 1):
+        return batch.slice(first, num_rows)
+    try:
+        return batch.take(pyarrow.array(indices))
+    except pyarrow.ArrowNotImplementedError:  # some types cannot be taken
+        slices = [batch.slice(index, 1) for index in indices.tolist()]
+        return pyarrow.Table.from_batches(slices)
+
+
+def _values(batch: Any, columns: Mapping[str, Convert]) -> list[dict[str, Any] | str]:
+    try:
+        rows: list[dict[str, Any] | str] = batch.to_pylist()
+        for name, convert in columns.items():
+            for row in rows:
+                if (value := row[name]) is not None:  # type: ignore[index]
+                    row[name] = convert(value)  # type: ignore[index]
+    except (ValueError, OverflowError):  # one of them has no form in Python
+        read = (python_rows(batch.slice(index, 1), 0, columns)[0] for index in range(batch.num_rows))
+        return [row.values if row.values is not None else str(row.error) for row in read]
+    return rows
+
+
+class RowGroups:
+    """A RowFile of Parquet. columns: those that are read; all where none are named."""
+
+    def __init__(self, file: File, *, name: str, folder: str | None, columns: Sequence[str] = ()):
+        self.name = name
+        self.folder = folder
+        self._file = file
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _OpenGroup] = OrderedDict()
+        self._max_open = max(8, min(MAX_OPEN_GROUPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        with disk_errors(name), arrow_errors(name, "Parquet"), file.open_raw() as stream:
+            self._key = file.key
+            is_short = file.num_bytes < 1024  # as pointers are; of another file in a store nothing is read in vain
+            if is_short and (problem := if_lfs_pointer(stream.read(64))):
+                raise DataError(f"{name} {problem}")
+            self.old_digest = _footer_digest(stream)
+            self.digest = f"{self.old_digest}:{sampled_digest_of(stream, first_piece=2)}"
+            with open_parquet(file) as parquet:
+                check_columns(parquet.schema_arrow.names, name)
+                self._columns = needed(columns, parquet.schema_arrow.names)
+                groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
+                self._ends = np.cumsum([0, *(group.num_rows for group in groups)])
+        self.num_rows = int(self._ends[-1])
+
+    def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
+        order = np.argsort(numbers, kind="stable")
+        return scattered(self._read_ascending(numbers[order]), order)
+
+    def _read_ascending(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
+        groups = np.searchsorted(self._ends, numbers, side="right") - 1
+        found: list[dict[str, Any] | str] = []
+        with self._lock, disk_errors(self.name), arrow_errors(self.name, "Parquet"):
+            for group in np.unique(groups).tolist():
+                found += self._group(group).rows(numbers[groups == group] - self._ends[group])
+        return [
+            row if not isinstance(row, str) else DataError(f"{self.name}:{number + 1}: {row}")
+            for row, number in zip(found, numbers.tolist(), strict=True)
+        ]
+
+    def _group(self, number: int) -> _OpenGroup:
+        if number not in self._open:
+            if len(self._open) >= self._max_open:
+                self._open.popitem(last=False)
+            self._open[number] = self._decoded(number)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _decoded(self, number: int) -> _OpenGroup:
+        if self._file.key != self._key:
+            raise ObjectChangedError(self.name)
+        is_local = isinstance(self._file, LocalFile)
+        with (
+            tempfile.NamedTemporaryFile(prefix="lmms_stream-rows-") as spooled,
+            open_parquet(
+                self._file, pre_buffer=False, buffer_size=LOCAL_BUFFER if is_local else STORE_BUFFER
+            ) as parquet,
+        ):
+            group = parquet.metadata.row_group(number)
+            row_bytes = group.total_byte_size // max(1, group.num_rows)
+            batch_rows = max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes)))
+            batches = parquet.iter_batches(batch_rows, row_groups=[number], columns=self._columns, use_threads=False)
+            writer = None
+            for batch in _in_large_batches(map(_without_dictionaries, batches)):
+                writer = writer or pyarrow.ipc.new_file(spooled, batch.schema)
+                writer.write_batch(batch)
+            assert writer is not None
+            writer.close()
+            spooled.flush()
+            pyarrow.default_memory_pool().release_unused()  # what decoding took: a row group may be a whole file
+            return _OpenGroup(pyarrow.ipc.open_file(pyarrow.memory_map(spooled.name)))
+
+
+def _in_large_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """The rows of batches in batches of about STEP_BYTES, of which rows are taken in a part of the time."""
+    together: list[Any] = []
+    for batch in batches:
+        together.append(batch)
+        if sum(each.nbytes for each in together) >= STEP_BYTES:
+            yield from pyarrow.Table.from_batches(together).combine_chunks().to_batches()
+            together = []
+    if together:
+        yield from pyarrow.Table.from_batches(together).combine_chunks().to_batches()
+
+
+def _footer_digest(file: Any) -> str:
+    """Return a digest of the metadata at the end of a file: sizes, offsets and statistics of all columns."""
+    num_bytes = file.seek(0, 2)
+    file.seek(max(0, num_bytes - FOOTER_BYTES))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(max(0, num_bytes - FOOTER_BYTES - length))
+    return f"parquet:{num_bytes}:{xxhash.xxh3_64_hexdigest(file.read(length))}"
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """Batches of a file share no dictionaries, so values take their place."""
+    arrays = [
+        array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array for array in batch.columns
+    ]
+    fields = [field.with_type(array.type) for field, array in zip(batch.schema, arrays, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields, metadata=batch.schema.metadata))
