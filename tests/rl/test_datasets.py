@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import multiprocessing
+import random
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -475,6 +476,31 @@ def test_a_state_is_refused_by_rows_in_another_order_in_files_of_the_same_sizes(
     earlier = {**state, "digest": open_rows(tmp_path / "a" / ("rows.parquet" * (kind == "parquet"))).old_digest}
     assert earlier != state
     StreamingDataset(tmp_path / "c" / ("rows.parquet" * (kind == "parquet"))).load_state_dict(earlier)
+
+
+@pytest.mark.parametrize("kind", ["mds", "parquet"])
+def test_a_state_is_refused_by_rows_in_another_order_in_the_middle_of_large_files(kind: str, tmp_path: Path) -> None:
+    rows = [{"text": f"{number:04} {random.Random(number).randbytes(500).hex()}"} for number in range(1000)]
+    middle = 500  # between the pieces that are sampled
+    swapped = [*rows[:middle], rows[middle + 1], rows[middle], *rows[middle + 2 :]]
+
+    def write(folder: Path, written: list[dict[str, str]]) -> Path:
+        if kind == "parquet":
+            return write_parquet(folder / "rows.parquet", written, group_rows=1000)
+        with MDSWriter(columns={"text": "str"}, out=str(folder)) as writer:
+            for row in written:
+                writer.write(row)
+        return folder
+
+    dataset, other = Dataset(write(tmp_path / "a", rows)), StreamingDataset(write(tmp_path / "b", swapped))
+    state = dataset.state_dict()
+    assert other.digest == dataset.digest
+    with pytest.raises(CursorError, match=r"the state belongs to other data \(1000 rows"):
+        other.load_state_dict(state)
+    earlier = {name: value for name, value in state.items() if name != "all_bytes"}
+    same = StreamingDataset(write(tmp_path / "c", rows))
+    for each in (state, earlier, {**state, "all_bytes": None}):  # of earlier releases, and of files in a store
+        same.load_state_dict(each)
 
 
 @pytest.mark.parametrize(

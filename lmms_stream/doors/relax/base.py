@@ -155,9 +155,13 @@ class BaseDataset(ABC):
         self.index_manager.shuffle(epoch_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where batches stand, as JSON values; it fits eager and lazy datasets of the same rows."""
+        """Where batches stand, as JSON values; it fits eager and lazy datasets of the same rows.
+
+        The first state reads all of the Parquet files and shards without checksums that lie on this machine.
+        """
         return {
             "digest": self.digest,
+            "all_bytes": self._rows.all_bytes,
             "num_rows": self.num_rows,
             "seed": self.seed,
             "epoch_id": self.epoch_id,
@@ -168,9 +172,11 @@ class BaseDataset(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """CursorError for a state of other rows, or of another seed where they are shuffled, and for what is none."""
-        if missing := sorted(self.state_dict().keys() - state.keys() - {"order"}):
+        if missing := sorted(self.state_dict().keys() - state.keys() - {"order", "all_bytes"}):
             raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
-        if state["digest"] not in (self.digest, self._rows.old_digest):
+        all_bytes = state.get("all_bytes"), self._rows.all_bytes
+        is_other = None not in all_bytes and all_bytes[0] != all_bytes[1]
+        if is_other or state["digest"] not in (self.digest, self._rows.old_digest):
             raise CursorError(
                 f"the state belongs to other data ({state['num_rows']} rows, {state['digest']}; these are "
                 f"{self.num_rows} rows, {self.digest}): name the files it was saved with, or begin anew"

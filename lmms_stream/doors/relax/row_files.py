@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ...converters.sources.files import StoredFile, identity, sampled_digest
+from ...converters.sources.files import StoredFile, content_digest, identity, sampled_digest
 from ...converters.sources.table import BOM, json_row
 from ...errors import DataError, ObjectChangedError, if_lfs_pointer
 from ...mds.core import PackedDataset
@@ -39,7 +39,8 @@ RowOrError = dict[str, Any] | DataError
 class RowFile(Protocol):
     """name: as messages call it. folder: what paths of media in its rows start from.
 
-    digest: names the content. old_digest: its name in states of earlier releases, which saw less of it.
+    digest: names the content, by pieces of it where it is large. old_digest: its name in states of earlier releases,
+    which saw less of it. all_bytes: names all of the content, which is read for it; None where that takes downloads.
     """
 
     name: str
@@ -51,6 +52,9 @@ class RowFile(Protocol):
 
     @property
     def old_digest(self) -> str: ...
+
+    @property
+    def all_bytes(self) -> str | None: ...
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         """The rows of these numbers, in this order; threads may call it at once. StorageError."""
@@ -100,7 +104,7 @@ class Lines:
         self._offsets = _small(np.concatenate([*(each[1] for each in marks), [position]]))
         self._has_blank = num_lines != self.num_rows
         self._lines_before = np.concatenate([each[2] for each in marks]) if self._has_blank else self._rows
-        self.digest = self.old_digest = f"jsonl:{position}:{digest.hexdigest()}"
+        self.digest = self.old_digest = self.all_bytes = f"jsonl:{position}:{digest.hexdigest()}"
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         if len(numbers) > 1 and np.any(np.diff(numbers) < 0):
@@ -203,6 +207,18 @@ class Shards:
             paths = [self._dataset.reader.shard(number).path for number in chosen]
             return ":".join([self.old_digest, *map(sampled_digest, paths)])
 
+    @cached_property
+    def all_bytes(self) -> str | None:
+        """The old digest; with shards without checksums, followed by digests of these."""
+        infos, stored = self._dataset.shard_infos, self._dataset.one
+        unnamed = [info for info in infos if info.checksum is None]
+        if unnamed and stored.is_copied:
+            return None
+        with disk_errors(self.name):
+            return ":".join(
+                [self.old_digest, *(content_digest(stored.folder_of_files / each.name) for each in unnamed)]
+            )
+
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         with self._lock:
             samples: list[Any] = self._dataset.read(numbers)
@@ -236,6 +252,10 @@ class WithColumns:
     @property
     def old_digest(self) -> str:
         return self._file.old_digest
+
+    @property
+    def all_bytes(self) -> str | None:
+        return self._file.all_bytes
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         return [row if isinstance(row, DataError) else {**self._columns, **row} for row in self._file.read(numbers)]

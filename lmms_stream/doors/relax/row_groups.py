@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from ...converters.sources.arrow import (
     python_rows,
 )
 from ...converters.sources.arrow_values import Convert, converters
-from ...converters.sources.files import File, LocalFile, sampled_digest_of
+from ...converters.sources.files import File, LocalFile, content_digest, sampled_digest_of
 from ...errors import DataError, ObjectChangedError, if_lfs_pointer
 from ...storage.failures import disk_errors
 from .row_files import RowOrError, needed, scattered
@@ -105,6 +106,17 @@ class RowGroups:
                 groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
                 self._ends = np.cumsum([0, *(group.num_rows for group in groups)])
         self.num_rows = int(self._ends[-1])
+
+    @cached_property
+    def all_bytes(self) -> str | None:
+        """A digest of all of a file of this machine."""
+        if not isinstance(self._file, LocalFile):
+            return None
+        with disk_errors(self.name):
+            found = content_digest(self._file.path)
+        if self._file.key != self._key:
+            raise ObjectChangedError(self.name)
+        return f"parquet:{found}"
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         order = np.argsort(numbers, kind="stable")

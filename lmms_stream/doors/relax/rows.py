@@ -45,7 +45,9 @@ class _Range(NamedTuple):
 
 
 class Rows:
-    """Rows 0 <= number < num_rows. digest: names the content of the rows; old_digest: its name in earlier releases."""
+    """Rows 0 <= number < num_rows. digest: names the content of the rows; old_digest: its name in earlier releases;
+    all_bytes: names all of it, see RowFile.
+    """
 
     def __init__(self, ranges: Sequence[_Range]):
         self._ranges = [each for each in ranges if each.num_rows]
@@ -59,6 +61,12 @@ class Rows:
     @cached_property
     def old_digest(self) -> str:
         return self._digest_of([each.file.old_digest for each in self._ranges])
+
+    @cached_property
+    def all_bytes(self) -> str | None:
+        found = [each.file.all_bytes for each in self._ranges]
+        known = [each for each in found if each is not None]
+        return self._digest_of(known) if len(known) == len(found) else None
 
     def _digest_of(self, files: Sequence[str]) -> str:
         digest = xxhash.xxh3_128()
