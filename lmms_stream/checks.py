@@ -86,12 +86,12 @@ def local_path(name: str, path: str | Path) -> Path:
     return Path(plain)
 
 
-# The collate_fn of a DataLoader. Only the fetcher of torch, which calls the dataset, has both.
+# The collate_fn of a DataLoader, which the part of torch.utils.data that calls the dataset has, whatever its name.
 
-_DEFAULTS = {  # for what no collate_fn and no data_collator is given
-    "torch.utils.data._utils.collate.default_collate": "DataLoader",
-    "transformers.data.data_collator.default_data_collator": "Trainer",
-    "transformers.data.data_collator.DataCollatorWithPadding": "Trainer",
+_DEFAULTS = {  # for what no collate_fn and no data_collator is given: package, its public name -> whose default
+    ("torch.utils.data", "default_collate"): "DataLoader",
+    ("transformers", "default_data_collator"): "Trainer",
+    ("transformers", "DataCollatorWithPadding"): "Trainer",
 }
 _WRAPPED = {"RemoveColumnsCollator": "data_collator", "_Counted": "collate_fn"}  # of transformers, StreamingDataLoader
 _TRAINER = "pass the dataset to FSDP2SFTTrainer of lmms_stream, which takes the same arguments"
@@ -106,9 +106,9 @@ def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
     """
     frame = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
-        if frame.f_code.co_filename.endswith("fetch.py"):
+        if str(frame.f_globals.get("__name__")).startswith("torch.utils.data"):
             fetcher: Any = frame.f_locals.get("self")
-            if type(fetcher).__module__ == "torch.utils.data._utils.fetch":
+            if hasattr(fetcher, "auto_collation") and hasattr(fetcher, "collate_fn"):
                 break
         if frame.f_back is None:
             return
@@ -119,11 +119,16 @@ def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
     while inside := _WRAPPED.get(type(collator).__name__):
         collator = getattr(collator, inside)
     named = collator if inspect.isfunction(collator) else type(collator)
-    default = _DEFAULTS.get(f"{named.__module__}.{named.__qualname__}")
+    default = next((whose for (package, name), whose in _DEFAULTS.items() if named is _loaded(package, name)), None)
     if default == "DataLoader":
         raise ConfigError(f"a DataLoader without a collate_fn cannot join what {owner} gives: {loader}")
     if default == "Trainer":
         raise ConfigError(f"transformers' Trainer without a data_collator cannot join what {owner} gives: {trainer}")
+
+
+def _loaded(package: str, name: str) -> Any:
+    """Return what a package that is imported already has by this name; None for another."""
+    return getattr(sys.modules.get(package), name, None)
 
 
 def _of_type(name: str, value: Any, annotation: Any, default: Any) -> Any:

@@ -91,6 +91,9 @@ def test_groups_and_samples_are_numbered_over_the_whole_run(lazy: bool, rows: Pa
         source.add_samples(groups)
     with pytest.raises(ConfigError, match="the number of groups must be at least 0, got -1"):
         source.get_samples(-1)
+    given: Any = "2"
+    with pytest.raises(ConfigError, match="the number of groups must be a whole number, got '2': write 2"):
+        source.get_samples(given)
 
 
 def test_without_a_dataset_samples_are_empty_and_still_numbered_and_saved(tmp_path: Path) -> None:

@@ -153,6 +153,11 @@ def test_a_batch_has_all_its_samples_and_counts_each_end_of_an_epoch(kind: str, 
     assert (len(batch), crossed, dataset.epochs_crossed, dataset.epoch_id) == (35, True, 4, 4)
     assert labels(batch) == [*range(10)] * 3 + [*range(5)]
     assert dataset.get_batch(0) == ([], False)
+    given: Any = "3"
+    with pytest.raises(ConfigError, match="the number of samples must be a whole number, got '3': write 3"):
+        dataset.get_batch(given)
+    with pytest.raises(ConfigError, match="an epoch's number must be a whole number, got '3': write 3"):
+        dataset.shuffle(given)
 
 
 def test_each_epoch_has_an_order_of_its_own_that_seed_and_epoch_tell(tmp_path: Path) -> None:
@@ -507,6 +512,11 @@ def test_a_state_is_refused_by_rows_in_another_order_in_the_middle_of_large_file
     ("wrong", "message"),
     [
         ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": "7"}, "seed must be a whole number, got '7': write 7"),
+        ({"prompt_keys": "x"}, "StreamingDataset takes no prompt_keys: did you mean 'prompt_key'"),
+        ({"bufer_size": 1}, "StreamingDataset takes no bufer_size: did you mean 'buffer_size'"),
+        ({"apply_chat_template_kwargs": [1]}, r"apply_chat_template_kwargs must be a dict, got \[1\]: write"),
+        ({"custom_prompt_func": "a.b"}, r"custom_prompt_func must be a function of \(prompt, row\), got 'a.b'"),
         ({"on_error": "ignore"}, "on_error must be 'error' or 'skip', got 'ignore'"),
         ({"use_audio_in_video": True}, "use_audio_in_video is not supported"),
         ({"multimodal_config": {}}, "multimodal_config must be a MultimodalConfig, got {}"),

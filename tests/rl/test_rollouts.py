@@ -151,6 +151,13 @@ def test_what_cannot_go_on_is_an_error_after_which_all_groups_are_there(rows: Pa
     assert numbers(source.get_samples(5)) == [0, 1, 2, 3, 4]
     with pytest.raises(ConfigError, match="rollout_batch_size must be at least 1, got None: set --rollout-batch-size"):
         RolloutManager(options(rows, rollout_batch_size=None), source, at_once, length)
+    unset: Any = None
+    for name in ("rollout_batch_size", "over_sampling_batch_size", "n_samples_per_eval_prompt"):
+        wrong: Any = {name: -1}
+        with pytest.raises(ConfigError, match=f"{name} must be at least 1, got -1"):
+            RolloutManager(options(rows, **wrong), source, at_once, length)
+    with pytest.raises(ConfigError, match="reward must be a function, got None: see RolloutManager"):
+        RolloutManager(args, source, at_once, unset)
     with pytest.raises(ConfigError, match="RolloutDataSource takes no groups back: give a RolloutDataSourceWithBuffer"):
         RolloutManager(args, RolloutDataSource(args), at_once, length)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--partial-rollout-max-aborted-count \(.*\): not supported"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from abc import ABC, abstractmethod
@@ -13,8 +14,8 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_collator
-from ...errors import ConfigError, CursorError, DataError
+from ...checks import check_collator, whole_number
+from ...errors import ConfigError, CursorError, DataError, did_you_mean
 from .cursor import ORDERS, IndexManager, Order, Permutation
 from .prompts import OVERLONG, MultimodalConfig, Outcome, Prompts
 from .rows import open_rows
@@ -71,13 +72,19 @@ class BaseDataset(ABC):
         on_error: OnError = "error",
         order: Order = "own",
         cache_limit: int | str | None = None,
+        **unknown: Any,
     ):
+        for name in unknown:
+            parameters = {**inspect.signature(type(self)).parameters, **inspect.signature(BaseDataset).parameters}
+            known = [
+                each.name for each in parameters.values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            ]
+            raise ConfigError(f"{type(self).__name__} takes no {name}: {did_you_mean(name, known)}")
+        seed = whole_number("seed", seed, least=0)
         if use_audio_in_video:
             raise ConfigError("use_audio_in_video is not supported: leave it out; videos are given as they are stored")
         if multimodal_config is not None and not isinstance(multimodal_config, MultimodalConfig):
             raise ConfigError(f"multimodal_config must be a MultimodalConfig, got {multimodal_config!r}: make one")
-        if seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {seed}")
         if on_error not in ("error", "skip"):
             raise ConfigError(f"on_error must be 'error' or 'skip', got {on_error!r}")
         self.seed = seed
@@ -229,8 +236,7 @@ class BaseDataset(ABC):
         batch. Where `shuffle` was called, each epoch has an order of its own. After an error the same batch can be
         asked for again.
         """
-        if num_samples < 0:
-            raise ConfigError(f"the number of samples must be at least 0, got {num_samples}")
+        num_samples = whole_number("the number of samples", num_samples, least=0)
         cursor = self.index_manager
         before = cursor.current_epoch, cursor.position
         batch: list[Sample] = []

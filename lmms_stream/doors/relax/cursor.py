@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import whole_number
 from ...errors import ConfigError, CursorError, DataError
 
 
@@ -72,8 +73,7 @@ class IndexManager:
 
     def shuffle(self, epoch_id: int) -> None:
         """Begin an epoch, in an order that seed and epoch alone tell; nothing where it is that of this epoch."""
-        if epoch_id < 0:
-            raise ConfigError(f"an epoch's number must be at least 0, got {epoch_id}")
+        epoch_id = whole_number("an epoch's number", epoch_id, least=0)
         if not self.is_shuffled or epoch_id != self.current_epoch:
             self.begin(epoch_id, is_shuffled=True)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...checks import whole_number
 from ...errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
 from ...storage.storage import Storage, open_storage
 from .arguments import setting
@@ -33,9 +34,7 @@ class RolloutDataSource:
 
     def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
         self.args = args
-        self.num_per_group = int(setting(args, "n_samples_per_prompt"))
-        if self.num_per_group < 1:
-            raise ConfigError(f"n_samples_per_prompt must be at least 1, got {self.num_per_group}")
+        self.num_per_group = whole_number("n_samples_per_prompt", setting(args, "n_samples_per_prompt"), least=1)
         self.sample_group_index = 0
         self.sample_index = 0
         self._lock = threading.RLock()  # a state is saved between two calls, whatever threads make them
@@ -63,8 +62,7 @@ class RolloutDataSource:
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """The next groups, always so many; with --sort-prompts-by-length, those of long prompts first."""
-        if num_samples < 0:
-            raise ConfigError(f"the number of groups must be at least 0, got {num_samples}")
+        num_samples = whole_number("the number of groups", num_samples, least=0)
         with self._lock:
             return self._by_length(self._from_dataset(num_samples))
 

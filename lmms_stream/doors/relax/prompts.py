@@ -62,6 +62,16 @@ class Prompts:
             raise ConfigError(f"max_length must be at least 1, got {self.max_length}: leave it out for no limit")
         if self.tokenizer is None and (self.apply_chat_template or self.max_length is not None):
             raise ConfigError("apply_chat_template and max_length need a tokenizer: give one, or its folder")
+        if not isinstance(self.apply_chat_template_kwargs or {}, Mapping):
+            raise ConfigError(
+                f"apply_chat_template_kwargs must be a dict, got {self.apply_chat_template_kwargs!r}: write "
+                '{"NAME": VALUE}'
+            )
+        if self.custom_prompt_func is not None and not callable(self.custom_prompt_func):
+            raise ConfigError(
+                f"custom_prompt_func must be a function of (prompt, row), got {self.custom_prompt_func!r}: give one "
+                "(--custom-prompt-path names one)"
+            )
         for name in _SET_HERE:
             if name in (self.apply_chat_template_kwargs or {}):
                 raise ConfigError(f"apply_chat_template_kwargs cannot set {name!r}, which is set here: leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...checks import whole_number
 from ...errors import ConfigError, DataError
 from .arguments import refuse_unheard, setting
 from .data_source import RolloutDataSource, RolloutDataSourceWithBuffer
@@ -45,9 +46,15 @@ class RolloutManager:
         self._generate = generate
         self._reward = reward
         self._name = name
-        self._batch_size = size = setting(args, "rollout_batch_size")
-        if size is None or size < 1:
-            raise ConfigError(f"rollout_batch_size must be at least 1, got {size}: set --rollout-batch-size")
+        for each, function in (("generate", generate), ("reward", reward)):
+            if not callable(function):
+                raise ConfigError(f"{each} must be a function, got {function!r}: see RolloutManager")
+        if setting(args, "rollout_batch_size") is None:
+            raise ConfigError("rollout_batch_size must be at least 1, got None: set --rollout-batch-size")
+        for each in ("rollout_batch_size", "over_sampling_batch_size", "n_samples_per_eval_prompt"):
+            if (number := setting(args, each)) is not None:
+                whole_number(each, number, least=1)
+        self._batch_size: int = setting(args, "rollout_batch_size")
         refuse_unheard(args, ["partial_rollout_max_aborted_count"])
         path = setting(args, "dynamic_sampling_filter_path")
         self._keeps = None if path is None else load_function(path)
