@@ -95,11 +95,31 @@ def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments
             {"lr_scheduler_type": "constant", "min_learning_rate": 1e-6},
             "min_learning_rate is of cosine, linear, wsd, and lr_scheduler_type is constant: set it to 0",
         ),
+        (
+            {"lr_scheduler_type": "wsd", "warmup_steps": 50, "decay_ratio": 0.8},
+            "warms up for 50 steps and goes down over the last 80, and the run has 100: the learning rate would fall",
+        ),
     ],
 )
 def test_schedules_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         factors(**changes)
+
+
+@pytest.mark.parametrize("length", [15, 25, 99, 100])
+def test_a_warm_up_and_a_decay_that_fill_the_run_meet_at_the_top(length: int) -> None:
+    """Of 15 steps both shares are rounded up, to 16 steps."""
+    optimizer = optimizer_of_two_groups()
+    shares = config(lr_scheduler_type="wsd", warmup_ratio=0.9, decay_ratio=0.1, max_steps=length)
+    schedule = Schedule(shares, optimizer, max_steps=length)
+    found = [rates(schedule, optimizer, step) for step in range(length + 1)]
+    assert found[round(0.9 * length)] == 1
+    assert found[-1] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_warm_up_that_the_run_does_not_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert max(factors(warmup_steps=200)) < 0.51
+    assert "never reaches 2e-05: the run has 100 steps, and warms up for 200: lower warmup_steps" in caplog.text
 
 
 def test_a_run_that_ends_by_tokens_has_its_schedule_by_tokens() -> None:

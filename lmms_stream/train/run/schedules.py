@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import SchedulerType, get_scheduler
 from ...errors import ConfigError
 from .settings import TrainConfig
 
+logger = logging.getLogger("lmms_stream")
 _NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # our names -> transformers'
 _WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 
@@ -86,6 +88,7 @@ def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, lengt
     """transformers' schedule of a config for a run of `length` steps, or tokens where it ends by them."""
     warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
     name, details = _named(config, length)
+    _check_lengths(config, length, warmup=warmup, details=details)
     try:
         made: LRScheduler = get_scheduler(
             name,
@@ -100,6 +103,28 @@ def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, lengt
             f"{dict(config.lr_scheduler_kwargs)}: {' '.join(str(error).split())}"
         ) from error
     return made
+
+
+def _check_lengths(config: TrainConfig, length: int, *, warmup: int, details: dict[str, Any]) -> None:
+    """ConfigError where a run goes down before it has warmed up; a warning where it ends before.
+
+    Shares of a run that are rounded up both may take a step too many: the decay has one fewer then.
+    """
+    unit = "tokens" if config.max_tokens is not None else "steps"
+    decay = details.get("num_decay_steps", 0)
+    if decay and warmup + decay == length + 1:
+        details["num_decay_steps"] = decay - 1
+    elif decay and warmup < length < warmup + decay and "num_stable_steps" not in details:
+        raise ConfigError(
+            f"train warms up for {warmup} {unit} and goes down over the last {decay}, and the run has {length}: the "
+            "learning rate would fall at once where both meet: lower warmup_steps, warmup_ratio, warmup_tokens or "
+            "decay_ratio"
+        )
+    if warmup and warmup >= length:
+        logger.warning(
+            "the learning rate never reaches %g: the run has %d %s, and warms up for %d: lower warmup_steps, "
+            "warmup_ratio or warmup_tokens", config.learning_rate, length, unit, warmup,
+        )  # fmt: skip
 
 
 def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> int:
