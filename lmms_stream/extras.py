@@ -11,10 +11,12 @@ from .errors import ConfigError
 _OF = {  # module: the package that has it, and the extra
     "PIL": ("pillow", "media"),
     "accelerate": ("accelerate", "huggingface"),
+    "av": ("av", "media"),
     "azure": ("azure-storage-blob and azure-identity", "azure"),
     "datasets": ("datasets", "huggingface"),
     "google": ("google-cloud-storage", "gcs"),
     "shtab": ("shtab", "completion"),
+    "soundfile": ("soundfile", "media"),
     "streaming": ("mosaicml-streaming", "mosaicml"),
 }
 

@@ -19,7 +19,7 @@ from ..storage.retry import start_thread
 from .segment import processor_that_packs
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
-LANES_WINDOW_VERSION = "lanes3"  # the same for window_N
+LANES_WINDOW_VERSION = "lanes4"  # the same for window_N
 
 
 class PlanDelivery:

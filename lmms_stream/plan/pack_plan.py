@@ -29,7 +29,7 @@ from .short_epochs import ShortEpochs, has_short_epochs
 
 Epochs = int | NDArray[np.int64]  # the epoch of some packs, or that of each, ascending
 PLAN_VERSION = 2  # changes when the same inputs give other packs
-WINDOW_VERSION = 3  # the same for window_N
+WINDOW_VERSION = 4  # the same for window_N
 _CHUNK = 1 << 22  # lengths that are looked at together
 
 

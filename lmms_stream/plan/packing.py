@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..checks import check_fields
 from ..errors import ConfigError, PackingError
 from .kernels.best_fit import best_fit, first_fit, next_fit
+from .kernels.window_fit import window_fit
 
 Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 
@@ -147,9 +148,11 @@ def pack(
     best_fit works through windows of samples. In a window the samples are placed one after another into the
     fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
     and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
-    more window, so the samples of a pack lie within two windows. window_N has windows of N samples, and places all
-    of them in decreasing order. Both emit packs in hash order (`seed`), so that their number says nothing of their
-    content.
+    more window, so the samples of a pack lie within two windows. window_N has windows of N samples. It packs a window
+    together with the samples of packs with room that the window before left open, in three orders (longest first, as
+    best_fit does, as they come), and keeps the order that gives the fewest packs. The packs with a sample of the
+    window before, and those with little room left, are closed. Both emit packs in hash order (`seed`), so that their
+    number says nothing of their content.
     first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
     when the next sample does not fit.
 
@@ -274,14 +277,15 @@ def pack_segments(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -
 def _best_fit(
     tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, position: int, last: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """best_fit and window_N; see the kernel."""
+    """best_fit and window_N; see the kernels."""
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
-    window, filler_share = config.window, FILLER_SHARE
-    if config.strategy != "best_fit":
-        window, filler_share = _window_n(config.strategy), 1.0
-    settings = (limit, max_samples, window, filler_share, np.uint64(seed))
     packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
-    packed = best_fit(tokens, waiting.offsets, waiting.firsts, position, last, *settings)
+    if config.is_window_n:
+        settings = (limit, max_samples, _window_n(config.strategy), np.uint64(seed))
+        packed = window_fit(tokens, waiting.firsts, position, last, *settings)
+    else:
+        rules = (limit, max_samples, config.window, FILLER_SHARE, np.uint64(seed))
+        packed = best_fit(tokens, waiting.offsets, waiting.firsts, position, last, *rules)
     return packed
 
 

@@ -18,6 +18,7 @@ from .kernels.short_epochs import (
     FIRST_FIT,
     NEXT_FIT,
     STATE_WORDS,
+    WINDOW_N,
     EpochPacks,
     Rules,
     SourceFacts,
@@ -245,13 +246,13 @@ def num_pieces(
 
 
 def _rules(packing: PackingConfig, num_samples: int) -> Rules:
-    kind = {"next_fit": NEXT_FIT, "first_fit": FIRST_FIT}.get(packing.strategy, BEST_FIT)
+    kind = {"next_fit": NEXT_FIT, "first_fit": FIRST_FIT, "best_fit": BEST_FIT}.get(packing.strategy, WINDOW_N)
     return Rules(
         kind=kind,
         limit=packing.packing_length,
         max_samples=packing.max_samples_per_pack or MAX_SEGMENTS + 1,
         window=packing.samples_at_once or num_samples,
-        filler_share=FILLER_SHARE if packing.strategy == "best_fit" else 1.0,
+        filler_share=FILLER_SHARE,
         keeps=packing.overlong == "keep",
     )
 

@@ -22,7 +22,9 @@ from lmms_stream.doors.lmms_engine.datasets.names import OWN_PROCESSORS, OWN_TYP
 from lmms_stream.doors.lmms_engine.datasets.processor import (
     ProcessorConfig,
     PureTextDataProcessor,
+    Qwen2_5OmniDataProcessor,
     Qwen2VLDataProcessor,
+    _film,
 )
 from lmms_stream.doors.lmms_engine.launch.cli import create_train_task
 from lmms_stream.errors import ConfigError, DataError
@@ -34,6 +36,7 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, LlamaConfig
 
 from ..processors.tile_vlm import save_tile_processor, tile_config
+from ..processors.tiny_sound import clip, save_sound_processor, tone
 from ..processors.tiny_vlm import save_processor, tiny_config
 from ..rounds import in_long_rounds
 from ..train.habits.rows import SIZES
@@ -209,8 +212,42 @@ def test_images_of_a_processor_by_its_name_are_those_of_a_dataset(tmp_path: Path
         assert torch.equal(made[name], pack.inputs[name])
     with pytest.raises(DataError, match="1 images are left over: name each by a part of type image"):
         processor.process([image, image], messages)
-    with pytest.raises(DataError, match="a part of type 'image_url' has no image: give an image for each"):
+    with pytest.raises(DataError, match="a part of type 'image_url' has no image: give images, audios and videos for"):
         processor.process(None, messages)
+
+
+def test_videos_and_audios_of_a_processor_by_its_name_are_those_of_a_dataset(tmp_path: Path) -> None:
+    save_sound_processor(tmp_path / "folder", "qwen2_5_omni")
+    said = ProcessorConfig(str(tmp_path / "folder"), "Qwen2_5OmniProcessor")
+    processor = Qwen2_5OmniDataProcessor(said)
+    processor.build()
+    frames, sound = np.random.default_rng(0).integers(0, 256, (6, 3, 56, 84), np.uint8), tone(9000)[:, 0]
+    (tmp_path / "0.mkv").write_bytes(_film(frames, 2.0))
+    (tmp_path / "0.wav").write_bytes(clip(9000))
+    parts = [("video_url", "0.mkv"), ("audio_url", "0.wav")]
+    asked: list[dict[str, Any]] = [{"type": kind, kind: {"url": name}} for kind, name in parts]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [*asked, {"type": "text", "text": "What?"}]},
+        {"role": "assistant", "content": "noise"},
+    ]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    config = DatasetConfig(
+        dataset_type="qwen_omni", dataset_format="jsonl", dataset_path=str(tmp_path / "rows.jsonl"),
+        processor_config=vars(said), cache_dir=str(tmp_path / "cache"), fps=2,
+    )  # fmt: skip
+    pack = MultiModalDataset(config)[0]
+    for video in (frames, frames.transpose(0, 2, 3, 1), torch.from_numpy(frames).float()):
+        made = processor.process(None, messages, audios=[sound], sampling_rate=16000, videos=[video])
+        assert made["input_ids"].tolist() == pack.input_ids[0].tolist()
+        for name in ("pixel_values_videos", "video_grid_thw", "audio_frames", "audio_lengths"):
+            assert torch.equal(made[name], pack.inputs[name]), name
+    assert made["video_grid_thw"][0, 0] == 3  # all six frames, two of them a step
+    with pytest.raises(ConfigError, match="audios need sampling_rate: give how many samples a second they have"):
+        processor.process(None, messages, audios=[sound])
+    with pytest.raises(DataError, match=r"a video has the shape \[3, 56, 84\]: give \[frames, 3, height, width\], a"):
+        processor.process(None, messages, videos=frames)
+    with pytest.raises(DataError, match="1 videos are left over: name each by a part of type video"):
+        processor.process(None, messages, audios=[sound], sampling_rate=16000, videos=[frames, frames])
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -392,7 +392,7 @@ def test_the_packs_of_a_plan_version_never_change() -> None:
     assert (PLAN_VERSION, digest(plan, 0), digest(plan, 1)) == (2, "fe657e0ae25db616", "6b45746fe61fa746")
     assert streams == "20d2c795f26c64ed"
     of_windows = small_plan(packing=dataclasses.replace(plan.packing, strategy="window_64"))
-    assert of_windows.fingerprint.startswith("3-")  # version 2 kept no pack of window_N open for the next window
+    assert of_windows.fingerprint.startswith("4-")  # version 3 placed the samples of window_N longest first
     # Version 1 had the same packs where samples are shuffled, and others where they are not.
     stored = small_plan(order=dataclasses.replace(plan.order, shuffle=False))
     assert digest(stored, 0) == "cd5f1be1ff8bc419"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, PackingError
 from lmms_stream.plan.packing import NO_OPEN_PACKS, OpenPacks, Overlong, PackingConfig, Packs, pack, pack_window
 
+from ..rounds import in_long_rounds
 from ..strategies import STRATEGIES, Lengths, PackingCase, chat_lengths, examples, packing_cases
 
 INTEGER_DTYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
@@ -384,10 +385,11 @@ def sliding_window(lengths: Lengths, limit: int, size: int) -> int:
     return num_packs
 
 
-def test_window_n_fills_packs_at_least_as_full_as_a_sliding_window_of_n_samples() -> None:
-    draws, limit, count = np.random.default_rng(0), 4096, 3000
+def window_distributions(count: int, *, limit: int) -> dict[str, Lengths]:
+    draws = np.random.default_rng(0)
     is_short = draws.random(count) < 0.5
-    distributions = {
+    images = draws.choice([256, 576, 1024, 1369], count)
+    return {
         "chats": chat_lengths(count, limit=limit, seed=0),
         "any": draws.integers(1, limit + 1, count),
         "short": draws.integers(1, 200, count),
@@ -398,11 +400,31 @@ def test_window_n_fills_packs_at_least_as_full_as_a_sliding_window_of_n_samples(
         "equal": np.full(count, 1000),
         "heavy tail": np.clip((draws.pareto(1.2, count) + 1) * 100, 1, limit).astype(np.int64),
         "long": draws.integers(limit // 2, limit + 1, count),
+        "images of four sizes": images,
+        "images and texts": images + draws.integers(5, 60, count),
+        "images of three sizes": draws.choice([1024, 1369, 1600], count),
+        "images of a tenth and a third": draws.choice([290, 1162, 1231, 1515], count),
     }
-    for name, lengths in distributions.items():
-        for size in (10, 100, 1000):
+
+
+@pytest.mark.parametrize("size", [10, 100, pytest.param(1000, marks=in_long_rounds)])
+def test_window_n_fills_packs_at_least_as_full_as_a_sliding_window_of_n_samples(size: int) -> None:
+    limit, config = 4096, PackingConfig(packing_length=4096, strategy=f"window_{size}")
+    for name, lengths in window_distributions(3000, limit=limit).items():
+        assert len(pack(lengths, config=config)) <= sliding_window(lengths, limit, size), name
+
+
+@in_long_rounds
+def test_window_n_takes_at_most_one_percent_more_packs_than_a_sliding_window_for_any_four_sizes() -> None:
+    draws, found, expected = np.random.default_rng(0), 0, 0
+    for limit in (2048, 4096, 8192) * 8:
+        lengths = draws.choice(draws.integers(64, limit // 2, 4), 1500)
+        for size in (10, 30, 100, 1000):
             config = PackingConfig(packing_length=limit, strategy=f"window_{size}")
-            assert len(pack(lengths, config=config)) <= sliding_window(lengths, limit, size), (name, size)
+            packs, sliding = len(pack(lengths, config=config)), sliding_window(lengths, limit, size)
+            assert packs <= 1.01 * sliding, (limit, size, np.unique(lengths))
+            found, expected = found + packs, expected + sliding
+    assert found < expected
 
 
 @given(case=packing_cases(overlong="keep"))

@@ -15,7 +15,7 @@ CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kep
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _mix(value: np.uint64) -> np.uint64:
+def mix(value: np.uint64) -> np.uint64:
     """splitmix64's finalizer: a bijection of 64-bit words without visible pattern (Steele et al., 2014)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -149,7 +149,7 @@ def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, t
 
 
 @njit(cache=True, nogil=True)
-def _fill_window(
+def fill_window(
     bins: Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
 ) -> int:
     """Put samples, in the order of bins.turns, into the fullest packs that take them; the number of open bins.
@@ -224,7 +224,7 @@ def _close(
             words[room >> 6] = np.uint64(0)
             summary[room >> 12] = np.uint64(0)
         if at < num_last or room < least_room or size[chosen] >= max_samples:
-            keys[num_closing] = _mix(seed + np.uint64(first[chosen]) * np.uint64(0x9E3779B97F4A7C15))
+            keys[num_closing] = mix(seed + np.uint64(first[chosen]) * np.uint64(0x9E3779B97F4A7C15))
             closing[num_closing] = chosen
             unused[len(unused) - num_open + num_closing] = chosen
             num_closing += 1
@@ -232,11 +232,11 @@ def _close(
             opened[num_kept] = chosen
             num_kept += 1
     _enter(bins, num_kept)
-    return _sort_by_hash(keys[:num_closing], closing[:num_closing]), num_kept
+    return sort_by_hash(keys[:num_closing], closing[:num_closing]), num_kept
 
 
 @njit(cache=True, nogil=True)
-def _sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[np.int32]:
+def sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[np.int32]:
     """The bins by their keys, which are spread evenly: one bucket a bin by high bits, then insertion."""
     count = len(bins)
     bits = 1
@@ -268,7 +268,7 @@ def _sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[
 
 
 @njit(cache=True, nogil=True)
-def _emit(
+def emit(
     bins: Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
 ) -> int:
     """Write the samples of bins behind the packs that are there; the number of packs then."""
@@ -324,7 +324,7 @@ def best_fit(
     A stretch begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
     firsts: positions in the sequence of their first samples. position: that of the stretch's first sample. last: the
     sequence ends with the stretch.
-    filler_share: see _sort_window; 1 is best fit decreasing. Returns order and offsets over `lengths`; firsts of the
+    filler_share: see _sort_window. Returns order and offsets over `lengths`; firsts of the
     last packs in them, which are still open.
     """
     window = min(window, max(len(lengths) - carried[-1], 1))
@@ -365,12 +365,12 @@ def best_fit_in(
         else:
             _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
         num_carried = num_open
-        num_open = _fill_window(bins, lengths, stop - start, position - first_new, num_open, limit, max_samples)
+        num_open = fill_window(bins, lengths, stop - start, position - first_new, num_open, limit, max_samples)
         is_last = last and stop == count
         closing, num_open = _close(bins, num_open if is_last else num_carried, num_open, limit, max_samples, seed)
-        num_packs = _emit(bins, closing, order, offsets, num_packs)
+        num_packs = emit(bins, closing, order, offsets, num_packs)
     still_open = bins.opened[:num_open]
-    num_packs = _emit(bins, still_open, order, offsets, num_packs)
+    num_packs = emit(bins, still_open, order, offsets, num_packs)
     return order, offsets[: num_packs + 1].copy(), bins.first[still_open]
 
 

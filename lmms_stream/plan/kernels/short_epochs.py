@@ -12,11 +12,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from .best_fit import Bins, best_fit_in, first_fit, new_bins, next_fit
+from .window_fit import window_fit_in
 
 # mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
 
 
-BEST_FIT, FIRST_FIT, NEXT_FIT = 0, 1, 2
+BEST_FIT, FIRST_FIT, NEXT_FIT, WINDOW_N = 0, 1, 2, 3
 _WORD = (1 << 32) - 1
 _PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and fixed_packs)
 
@@ -43,7 +44,7 @@ class SourceFacts(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How samples are packed; see best_fit. kind: BEST_FIT (with window_N), FIRST_FIT or NEXT_FIT.
+    """How samples are packed; see best_fit. kind: BEST_FIT, FIRST_FIT, NEXT_FIT or WINDOW_N.
 
     keeps: whether samples longer than the limit are kept whole.
     """
@@ -133,10 +134,14 @@ def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64)
         return next_fit(lengths, rules.limit, rules.max_samples)
     if rules.kind == FIRST_FIT:
         return first_fit(lengths, rules.limit, rules.max_samples)
-    order, offsets, _ = best_fit_in(
-        bins, lengths, np.zeros(1, np.int64), np.empty(0, np.int64), 0, True, rules.limit, rules.max_samples,
-        min(rules.window, max(len(lengths), 1)), rules.filler_share, seed,
-    )  # fmt: skip
+    window, limit, max_samples = min(rules.window, max(len(lengths), 1)), rules.limit, rules.max_samples
+    none = np.empty(0, np.int64)
+    if rules.kind == WINDOW_N:
+        order, offsets, _ = window_fit_in(bins, lengths, none, 0, True, limit, max_samples, window, seed)
+    else:
+        order, offsets, _ = best_fit_in(
+            bins, lengths, np.zeros(1, np.int64), none, 0, True, limit, max_samples, window, rules.filler_share, seed
+        )
     return order, offsets
 
 
@@ -220,8 +225,9 @@ def _pack_node(
 def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
     """The packs of the epochs [first, first + count), in the order of their numbers."""
     num_segments = int(facts.num_pieces.sum())
-    window = max(1, min(rules.window, num_segments)) if rules.kind == BEST_FIT else 1
-    bins = new_bins(2 * window, window, rules.limit if rules.kind == BEST_FIT else 1)
+    has_bins = rules.kind in (BEST_FIT, WINDOW_N)
+    window = max(1, min(rules.window, num_segments)) if has_bins else 1
+    bins = new_bins(2 * window, 2 * window, rules.limit if has_bins else 1)
     ids, state = np.empty(len(facts.lengths), np.int64), np.empty(STATE_WORDS, np.uint64)
     cut, packed = _new_segments(num_segments), _new_segments(num_segments)
     ends, turns = np.empty(num_segments, np.int64), np.empty(num_segments, np.int32)

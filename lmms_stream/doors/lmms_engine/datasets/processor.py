@@ -1,4 +1,4 @@
-"""LMMS Engine's processors by their names: images and messages -> input_ids, labels and tensors of images."""
+"""LMMS Engine's processors by their names: messages and media -> input_ids, labels and tensors of the media."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ....errors import ConfigError, DataError
+from ....extras import need
 from ....mds.dataset_config import DatasetConfig
 from ....processors.base import Processor
-from .names import processor_of
+from ....processors.media.facts import facts_of
+from .names import LLAVA_ONEVISION, PROCESSORS, processor_of
 
 __all__ = [
     "BagelDataProcessor",
@@ -34,6 +39,9 @@ __all__ = [
 ]
 
 
+_ALL_FRAMES = 1e6  # frames a second, more than a video has: process() is given frames that are chosen already
+
+
 @dataclass
 class ProcessorConfig:
     """The section processor_config of a dataset."""
@@ -44,10 +52,7 @@ class ProcessorConfig:
 
 
 class DataProcessor:
-    """A processor of LMMS Engine's by its name, over ours. build() reads its folder; ConfigError before it.
-
-    Messages may hold texts and images; other media are read by datasets alone.
-    """
+    """A processor of LMMS Engine's by its name, over ours. build() reads its folder; ConfigError before it."""
 
     dataset_type = "vision"
 
@@ -57,7 +62,11 @@ class DataProcessor:
 
     def build(self) -> None:
         said = {name: value for name, value in vars(self.config).items() if value}
-        self._made = processor_of(DatasetConfig(dataset_type=self.dataset_type, processor_config=said))
+        of_type = PROCESSORS.get(self.config.processor_type)
+        fps = (
+            _ALL_FRAMES if of_type and of_type.kind != "image" and of_type.processor_class != LLAVA_ONEVISION else None
+        )
+        self._made = processor_of(DatasetConfig(dataset_type=self.dataset_type, processor_config=said, fps=fps))
 
     @property
     def processor(self) -> Processor:
@@ -82,46 +91,87 @@ class DataProcessor:
         self,
         images: Sequence[Any] | None,
         hf_messages: Sequence[Mapping[str, Any]],
-        audios: Any = None,
+        audios: Sequence[NDArray[np.float32]] | None = None,
         sampling_rate: int | None = None,
-        videos: Any = None,
+        videos: Sequence[Any] | NDArray[Any] | None = None,
         system_message: str | None = None,
+        *,
+        fps: float = 2.0,
     ) -> dict[str, torch.Tensor]:
-        """Return int64[T] input_ids and labels of a conversation, and tensors of its images by the model's names.
+        """Return int64[T] input_ids and labels of a conversation, and tensors of its media as batches have them.
 
-        images: of Pillow, as many as parts of type image. Answers of the assistant are trained on.
+        images: of Pillow. audios: [samples], at sampling_rate samples a second. videos: uint8[frames, 3, H, W] or
+        uint8[frames, H, W, 3], shown at fps frames a second; all are read, LLaVA-OneVision's as many as it takes.
+        There is one of each kind for each part of its type. Answers of the assistant are trained on.
         """
-        if audios is not None or videos is not None:
-            raise ConfigError("audios and videos are read from files: name them in rows of a dataset")
+        if audios is not None and sampling_rate is None:
+            raise ConfigError("audios need sampling_rate: give how many samples a second they have")
         messages = [dict(each) for each in hf_messages]
         if system_message is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_message})
-        media = _store(messages, list(images or ()))
+        files = {
+            "image": [_png(each) for each in images or ()],
+            "audio": [_wav(each, int(sampling_rate or 0)) for each in audios or ()],
+            "video": [_film(np.asarray(each), fps) for each in (() if videos is None else videos)],
+        }
+        media = _store(messages, files)
         made = self.processor.process({"messages": json.dumps(messages), "media": media})
         of_media: Mapping[str, Any] = made.get("media") or {}
         return {name: torch.as_tensor(value) for name, value in ({**made, **of_media}).items() if name != "media"}
 
 
-def _store(messages: Sequence[dict[str, Any]], images: Sequence[Any]) -> bytes:
-    """Let parts of type image say where their image lies in the bytes that are returned."""
-    stored, left = b"", list(images)
+def _png(image: Any) -> bytes:
+    data = io.BytesIO()
+    image.convert("RGB").save(data, "PNG")
+    return data.getvalue()
+
+
+def _wav(samples: NDArray[np.float32], rate: int) -> bytes:
+    data, soundfile = io.BytesIO(), need("soundfile", by="audios")
+    soundfile.write(data, np.asarray(samples, np.float32), rate, format="WAV", subtype="FLOAT")
+    return data.getvalue()
+
+
+def _film(frames: NDArray[np.uint8], fps: float) -> bytes:
+    """Return the frames in a file without loss."""
+    if frames.ndim != 4 or 3 not in (frames.shape[1], frames.shape[3]):
+        raise DataError(f"a video has the shape {[*frames.shape]}: give [frames, 3, height, width], a video each")
+    if frames.dtype != np.uint8:
+        frames = np.rint(frames).clip(0, 255).astype(np.uint8)
+    shown = frames if frames.shape[3] == 3 else frames.transpose(0, 2, 3, 1)
+    data, av = io.BytesIO(), need("av", by="videos")
+    with av.open(data, "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=Fraction(fps).limit_denominator(1000))
+        stream.height, stream.width, stream.pix_fmt = shown.shape[1], shown.shape[2], "bgr0"
+        for frame in shown:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())
+    return data.getvalue()
+
+
+def _store(messages: Sequence[dict[str, Any]], files: Mapping[str, list[bytes]]) -> bytes:
+    """Let parts of media say where their file lies in the bytes that are returned."""
+    stored = b""
     for message in messages:
         if isinstance(message["content"], str):
             continue
         message["content"] = parts = [dict(part) for part in message["content"]]
         for part in parts:
-            if part["type"] == "text":
+            kind = part["type"].removesuffix("_url")
+            if kind == "text":
                 continue
-            if not part["type"].startswith("image") or not left:
-                raise DataError(f"a part of type {part['type']!r} has no image: give an image for each, in their order")
-            image, data = left.pop(0).convert("RGB"), io.BytesIO()
-            image.save(data, "PNG")
-            span = [len(stored), len(data.getvalue())]
-            stored += data.getvalue()
+            if not files.get(kind):
+                raise DataError(
+                    f"a part of type {part['type']!r} has no {kind}: give images, audios and videos for each, in their "
+                    "order"
+                )
+            data = files[kind].pop(0)
             part.clear()
-            part |= {"type": "image", "mime": "image/png", "span": span, "width": image.width, "height": image.height}
-    if left:
-        raise DataError(f"{len(left)} images are left over: name each by a part of type image")
+            part |= {"type": kind, "span": [len(stored), len(data)], **facts_of(data, kind)._asdict()}
+            stored += data
+    for kind, left in files.items():
+        if left:
+            raise DataError(f"{len(left)} {kind}s are left over: name each by a part of type {kind}")
     return stored
 
 
