@@ -42,7 +42,11 @@ def load_mapping(path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[
         raise ConfigError(f"{path}: not a readable YAML file: {error}") from error
     data = _of_older_launch_file(data)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(data).__name__}")
+        found = "nothing" if data is None else type(data).__name__
+        raise ConfigError(
+            f"{path}: expected a mapping of settings at the top, found {found}: write sections, as docs/settings.md "
+            "and docs/lmms_engine.md have them"
+        )
     for override in overrides:
         _apply_override(data, override)
     named = {override.partition("=")[0] for override in overrides}

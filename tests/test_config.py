@@ -272,9 +272,12 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
         load_config(Run, path)
 
 
-@pytest.mark.parametrize(("text", "found"), [("", "NoneType"), ("[1, 2]", "list"), ("just text", "str")])
+@pytest.mark.parametrize(("text", "found"), [("", "nothing"), ("[1, 2]", "list"), ("just text", "str")])
 def test_a_file_without_a_mapping_at_the_top_is_refused(tmp_path: Path, text: str, found: str) -> None:
-    message = f"<file>: expected a mapping of settings at the top, found {found}"
+    message = (
+        f"<file>: expected a mapping of settings at the top, found {found}: write sections, as docs/settings.md and "
+    )
+    message += "docs/lmms_engine.md have them"
     with pytest.raises(ConfigError, match=refused(message)):
         load(tmp_path, text)
 

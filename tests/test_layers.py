@@ -77,7 +77,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "doors/lmms_engine/datasets": {
         *BASE, "config", "yaml_text", "lazy", "plan", "storage", "processes", "processors", "processors/families",
-        "mds", "converters", "converters/rows", "converters/sources", "loader", "train/run", "doors/huggingface",
+        "processors/media", "mds", "converters", "converters/rows", "converters/sources", "loader", "train/run",
+        "doors/huggingface",
     },
     "doors/lmms_engine/launch": {
         *BASE, "versions", "config", "mds", "processes", "processors", "train", "train/run", "train/model",

@@ -26,6 +26,7 @@ BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
 MOST_ROWS = 1 << 62
 STREAM_ROWS = 32  # read at once while streaming, since nothing says how large rows are
 SPLIT_ROWS = re.compile(r"([^\[\]]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*))?\]")
+_SPLIT = re.compile(r"[^\[\]]+(\[(-?\d+%?)?:(-?\d+%?)?(:[1-9]\d*)?\](\(\w+\))?)?")  # as `datasets` has it, and a step
 SETTINGS = ("config", "split", "streaming", "revision", "data_dir", "data_files")
 # Of the library's builders, those that only parse files: others unpickle, run queries or run code.
 BUILDERS = ("arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset")
@@ -65,6 +66,16 @@ class HubSpec:
         return HubSpec(name=name, streaming=streaming == "1", data_files=files, **texts)
 
 
+def check_split(split: str, name: str) -> None:
+    """DataError for a slice of a split that is none of numbers, or of percentages; name: the dataset."""
+    for part in split.split("+"):
+        if _SPLIT.fullmatch(part.strip()) is None:
+            raise DataError(
+                f"{name}: split {part!r} is no slice: write NAME[START:STOP] or NAME[START:STOP:STEP], with numbers of "
+                "rows, which may be negative, or NAME[:10%]"
+            )
+
+
 def rows_of_split(split: str) -> tuple[str, slice]:
     """Return the name of a split and the slice of its rows; a text without a slice of numbers is the name.
 
@@ -87,6 +98,7 @@ class HubDataset:
         datasets = need("datasets", by="datasets of the hub")
         self.name = name
         self._spec = spec
+        check_split(spec.split or "train", name)
         if (Path(datasets.__file__).parent / "packaged_modules" / spec.name / "__init__.py").is_file():
             _refuse_builder(spec.name, name)
         with _hub_errors(name):
@@ -103,7 +115,8 @@ class HubDataset:
         if spec.streaming and self._split.endswith("]") and "%" in self._split:
             self._base, self._rows = self._percentage()
         if spec.streaming and min(self._rows.start or 0, self._rows.stop or 0) < 0:
-            raise DataError(f"{name}: how many rows it has is not known while it streams: count them from its start")
+            start, stop, step = self._rows.indices(self._num_rows(self._base))
+            self._rows = slice(start, max(start, stop), step)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -143,19 +156,25 @@ class HubDataset:
         import datasets
 
         base = self._split.partition("[")[0]
+        num_rows = self._num_rows(base)
+        with _hub_errors(self.name):
+            (rows,) = datasets.ReadInstruction.from_spec(self._split).to_absolute({base: num_rows})
+        return base, slice(rows.from_ or 0, num_rows if rows.to is None else rows.to)
+
+    def _num_rows(self, base: str) -> int:
+        """Number of rows of a split that streams: as stated, or counted where its files are local; else DataError."""
         num_rows = getattr((self._builder.info.splits or {}).get(base), "num_examples", None)
         files = (self._builder.config.data_files or {}).get(base, [])
         with _hub_errors(self.name):
             if not num_rows and files and not any("://" in file for file in files):
                 streamed = self._builder.as_streaming_dataset(split=base).with_format("arrow")
                 num_rows = sum(table.num_rows for table in streamed.iter(STREAM_ROWS))
-            if not num_rows:
-                raise DataError(
-                    f"{self.name}: how many rows {base} has is not known while it streams: name rows by number, as "
-                    f"{base}[:1000], or leave out streaming=1"
-                )
-            (rows,) = datasets.ReadInstruction.from_spec(self._split).to_absolute({base: num_rows})
-        return base, slice(rows.from_ or 0, num_rows if rows.to is None else rows.to)
+        if not num_rows:
+            raise DataError(
+                f"{self.name}: how many rows {base} has is not known while it streams: name rows by number, as "
+                f"{base}[:1000], or leave out streaming=1"
+            )
+        return int(num_rows)
 
     def table(self, location: Location) -> HubTable:
         with _hub_errors(self.name):

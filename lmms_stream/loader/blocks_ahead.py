@@ -111,7 +111,7 @@ class BlocksAhead:
 
 
 class CacheOutlook:
-    """See storage/outlook.py. One thread enters blocks while others ask.
+    """See storage/record.py. One thread enters blocks while others ask.
 
     serves: see NextUse. margin_steps: how far this worker plans ahead of the slowest of the machine: a block that was
     left counts as in use for as many steps. epoch: in which it begins.

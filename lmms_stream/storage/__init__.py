@@ -11,7 +11,6 @@ fetch_config    settings of downloads
 cache           copies of a remote dataset's files on this node; tally: counts of hits and downloads
 peers           files from the caches of other nodes; peer_server: what gives them, and who has which
 record          known facts of a copy
-outlook         next use of copies
 room            the limit of a cache folder, and the journal of its files
 prefetch        downloads ahead of their reader
 """

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 _RECORD_BYTES = 1024
 _READS = 3
@@ -110,3 +110,29 @@ def touch(record_path: Path) -> None:
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     with suppress(FileNotFoundError):  # it was deleted just now
         os.utime(record_path, ns=(now, now))
+
+
+# What is known of when the files of a limited cache are needed next, so that the files needed last give way first.
+#
+# Each process that follows a plan knows it for itself; nothing is written down. Without a plan, files give way by least
+# recent use.
+
+NEEDED_NOW = 0.0
+
+
+class Outlook(Protocol):
+    """When files are needed next, as one process sees it.
+
+    version: changes with what is foretold. since_ns: of the clock of records; a file that was used later is in use
+    by somebody, whatever is foretold (a rank that is behind, or another run).
+    """
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def since_ns(self) -> int: ...
+
+    def next_uses(self, folder: Path, names: list[str]) -> list[float]:
+        """Of the files of these records in a folder of the cache: NEEDED_NOW, or larger the later; inf: never."""
+        ...

@@ -1,6 +1,6 @@
 """Room for downloads under a limit: the files needed last give way, none that is not ours.
 
-Which those are says the outlook of a process that follows a plan (see outlook.py); without one, the files used least
+Which those are says the outlook of a process that follows a plan (see record.py); without one, the files used least
 recently give way.
 
 All processes of a node that share a cache folder share its limit, and the ledger of its files (see below).
@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
 from .locks import file_of, locked, locked_shortly
-from .outlook import NEEDED_NOW, Outlook
-from .record import Record, boot_id, touch
+from .record import NEEDED_NOW, Outlook, Record, boot_id, touch
 
 _POLL_S = 0.05
 

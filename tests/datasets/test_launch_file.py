@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
+from lmms_stream.config import load_mapping
 from lmms_stream.doors.huggingface.arguments import train_config
+from lmms_stream.doors.lmms_engine.datasets import MultiModalDataset
 from lmms_stream.doors.lmms_engine.launch.cli import arguments_of, create_train_task
 from lmms_stream.doors.lmms_engine.launch.file import TRAINER_ARGS, launch_of
 from lmms_stream.doors.lmms_engine.launch.run import planned_launch, read_launch
 from lmms_stream.doors.lmms_engine.train import TrainingArguments
-from lmms_stream.errors import ConfigError
+from lmms_stream.errors import ConfigError, LmmsStreamError
 from lmms_stream.tools.demo.pictures import write_charts
 from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.tools.ledger.run import Ledger
@@ -181,6 +183,61 @@ def test_what_cannot_be_kept_is_refused(
     changed = data | change if not section else data | {section: data[section] | change}
     with pytest.raises(ConfigError, match=message):
         read_launch(changed, source="launch.yaml")
+
+
+MISTAKES: list[tuple[str, Any, str]] = [  # where, what, the error
+    ("trainer_type", "fsdp2", "trainer_type has no 'fsdp2': did you mean 'fsdp2_trainer'"),
+    (
+        "dataset_config",
+        [{"dataset_type": "vision"}],
+        r"dataset_config must be a mapping, got \[.*: write its keys below",
+    ),
+    ("dataset_config.dataset_type", "visoin", "dataset_type has no 'visoin': did you mean 'vision'"),
+    ("dataset_config.packing_lenght", 512, "unknown key 'packing_lenght': did you mean 'packing_length'"),
+    ("dataset_config.packing_length", "long", "packing_length: Input should be a valid integer, .*, got 'long'"),
+    ("dataset_config.packing_strategy", "fist_fit", r"one of .*, window_N \(as window_1024\), got 'fist_fit'"),
+    ("dataset_config.dataset_path", "gone.jsonl", "gone.jsonl: no such file or folder: check the path"),
+    ("dataset_config.dataset_format", "jsonlines", "dataset_format has no 'jsonlines': choose one of json, jsonl"),
+    ("dataset_config.dataset_format", "parquet", "chats.jsonl: not readable as Parquet"),
+    (
+        "dataset_config.datasets",
+        [{"paht": "a", "data_type": "jsonl"}],
+        r"entry 1 of datasets is {.*'paht'.*: write {path: …, data_fo",
+    ),
+    ("dataset_config.processor_config", ["x", "qwen2"], r"processor_config must be a mapping, got \['x', 'qwen2'\]: "),
+    ("dataset_config.processor_config.procesor_type", "x", "has no 'procesor_type': did you mean 'processor_type'"),
+    ("dataset_config.processor_config.processor_type", "qwen25_vl", "'qwen25_vl': did you mean 'qwen2_5_vl'"),
+    ("dataset_config.processor_config.processor_name", "/gone", "'/gone' cannot be loaded: .*: name a folder with a"),
+    ("model_config.attn_implementaton", "sdpa", "no 'attn_implementaton': did you mean 'attn_implementation'"),
+    ("trainer_args.learning_rate", "fast", "trainer_args: learning_rate must be a number, got 'fast': write digits"),
+    ("trainer_args.max_steps", "ten", "trainer_args: max_steps must be a number, got 'ten': write digits"),
+    (
+        "trainer_args.fsdp_config",
+        ["x"],
+        r"trainer_args: fsdp_config must be a mapping, got \['x'\]: write its keys below",
+    ),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "message"), MISTAKES)
+def test_a_typical_mistake_of_a_launch_file_is_named_with_its_remedy(
+    data: dict[str, Any], where: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    *sections, name = where.split(".")
+    section = data
+    for each in sections:
+        section = section[each]
+    section[name] = value
+    path = tmp_path / "launch.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(LmmsStreamError, match=message):
+        len(MultiModalDataset(read_launch(load_mapping(path), source=str(path))[0].dataset).build())
+
+
+def test_an_empty_launch_file_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "launch.yaml").write_text("# nothing yet\n")
+    with pytest.raises(ConfigError, match=r"found nothing: write sections, as docs/settings\.md and docs/lm"):
+        load_mapping(tmp_path / "launch.yaml")
 
 
 def test_a_launch_file_of_the_sit_trainer_is_of_diffusers_model(data: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.datasets import DatasetConfig, MultiModalDataset
+from lmms_stream.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.assign import pack_costs
@@ -60,6 +60,22 @@ def test_the_trainer_reads_the_same_packs_in_every_epoch_in_another_order(config
     assert epochs[0] == [tuple(ids(dataset[number])) for number in range(len(dataset))]
     assert [sorted(epoch) for epoch in epochs] == [sorted(epochs[0])] * 3
     assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_shuffle_orders_samples_before_they_are_packed(config: dict[str, Any], streams: bool) -> None:
+    def order(shuffle: bool) -> list[int]:
+        given = {**config, "shuffle": shuffle, "packing_strategy": "next_fit", "num_canonical_nodes": 1}
+        dataset: Any = (
+            MultiModalIterableDataset(given | {"cache_dir": None}) if streams else MultiModalDataset(given).build()
+        )
+        packs = dataset if streams else (dataset[number] for number in range(len(dataset)))
+        return [int(each) for pack in packs for each in pack.sample_ids]
+
+    stored, shuffled = order(False), order(True)
+    assert stored == sorted(stored)
+    assert shuffled != stored
+    assert sorted(shuffled) == stored
 
 
 def test_with_reshuffle_packs_are_made_anew_in_each_epoch(config: dict[str, Any]) -> None:

@@ -348,13 +348,21 @@ def test_percent_of_a_split_are_the_same_rows_while_it_streams(hub: Path, bounds
     assert read(f"hf:{hub / 'set'}?split=train[{bounds}]&streaming=1", unit_bytes=500) == expected
 
 
-def test_slices_from_the_end_need_the_number_of_rows(hub: Path) -> None:
+@pytest.mark.parametrize("bounds", ["-5:", ":-5", "-9:-2:3"])
+def test_slices_from_the_end_are_the_same_rows_while_they_stream(hub: Path, bounds: str) -> None:
     write(hub / "set" / "train.jsonl", json_lines(MESSY))
-    assert read(f"hf:{hub / 'set'}?split=train[-5:]") == MESSY[-5:]
-    with pytest.raises(
-        DataError, match=r"how many rows it has is not known while it streams: count them from its start"
-    ):
-        read(f"hf:{hub / 'set'}?split=train[-5:]&streaming=1")
+    first, *others = (int(bound) if bound else None for bound in bounds.split(":"))
+    expected = MESSY[slice(first, *others)]
+    assert read(f"hf:{hub / 'set'}?split=train[{bounds}]") == expected
+    assert read(f"hf:{hub / 'set'}?split=train[{bounds}]&streaming=1") == expected
+
+
+@pytest.mark.parametrize("split", ["train[:5", "train[a:b]", "train[5]", "train[:10%]+test[", "train[::-1]"])
+def test_a_split_with_a_slice_that_is_none_is_refused(hub: Path, split: str) -> None:
+    write(hub / "set" / "train.jsonl", json_lines(MESSY))
+    for streaming in ("", "&streaming=1"):
+        with pytest.raises(DataError, match=r"split '.*' is no slice: write NAME\[START:STOP\] or NAME"):
+            read(f"hf:{hub / 'set'}?split={split.replace('%', '%25').replace('+', '%2B')}{streaming}")
 
 
 def test_the_identity_of_a_dataset_changes_with_its_files(hub: Path) -> None:

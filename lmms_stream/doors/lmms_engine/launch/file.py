@@ -298,15 +298,24 @@ class Launch:
     task: Mapping[str, Any] = field(default_factory=dict)
 
 
+_MAPPINGS = {  # sections, and what in them are mappings, too
+    "dataset_config": ("processor_config", "extra_kwargs"),
+    "model_config": ("load_from_config", "overwrite_config", "monkey_patch_kwargs", "extra_kwargs"),
+    "trainer_args": ("fsdp_config", "profiler_config", "lr_scheduler_kwargs"),
+}
+
+
 def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     """What a launch file says; ConfigError for keys that are unknown, and for what cannot be kept.
 
     A key of any section whose value is null asks for nothing.
     """
     check_names(_asked(data), LAUNCH_SECTIONS, source)
-    for name in ("dataset_config", "model_config", "trainer_args"):
-        if not isinstance(data.get(name), Mapping):
+    _check_mappings(data, _MAPPINGS, source=source)
+    for name in _MAPPINGS:
+        if data.get(name) is None:
             raise ConfigError(f"{source}: {name} is missing: write the section {name}")
+        _check_mappings(data[name], _MAPPINGS[name], source=f"{source}: {name}")
     trainer = data.get("trainer_type")
     if trainer in OTHER_TRAINERS:
         raise ConfigError(
@@ -339,6 +348,17 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     if "use_liger_kernel" in arguments:
         arguments["use_liger_kernel"] = model.use_liger_kernel
     return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
+
+
+def _check_mappings(section: Mapping[str, Any], names: Collection[str], *, source: str) -> None:
+    """ConfigError for a section, of those with these names, that is a list, a text or a number."""
+    for name in names:
+        said = section.get(name)
+        if said is not None and not isinstance(said, Mapping):
+            raise ConfigError(
+                f"{source}: {name} must be a mapping, got {said!r}: write its keys below it, as `key: value`, without "
+                "dashes"
+            )
 
 
 def _check_rows(trainer: str | None, dataset: DatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
@@ -424,6 +444,7 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
     check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
+    _check_numbers(arguments, source=source)
     if arguments.get("train_sampling_strategy") == "sequential":
         raise ConfigError(
             f"{source}: train_sampling_strategy is 'sequential', which is refused: set dataset_config.shuffle to false"
@@ -444,6 +465,19 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
                     f"{source}: lr_scheduler_kwargs of wsd")  # fmt: skip
         values |= details
     return arguments, values
+
+
+def _check_numbers(arguments: Mapping[str, Any], *, source: str) -> None:
+    """ConfigError for arguments of transformers' that are texts, and numbers by default."""
+    from transformers import TrainingArguments
+
+    for each in dataclasses.fields(TrainingArguments):
+        said = arguments.get(each.name)
+        if type(each.default) in (int, float) and isinstance(said, str):
+            try:
+                float(said)
+            except ValueError:
+                raise ConfigError(f"{source}: {each.name} must be a number, got {said!r}: write digits") from None
 
 
 def _is_of_before(name: str, value: Any, source: str) -> bool:
