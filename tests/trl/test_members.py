@@ -121,7 +121,7 @@ def test_what_is_given_as_something_else_is_named(model_folder: Path, tmp_path: 
     wrong: Any = torch.optim.SGD([torch.zeros(1)])
     with pytest.raises(ConfigError, match=r"optimizers must be \(optimizer, scheduler\), got SGD: give both"):
         SFTTrainer(str(model_folder), args, optimizers=wrong, **given)
-    with pytest.raises(ConfigError, match="no tokenizer .* is at .*nothing .*: check the model's path, or give proc"):
+    with pytest.raises(ConfigError, match=r"no tokenizer .* is at .*nothing .*: check the model's path, or give proc"):
         SFTTrainer(str(tmp_path / "nothing"), args, **given)
 
 

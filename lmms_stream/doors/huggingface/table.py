@@ -38,7 +38,8 @@ def check_numbers(arguments: TrainingArguments) -> None:
     """Raise ConfigError for a text in a field of numbers, as max_steps="3", and for batches and lengths below 1."""
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
-        if isinstance(value, str):
+        row = row_of(field.name, type(arguments))
+        if isinstance(value, str) and row is not None and row.fate == "honoured":
             of_type(f"args.{field.name}", value, field.type, None)
     for name in ("gradient_accumulation_steps", "max_length", "per_device_train_batch_size"):
         if (value := getattr(arguments, name, None)) is not None:
