@@ -93,7 +93,7 @@ def timed_question(setting: Setting, ask: Callable[[Ledger, float], Any], share:
 
 def warm_up() -> None:
     """Load the compiled loops, which a process does once."""
-    from lmms_stream.plan.ledger import Ledger as PlanLedger
+    from lmms_stream.plan.ledger import StepLookup as PlanLedger
     from lmms_stream.plan.ledger import Stretch
     from lmms_stream.plan.mixture import Mixture
     from lmms_stream.plan.order import OrderConfig

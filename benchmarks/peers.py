@@ -17,7 +17,7 @@ from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.tools.simulate.cluster import Cluster
 from lmms_stream.tools.simulate.run import Steps, simulate_sources
-from lmms_stream.tools.simulate.sources import Shards, Sources
+from lmms_stream.tools.simulate.sources import ShardCosts, Sources
 from measure import print_table, verdict
 
 NODES, GPUS = 64, 8
@@ -41,7 +41,7 @@ def gain(lengths: np.ndarray, *, shards: int, canonical_nodes: int, block: int, 
     plan = PackPlan(lengths, np.diff(ends), order=order, packing=PackingConfig(packing_length=PACKING_LENGTH))
     sources = Sources(
         plans={"data": plan},
-        shards={"data": Shards(stored, stored, np.ones(shards, np.int64))},
+        shards={"data": ShardCosts(stored, stored, np.ones(shards, np.int64))},
         zip_bytes={"data": 0},
         index_bytes=0,
         fills=True,

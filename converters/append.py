@@ -24,7 +24,7 @@ from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions, changed
-from .repeats import SETTINGS, Described, has_rows_of, interval, is_copy, overlap, shown, without
+from .repeats import SETTINGS, SourceRecord, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
 from .rows.options import SchemaOptions
 from .sources.table import TableSource
@@ -220,17 +220,17 @@ def _unknown(
     A known source before which a limit ended has no rows in the dataset: it may change. It is passed over only if the
     limit is the same and ends in a source before it again.
     """
-    at: dict[str, list[Described]] = {}
-    of_size: dict[Any, list[Described]] = {}
-    untouched: dict[str, list[Described]] = {}
-    for each in map(Described, known):
+    at: dict[str, list[SourceRecord]] = {}
+    of_size: dict[Any, list[SourceRecord]] = {}
+    untouched: dict[str, list[SourceRecord]] = {}
+    for each in map(SourceRecord, known):
         if each.is_untouched:
             untouched.setdefault(each.place, []).append(each)
             continue
         at.setdefault(each.place, []).append(each)
         of_size.setdefault(each.said.get("size"), []).append(each)
     new, there, has_ended = [], [], False
-    for source, said in zip(opened, map(Described, described(opened)), strict=True):
+    for source, said in zip(opened, map(SourceRecord, described(opened)), strict=True):
         same = at.get(said.place, [])
         if any(each.content_said != said.content_said for each in same):
             raise ConfigError(
@@ -262,8 +262,8 @@ def _is_empty(source: Source) -> bool:
 
 
 def _copied(
-    source: Source, said: Described, known: Sequence[Described], schema: SchemaOptions, *, url: str
-) -> list[Described]:
+    source: Source, said: SourceRecord, known: Sequence[SourceRecord], schema: SchemaOptions, *, url: str
+) -> list[SourceRecord]:
     """The known sources with the rows of a source that has another place."""
     found = [(each, is_same) for each in known if (is_same := is_copy(said, each)) is not False]
     found = [(each, is_same) for each, is_same in found if said.is_read_as(each) and has_rows_of(source, each, schema)]
@@ -276,20 +276,20 @@ def _copied(
     return [each for each, _ in found]
 
 
-def _is_as_asked(known: Described, said: Described, limit: int | None) -> bool:
+def _is_as_asked(known: SourceRecord, said: SourceRecord, limit: int | None) -> bool:
     """Whether the same rows were asked for: the same slice, with the limit that ended in it, if one did."""
     if "limit" in known.said:
         return bool(known.said["limit"] == limit and known.rows.start == (said.rows.start or 0))
     return bool(known.said.get("rows") == said.said.get("rows"))
 
 
-def _is_untouched_again(known: Described, said: Described, limit: int | None) -> bool:
+def _is_untouched_again(known: SourceRecord, said: SourceRecord, limit: int | None) -> bool:
     """Whether a source with the content, settings and slice of a known one is asked for with the limit of then."""
     is_same = known.at == said.at and known.content_said == said.content_said and said.is_read_as(known)
     return is_same and _is_as_asked(known, said, limit)
 
 
-def _is_held(source: Source, said: Described, known: Sequence[Described], limit: int | None, *, url: str) -> bool:
+def _is_held(source: Source, said: SourceRecord, known: Sequence[SourceRecord], limit: int | None, *, url: str) -> bool:
     """Whether known sources of the same content have all rows of a source; ConfigError where they have some of them."""
     if any("rows" not in each.said or _is_as_asked(each, said, limit) for each in known):
         return True

@@ -34,7 +34,7 @@ from .columns import check_columns, check_processor, stored_columns, stored_sche
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions, changed
-from .repeats import Described, check_repeats
+from .repeats import SourceRecord, check_repeats
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
 from .rows.user_functions import NamedOrFunction, with_functions
 from .sources.files import sampled_digest
@@ -44,7 +44,7 @@ from .sources.specs import Spec
 from .sources.units import Source
 from .stored.unread import described as unread_described
 from .weighted import convert_parts, joint, weighted_parts
-from .writing.carried import Origins, carried_lengths
+from .writing.carried import CarriedOrigins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.dropped_rows import DroppedRows
 from .writing.encoded_units import UnitEncoder, process_each
@@ -56,7 +56,16 @@ from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
-from .writing.work import Work, digest_of, finished_before, from_anywhere, open_work, options_of, place_of, work_folder
+from .writing.work import (
+    WorkFolder,
+    digest_of,
+    finished_before,
+    from_anywhere,
+    open_work,
+    options_of,
+    place_of,
+    work_folder,
+)
 
 
 @dataclass(slots=True)
@@ -243,7 +252,7 @@ def convert_sources(
 def _write_shards(
     sources: Sequence[Source],
     options: ConvertOptions,
-    work: Work,
+    work: WorkFolder,
     workers: Engine,
     num_workers: int | None,
     progress: Progress,
@@ -285,7 +294,7 @@ def _write_shards(
 
 
 def _commit(
-    work: Work,
+    work: WorkFolder,
     output: Output,
     laying: Laying,
     reading: Reading,
@@ -317,7 +326,7 @@ def _commit(
         lengths = [measured_lengths(output.lengths, measured_by, not_shown=not_shown)]
     others = [fingerprint for fingerprint in carried if fingerprint not in [index.fingerprint for index in lengths]]
     lengths += carried_lengths(sources, others, output.rows, folder=work.staging)
-    origins = Origins.of(sources, output.rows, folder=work.staging)
+    origins = CarriedOrigins.of(sources, output.rows, folder=work.staging)
     commit(
         work.targets[output.number],
         [work.done[output.number, number] for number in range(output.num_shards)],
@@ -348,11 +357,13 @@ def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> li
 def _placed(said: dict[str, Any]) -> dict[str, Any]:
     """A source's description with its place, and of a local file a digest by which a copy of it is known later."""
     placed = said | {"at": place_of(said["name"])}
-    file = Described(placed).file
+    file = SourceRecord(placed).file
     return placed if file is None else placed | {"sample": sampled_digest(file)}
 
 
-def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOptions, *, seconds: float) -> ConvertReport:
+def _report(
+    reading: Reading, laying: Laying, work: WorkFolder, options: ConvertOptions, *, seconds: float
+) -> ConvertReport:
     reports = [SplitReport.of(output) for output in laying.outputs]
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
@@ -390,7 +401,7 @@ def unit_encoder(folder: Path, format: ShardFormat, options: ConvertOptions) -> 
     )
 
 
-def _shard_makers(work: Work, format: ShardFormat) -> list[ShardMaker]:
+def _shard_makers(work: WorkFolder, format: ShardFormat) -> list[ShardMaker]:
     return [
         ShardMaker(folder=work.units, staging=work.staging, format=format, storage=from_anywhere(target))
         for target in work.targets

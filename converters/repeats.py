@@ -45,7 +45,7 @@ Interval = tuple[int, int | None]  # rows of a file, first and one past the last
 
 
 @dataclass(frozen=True)
-class Described:
+class SourceRecord:
     """A source as a conversion describes it, now or in a dataset.json."""
 
     said: Mapping[str, Any]
@@ -93,7 +93,7 @@ class Described:
         except DataError:  # an array, or a file of another format
             return ""
 
-    def is_read_as(self, other: Described) -> bool:
+    def is_read_as(self, other: SourceRecord) -> bool:
         """Whether rows are read in the same way. Sources that are read in different ways are different sources."""
         if any(self.said.get(name) != other.said.get(name) for name in SETTINGS):
             return False
@@ -143,7 +143,7 @@ class Described:
         return f"{self.name}@[{start}:{stop}]" if "rows" in self.said else self.name
 
 
-def is_copy(source: Described, other: Described) -> bool | None:
+def is_copy(source: SourceRecord, other: SourceRecord) -> bool | None:
     """Whether two sources at different places have the same content; None where only samples of it agree.
 
     Files of different sizes are not read. A file that was moved is told by its size, time and a sample of its content.
@@ -216,7 +216,7 @@ def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Ca
 
 def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tuple[str, str, str]]:
     """Pairs of sources that hold the same rows, by names with slices, and in which way."""
-    known = [Described(each) for each in described(sources)]
+    known = [SourceRecord(each) for each in described(sources)]
     places = _first_places(known)
     seen: dict[str, list[tuple[Interval, int]]] = defaultdict(list)
     for number, (source, said) in enumerate(zip(sources, known, strict=True)):
@@ -233,20 +233,20 @@ def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tupl
             seen[file].append((rows, number))
 
 
-def _how(shared: Interval, said: Described, other: Described, *, is_whole: bool) -> str:
+def _how(shared: Interval, said: SourceRecord, other: SourceRecord, *, is_whole: bool) -> str:
     """How two sources hold the same rows. is_whole: neither has them in one of several files."""
     if said.at == other.at:
         return f"rows {shown(shared)}" if shown(shared) else "all rows of it"
     return "they are copies" if is_whole and said.place != other.place else "they lead to one file"
 
 
-def _first_places(known: Sequence[Described]) -> list[str]:
+def _first_places(known: Sequence[SourceRecord]) -> list[str]:
     """Of each source the place of the first source with the same content."""
-    alike: dict[Any, list[Described]] = defaultdict(list)
+    alike: dict[Any, list[SourceRecord]] = defaultdict(list)
     for each in known:
         alike[each.said.get("size"), each.said.get("num_files")].append(each)
     places: dict[str, str] = {}
-    firsts: dict[Any, list[Described]] = defaultdict(list)
+    firsts: dict[Any, list[SourceRecord]] = defaultdict(list)
     for each in known:
         if each.place in places:
             continue
@@ -283,7 +283,7 @@ def have_same_rows(one: Source, other: Source, schema: SchemaOptions) -> bool:
     return _has_rows_below(one, other.first_rows(1)[0], schema)
 
 
-def has_rows_of(source: Source, known: Described, schema: SchemaOptions) -> bool:
+def has_rows_of(source: Source, known: SourceRecord, schema: SchemaOptions) -> bool:
     """As have_same_rows, of a source that was converted."""
     if not isinstance(source, TableSource):
         return True

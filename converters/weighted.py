@@ -28,7 +28,7 @@ RUN_NAME = "datasets.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class WeightedEntry:
     """An entry with a weight. name: of its dataset below the target, which differs from those of the others."""
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     weight: float
 
 
-def weighted_parts(sources: object, options: ConvertOptions) -> list[Part]:
+def weighted_parts(sources: object, options: ConvertOptions) -> list[WeightedEntry]:
     """The entries of the list that is the only source, if they have weights; [] otherwise.
 
     ConfigError for splits, a drop list and a limit for all, which go not with weights.
@@ -60,19 +60,19 @@ def weighted_parts(sources: object, options: ConvertOptions) -> list[Part]:
             f"{spec.path}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "
             "cannot be asked of them together: set limit in each entry, or leave out the weights"
         )
-    parts: dict[str, Part] = {}
+    parts: dict[str, WeightedEntry] = {}
     for entry in entries:
         name = base = _name(entry)
         number = 1
         while name in parts:
             number += 1
             name = f"{base}-{number}"
-        parts[name] = Part(name=name, spec=entry, weight=entry.settings.weight or 0.0)
+        parts[name] = WeightedEntry(name=name, spec=entry, weight=entry.settings.weight or 0.0)
     return list(parts.values())
 
 
 def convert_parts(
-    parts: Sequence[Part],
+    parts: Sequence[WeightedEntry],
     target: str,
     *,
     convert: Callable[[Spec, str], ConvertReport],

@@ -242,7 +242,7 @@ class Segments(NamedTuple):
     expected: NDArray[np.int64]
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """What the tokens of packs, one after another, are written into: int64[1, T] each; see Batch.
 
     position_ids: int64[axes, 1, T] where a family of models has axes of its own.

@@ -26,7 +26,7 @@ from ..rows.kinds import KINDS, usual_names
 from ..rows.schemas import READ_SCHEMAS, columns_schema
 from ..sources.mds import row_of
 from ..stored.catalog import Catalog, read_catalog
-from .row_files import FORMATS, RowFile, check_columns, row_in_json
+from .row_files import FORMATS, RowWriter, check_columns, row_in_json
 
 MARK = "_export.json"  # says of what the files are an export, so that the same command goes on
 
@@ -117,7 +117,7 @@ def _export_shard(
         encodings = tuple("bytes" if encoding in FILES else encoding for encoding in info.column_encodings)
         info = replace(info, column_encodings=encodings)
         shard, out = open_shard(path, info), Path(folder) / part
-        file: RowFile = FORMATS[format](
+        file: RowWriter = FORMATS[format](
             out, info, schema=schema_in(catalog), folder=f"{number:05}", save=partial(_save, store)
         )
         with closing(file):

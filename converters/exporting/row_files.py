@@ -26,7 +26,7 @@ _ROW_GROUP_BYTES = 1 << 24
 _ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the schema tokens: dtype and axes
 
 
-class RowFile(Protocol):
+class RowWriter(Protocol):
     """A file that is being written. add: a sample and its id. close: the file is whole, unless `add` raised."""
 
     def add(self, sample_id: int, sample: Sample) -> None: ...

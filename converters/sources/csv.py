@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from ...errors import ConfigError, DataError, did_you_mean
-from .files import REST_BYTES, File, PlainStream
+from .files import REST_BYTES, DecompressedFile, File
 from .jsonl import ENDLESS, line_ranges, lines_between
 from .table import MAX_ROW_BYTES, Delimited, Location, carried, carry, in_units
 from .units import Row, Unit
@@ -210,9 +210,9 @@ class DelimitedTable:
             )
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[PlainStream, Iterator[list[str] | str]]]:
+    def _open(self) -> Iterator[tuple[DecompressedFile, Iterator[list[str] | str]]]:
         """The file, and its rows with the header: lists of fields, or what is wrong with one."""
-        with PlainStream(self._location.file, name=self._location.name) as stream:
+        with DecompressedFile(self._location.file, name=self._location.name) as stream:
             # Bytes that are no text in this encoding become surrogates, so that only their row is an error.
             encoding = "utf-8-sig" if self._location.delimited.is_utf8 else self._encoding
             buffered = io.BufferedReader(stream, 1 << 20)

@@ -14,7 +14,7 @@ from ...errors import DataError, if_lfs_pointer
 from ...registry import Registry
 from .arrow import ArrowTable, ParquetTable
 from .csv import DelimitedTable
-from .files import HEAD_BYTES, File, LocalFile, PlainStream
+from .files import HEAD_BYTES, DecompressedFile, File, LocalFile
 from .json_array import JsonTable
 from .jsonl import LinesTable, TextLinesTable
 from .table import BOM, Delimited, Location, Table
@@ -103,7 +103,7 @@ def _contradiction(
 
 def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
     """The first bytes from the first that is not white space, decompressed; and the compression."""
-    with PlainStream(file, name=name) as stream:
+    with DecompressedFile(file, name=name) as stream:
         while chunk := stream.read(HEAD_BYTES):
             head = chunk.removeprefix(BOM).lstrip(b" \t\r\n")
             if head:

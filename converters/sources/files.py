@@ -251,7 +251,7 @@ def compression_of(head: bytes) -> str | None:
     return None
 
 
-class PlainStream(io.RawIOBase):
+class DecompressedFile(io.RawIOBase):
     """The bytes of a file, decompressed. DataError where compressed data is damaged or breaks off."""
 
     def __init__(self, file: File, *, name: str):

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from ...errors import DataError
-from .files import PlainStream
+from .files import DecompressedFile
 from .table import BOM, MAX_ROW_BYTES, Location, RowTexts, carried, carry, excerpt, in_units, json_row
 from .units import Row, Unit
 
@@ -209,10 +209,10 @@ class JsonTable:
         payload = carry(b"".join(block), self._location)
         return ElementBlock(payload, tuple(map(len, block)), num_bytes, self._location.folder)
 
-    def _open(self) -> PlainStream:
-        return PlainStream(self._location.file, name=self._location.name)
+    def _open(self) -> DecompressedFile:
+        return DecompressedFile(self._location.file, name=self._location.name)
 
-    def _elements(self, stream: PlainStream) -> Iterator[bytes]:
+    def _elements(self, stream: DecompressedFile) -> Iterator[bytes]:
         scanner = JsonScanner(stream, name=self._location.name)
         if scanner.peek() == b"[":
             if self._key is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ...errors import DataError
-from .files import REST_BYTES, File, PlainStream
+from .files import REST_BYTES, DecompressedFile, File
 from .table import (
     BOM,
     MAX_ROW_BYTES,
@@ -143,7 +143,7 @@ class LinesTable:
         self._row_of = row_of
 
     def num_rows(self) -> int:
-        with PlainStream(self._location.file, name=self._location.name) as stream:
+        with DecompressedFile(self._location.file, name=self._location.name) as stream:
             num_lines, last = 0, b"\n"
             while chunk := stream.read(CHUNK_BYTES):
                 num_lines += chunk.count(b"\n")
@@ -151,7 +151,7 @@ class LinesTable:
         return num_lines + (last != b"\n")
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        with PlainStream(self._location.file, name=self._location.name) as stream:
+        with DecompressedFile(self._location.file, name=self._location.name) as stream:
             compressed, head = stream.compression is not None, stream.read(PROBE_BYTES) or b""
         if b"\r" in head.rstrip() and b"\n" not in head:
             raise DataError(
@@ -172,7 +172,7 @@ class LinesTable:
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         location, before = self._location, 0
-        with PlainStream(location.file, name=location.name) as stream:
+        with DecompressedFile(location.file, name=location.name) as stream:
             file = io.BufferedReader(stream, CHUNK_BYTES)  # closes the stream when it is garbage
             lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
             for block in in_units(lines, len, unit_bytes=location.unit_bytes):

@@ -37,7 +37,7 @@ _NOT_ASKED = "convert its files instead, or write them with MDSWriter"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredDataset:
+class DatasetFiles:
     """A dataset as its small files describe it.
 
     schema: as a conversion named it; None for a dataset that another program wrote. digest: of its index.json.
@@ -49,7 +49,7 @@ class StoredDataset:
     digest: str
 
     @staticmethod
-    def read(storage: Storage) -> StoredDataset | None:
+    def read(storage: Storage) -> DatasetFiles | None:
         """The dataset in a store; None where there is none.
 
         Raises ShardError for an index that is not safe to follow, DataError for shards whose samples differ in their
@@ -62,7 +62,7 @@ class StoredDataset:
         _check_shards(storage.url, shards)
         schema = None if listing.dataset is None else json.loads(listing.dataset).get("schema")
         digest = xxhash.xxh3_128(listing.index).hexdigest()
-        return StoredDataset(storage=storage, shards=shards, schema=schema, digest=digest)
+        return DatasetFiles(storage=storage, shards=shards, schema=schema, digest=digest)
 
     @property
     def num_samples(self) -> int:
@@ -122,7 +122,7 @@ def datasets_below(keys: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StoredSamples:
+class ShardSamples:
     """Samples of a shard. numbers: int64[n], ascending, of them in the shard. num_rows: samples of the dataset from the
     end of the unit before to the end of this one; first: which of those the shard's first would be.
 
@@ -149,7 +149,7 @@ class StoredSamples:
         """Column -> MDS encoding."""
         return self.info.encodings
 
-    def moved(self) -> StoredSamples:
+    def moved(self) -> ShardSamples:
         """The same samples, to be stored again as they are."""
         return replace(self, is_moved=True)
 
@@ -195,7 +195,7 @@ class StoredSamples:
 class StoredTable:
     """The samples of a dataset, or those of some ids, in their order. ids: int64[n], ascending."""
 
-    def __init__(self, dataset: StoredDataset, location: Location, ids: NDArray[np.int64] | None = None):
+    def __init__(self, dataset: DatasetFiles, location: Location, ids: NDArray[np.int64] | None = None):
         self._dataset = dataset
         self._location = location
         self._ids = ids
@@ -212,7 +212,7 @@ class StoredTable:
             numbers = self._wanted(max(start, shard_start), min(stop, end)) - shard_start
             if len(numbers):
                 covered = min(stop, end)
-                yield StoredSamples(
+                yield ShardSamples(
                     url=dataset.storage.url,
                     info=info,
                     schema=dataset.schema,
@@ -233,7 +233,7 @@ class StoredTable:
 class StoredSource(TableSource):
     """A dataset that is stored already. location: of its table, which is made anew for samples that are chosen."""
 
-    dataset: StoredDataset
+    dataset: DatasetFiles
     location: Location
 
     def select(self, ids: NDArray[np.int64]) -> None:

@@ -34,7 +34,7 @@ from .listing import (
     without_target,
 )
 from .lists import LISTS, is_list, yaml_specs
-from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
+from .mds import DatasetFiles, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import Spec, glob_base, glob_pattern, is_there, literal_prefix, parent_and_key, parse_spec
 from .table import USUAL, Delimited, Location, Table, TableSource, limited
@@ -255,7 +255,7 @@ class Opener:
 
     def _open_stored(self, spec: Spec, url: str) -> bool:
         """Whether there is an MDS dataset, which is a source then."""
-        dataset = StoredDataset.read(self._store(url)) if spec.format is None else None
+        dataset = DatasetFiles.read(self._store(url)) if spec.format is None else None
         if dataset is None:
             return False
         _refuse_choice(spec)
@@ -417,7 +417,7 @@ class Opener:
         identity: Mapping[str, Any],
         num_bytes: int,
         fetch: Fetch | None = None,
-        dataset: StoredDataset | None = None,
+        dataset: DatasetFiles | None = None,
         is_part: bool = False,
         pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
     ) -> None:

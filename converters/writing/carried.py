@@ -79,14 +79,14 @@ def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
+class CarriedOrigins:
     """What samples were made of, by the names of the sources: of a stored dataset, what its samples were made of."""
 
     names: tuple[str, ...]
     rows: list[NDArray[np.int64]]
 
     @staticmethod
-    def of(sources: Sequence[Source], rows: Sequence[NDArray[np.int64]], *, folder: Path) -> Origins:
+    def of(sources: Sequence[Source], rows: Sequence[NDArray[np.int64]], *, folder: Path) -> CarriedOrigins:
         """rows: see carried_lengths. A stored dataset that does not say what it was made of is a source itself."""
         known = {
             number: provenance
@@ -95,11 +95,11 @@ class Origins:
             and (provenance := Provenance.of(source.dataset.storage, folder / f"origins-{number}")) is not None
         }
         if not known:
-            return Origins(tuple(source.name for source in sources), list(rows))
+            return CarriedOrigins(tuple(source.name for source in sources), list(rows))
         lists = [known[n].sources if n in known else (source.name,) for n, source in enumerate(sources)]
         number_of = {name: n for n, name in enumerate(dict.fromkeys(name for each in lists for name in each))}
         numbers = [np.array([number_of[name] for name in each], np.int64) for each in lists]
-        return Origins(tuple(number_of), list(_composed(rows, known, numbers)))
+        return CarriedOrigins(tuple(number_of), list(_composed(rows, known, numbers)))
 
 
 def _composed(

@@ -34,13 +34,13 @@ from ..rows.mapper import Mapper
 from ..rows.speakers import SPEAKER
 from ..rows.tokens import to_tokens
 from ..rows.user_functions import RowFunctions
-from ..sources.mds import StoredSamples
+from ..sources.mds import ShardSamples
 from ..sources.units import Row, Unit
 from ..stored.catalog import check_processed
 from ..stored.unread import KEY_OF_MESSAGES
 from .documents import document_of
 from .encoding import ShardFormat
-from .laid import Spans
+from .laid import LossSpans
 from .row_counts import REASONS, Why
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
 
@@ -103,7 +103,7 @@ class UnitEncoder:
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
         """Write the samples, and then what they are; whether the unit is whole: no row ended it early."""
-        if isinstance(task.unit, StoredSamples) and task.unit.is_moved and self.processor is None and not self.tokenize:
+        if isinstance(task.unit, ShardSamples) and task.unit.is_moved and self.processor is None and not self.tokenize:
             self._move(task.number, task.unit)
             on_bytes(task.unit.num_bytes)
             return True
@@ -118,7 +118,7 @@ class UnitEncoder:
         on_bytes(task.unit.num_bytes)
         return is_whole
 
-    def _move(self, number: int, unit: StoredSamples) -> None:
+    def _move(self, number: int, unit: ShardSamples) -> None:
         """Write samples of a shard as they lie in it, or link to it, and then what they are; none is decoded."""
         temporary = temporary_beside(samples_path(self.folder, number))
         file = unit.file if self.links else None
@@ -382,7 +382,7 @@ class _Encoding:
             hashes=np.frombuffer(b"".join(self._hashes), np.uint64).reshape(-1, 2) if self._encoder.hashes else None,
             # Not needed: no unit follows one that ended early.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
-            spans=Spans.of(self._spans) if self._encoder.documents else None,
+            spans=LossSpans.of(self._spans) if self._encoder.documents else None,
             unread={name: np.array(rows, np.int64) for name, rows in self._unread.items()},
             not_shown=np.array(self._not_shown, np.uint32) if self._tells_not_shown else None,
         )

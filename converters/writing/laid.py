@@ -19,7 +19,7 @@ def inner_numbers(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class LossSpans:
     """What is learnt of documents. counts: int64[n], of each. bounds: int32[k, 2], tokens [start, stop) of their own
     documents, in the documents' order.
     """
@@ -28,20 +28,22 @@ class Spans:
     bounds: NDArray[np.int32]
 
     @staticmethod
-    def of(documents: Sequence[NDArray[np.int32]]) -> Spans:
+    def of(documents: Sequence[NDArray[np.int32]]) -> LossSpans:
         """documents: what is learnt of each, int32[k, 2]."""
         bounds = np.concatenate(documents) if documents else np.empty((0, 2), np.int32)
-        return Spans(np.array([len(each) for each in documents], np.int64), bounds)
+        return LossSpans(np.array([len(each) for each in documents], np.int64), bounds)
 
     @staticmethod
-    def joined(parts: Sequence[Spans]) -> Spans:
-        return Spans(np.concatenate([each.counts for each in parts]), np.concatenate([each.bounds for each in parts]))
+    def joined(parts: Sequence[LossSpans]) -> LossSpans:
+        return LossSpans(
+            np.concatenate([each.counts for each in parts]), np.concatenate([each.bounds for each in parts])
+        )
 
-    def taken(self, numbers: NDArray[np.int64]) -> Spans:
+    def taken(self, numbers: NDArray[np.int64]) -> LossSpans:
         """Those of documents of these numbers, in their order."""
         counts = self.counts[numbers]
         firsts = (np.cumsum(self.counts) - self.counts)[numbers]
-        return Spans(counts, self.bounds[np.repeat(firsts, counts) + inner_numbers(counts)])
+        return LossSpans(counts, self.bounds[np.repeat(firsts, counts) + inner_numbers(counts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Laid:
 
     samples: NDArray[np.int64]
     lengths: NDArray[np.uint32] | None
-    spans: Spans | None = None
+    spans: LossSpans | None = None
     not_shown: NDArray[np.uint32] | None = None
 
     def taken(self, numbers: NDArray[np.int64]) -> Laid:
@@ -75,6 +77,6 @@ class Laid:
         return Laid(
             np.concatenate([part.samples for part in parts]),
             np.concatenate(lengths) if lengths else None,
-            Spans.joined(spans) if spans else None,
+            LossSpans.joined(spans) if spans else None,
             np.concatenate(not_shown) if not_shown else None,
         )

@@ -21,7 +21,7 @@ from .reading import Reading
 from .row_counts import RowCounts
 from .shards import MADE, ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path
-from .work import RowError, Work, free_numbers
+from .work import RowError, WorkFolder, free_numbers
 
 _DEALT = 1 << 20  # samples that are dealt at once
 
@@ -52,7 +52,7 @@ class Asked(Protocol):
 class Laying:
     """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
-    def __init__(self, format: ShardFormat, asked: Asked, work: Work, dropped: DroppedRows | None = None):
+    def __init__(self, format: ShardFormat, asked: Asked, work: WorkFolder, dropped: DroppedRows | None = None):
         self.outputs = [
             Output(
                 number=number,

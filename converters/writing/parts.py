@@ -141,7 +141,7 @@ class EncodedReading(Reading):
     def units(self) -> Iterator[UnitTask | None]:
         number = 0
         for source, (each, count) in enumerate(zip(self._sources, self._counts, strict=True)):
-            unit = _Encoded(each.num_bytes // max(1, count))
+            unit = _DoneUnit(each.num_bytes // max(1, count))
             for index in range(count):
                 yield UnitTask(number=number, unit=unit, mapper=None, source=source, source_name=each.name, index=index)
                 number += 1
@@ -154,7 +154,7 @@ class EncodedReading(Reading):
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
+class _DoneUnit:
     """A unit that is encoded already."""
 
     num_bytes: int

@@ -15,7 +15,7 @@ from ..rows.schemas import columns_schema
 from ..rows.stored import is_stored, stored_mapper, stored_options
 from ..rows.user_functions import RowFunctions, row_functions
 from ..sources.files import Fetch
-from ..sources.mds import StoredSamples
+from ..sources.mds import ShardSamples
 from ..sources.units import NoRowsError, Source, Unit
 from ..stored.catalog import schema_of
 from .encoded_units import UnitTask
@@ -166,7 +166,7 @@ class Reading:
                         which = f" ({index + 1} of {len(self._sources)} sources read)" if len(self._sources) > 1 else ""
                         self._say(f"{source.name}{which}: {mapper.description}")
                 self._open[index] += 1
-                if isinstance(unit, StoredSamples) and mapper is not None and is_stored(mapper):
+                if isinstance(unit, ShardSamples) and mapper is not None and is_stored(mapper):
                     unit = unit.moved()
                 yield UnitTask(
                     number=number,
@@ -215,10 +215,10 @@ class Reading:
         No mapper where the unit has none, and where the user's functions leave none.
         """
         options = self._options.changed(source.settings)
-        if isinstance(unit, StoredSamples) and options == SchemaOptions():
+        if isinstance(unit, ShardSamples) and options == SchemaOptions():
             schema = unit.schema or schema_of([unit.info]) or columns_schema({}).name
             return self._agreed(source, stored_mapper(schema, unit.columns)), True
-        if isinstance(unit, StoredSamples) and (functions is None or functions.map is None):
+        if isinstance(unit, ShardSamples) and (functions is None or functions.map is None):
             options = stored_options(options, unit.schema)
         values, errors, num_read = _first_rows(unit, functions)
         if errors and len(errors) == num_read:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...errors import StorageError
 from ...processors.base import AMOUNTS
 from ..stored.unread import UnreadRows
-from .laid import Spans
+from .laid import LossSpans
 from .row_counts import REASONS, RowsLeftOut
 
 _ARRAYS = ("sizes", "rows", "lengths", "hashes", "places", "not_shown")  # of an EncodedUnit
@@ -46,7 +46,7 @@ class EncodedUnit:
     left_out: RowsLeftOut
     hashes: NDArray[np.uint64] | None
     num_rows: int
-    spans: Spans | None = None
+    spans: LossSpans | None = None
     places: NDArray[np.int64] | None = None
     unread: UnreadRows = field(default_factory=dict)
     not_shown: NDArray[np.uint32] | None = None
@@ -105,7 +105,7 @@ class EncodedUnit:
                     places=arrays.get("places"),
                     not_shown=arrays.get("not_shown"),
                     num_rows=about["num_rows"],
-                    spans=Spans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,
+                    spans=LossSpans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,
                     unread={name: arrays[f"unread_{at}"] for at, name in enumerate(about.get("unread", ()))},
                 )
         except (ValueError, KeyError, EOFError, OSError) as error:

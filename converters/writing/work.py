@@ -51,7 +51,7 @@ class RowError(DataError):
 
 
 @dataclass(slots=True)
-class Work:
+class WorkFolder:
     """The work folder of a conversion that was begun, by this run or by one before.
 
     replaced: of each target, files of the dataset that lies there until the new one is whole. done: entries of
@@ -174,7 +174,7 @@ def open_work(
     extension: str = "",
     base: Path | None = None,
     overwrite: bool = False,
-) -> Iterator[Work]:
+) -> Iterator[WorkFolder]:
     """The work on `targets` (the first names it), begun or gone on with; removed when it ends without an error.
 
     A DataError or a ConfigError removes what was written, too; a WorkerError or a RowError only if nothing was made.
@@ -216,7 +216,7 @@ def open_work(
 
 def _begun(
     folder: Path, targets: Sequence[Storage], asked: Mapping[str, Any], owner: dict[str, Any], *, overwrite: bool
-) -> Work:
+) -> WorkFolder:
     about = folder / _ABOUT_NAME
     before = json.loads(about.read_bytes()) if about.exists() else None
     for target in targets:
@@ -231,7 +231,7 @@ def _begun(
     if any(claims):
         _check_claims(claims, targets, before, asked)
         assert before is not None
-        work = Work(folder, targets, before["owner"], before["replaced"])
+        work = WorkFolder(folder, targets, before["owner"], before["replaced"])
         work.read_journal()
         for output, claim in enumerate(claims):
             work._announced[output] = (claim or {}).get("num_shards", 0)
@@ -244,7 +244,7 @@ def _begun(
     conversion = {"owner": owner, "asked": asked, "replaced": replaced}
     temporary.write_bytes(json.dumps(conversion, sort_keys=True).encode())
     temporary.replace(about)
-    work = Work(folder, targets, owner, replaced)
+    work = WorkFolder(folder, targets, owner, replaced)
     for output in range(len(targets)):
         work._claim(output)
     return work

@@ -17,7 +17,7 @@ from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
 from ..processors.base import IGNORED_LABEL, Memory, PackFiller, SegmentError
-from ..types import Batch, Columns, Processed, Rows, Segments
+from ..types import Batch, Columns, Processed, Segments, TokenRows
 from .bad_samples import BadSamples, SampleClock, is_of_sample, padding_of, reason_of
 from .collate import PAD_TOKEN_ID, check_keys, collate, for_checked, write_padding
 from .drop_list import append_left_out
@@ -252,7 +252,7 @@ class BatchMaker:
             yield batch
 
 
-def _split(work: Work, rows: Rows, ends: NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, ...]]:
+def _split(work: Work, rows: TokenRows, ends: NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, ...]]:
     """Of each pack its rows, cu_seqlens and sample ids: views of one tensor each, cheaper than arrays of their own.
 
     ends: the first token of each segment, and the number of all tokens. A view has a version of its own for autograd.
@@ -289,7 +289,7 @@ def _padded(batch: Batch, total: int) -> Batch:
 
 # Packs that a processor makes straight from the shards, with padding in the place of samples that are left out.
 
-FillPacks = Callable[[Columns, NDArray[np.int64], Segments, Rows], NDArray[np.int64]]
+FillPacks = Callable[[Columns, NDArray[np.int64], Segments, TokenRows], NDArray[np.int64]]
 
 
 def fill_with_padding(
@@ -297,7 +297,7 @@ def fill_with_padding(
     columns: Columns,
     addresses: NDArray[np.int64],
     segments: Segments,
-    rows: Rows,
+    rows: TokenRows,
     *,
     left_out: Sequence[int],
 ) -> NDArray[np.int64]:

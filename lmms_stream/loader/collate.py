@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..processors.base import IGNORED_LABEL
-from ..types import Batch, Processed, Role, Rows
+from ..types import Batch, Processed, Role, TokenRows
 from .media_memory import PackMemory, new_rows
 
 PAD_TOKEN_ID = 0
@@ -121,7 +121,7 @@ def padded_length(num_tokens: int, pad_to: int | None) -> int:
     return max(num_tokens, pad_to or 0, 0 if num_tokens else MIN_PAD_TOKENS)
 
 
-def write_padding(rows: Rows, num_tokens: int) -> None:
+def write_padding(rows: TokenRows, num_tokens: int) -> None:
     """Fill what lies behind the first num_tokens."""
     input_ids, labels, position_ids = rows
     input_ids[:, num_tokens:] = PAD_TOKEN_ID
@@ -130,7 +130,7 @@ def write_padding(rows: Rows, num_tokens: int) -> None:
 
 
 def to_batch(
-    rows: Rows,
+    rows: TokenRows,
     cu_seqlens: NDArray[np.int32],
     sample_ids: NDArray[np.int64],
     *,

@@ -26,7 +26,7 @@ class DropList:
             raise ConfigError(f"from_step of the drop list {self.file} must be 0 or more, got {self.from_step}")
 
 
-class Samples(Protocol):
+class HasSamples(Protocol):
     """A dataset whose samples are named: a PackedDataset."""
 
     @property
@@ -55,7 +55,7 @@ def drop_lists(drop: Drop | None) -> list[DropList]:
         raise ConfigError(f"drop must be a file, or a list of {{file, from_step}}: {error}") from error
 
 
-def dropped(drop: Drop | None, datasets: Mapping[str, Samples]) -> LeftOut:
+def dropped(drop: Drop | None, datasets: Mapping[str, HasSamples]) -> LeftOut:
     """The samples of drop lists.
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
@@ -72,7 +72,7 @@ def dropped(drop: Drop | None, datasets: Mapping[str, Samples]) -> LeftOut:
     return found
 
 
-def _named(listed: ListedSample, datasets: Mapping[str, Samples]) -> list[tuple[str, int]]:
+def _named(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> list[tuple[str, int]]:
     name, number, where = listed.name, listed.number, listed.where
     if not name and not listed.is_id and len(datasets) == 1:
         return [_checked(next(iter(datasets)), number, datasets, where=where)]
@@ -83,7 +83,7 @@ def _named(listed: ListedSample, datasets: Mapping[str, Samples]) -> list[tuple[
     return _of_row(name, number, datasets, where=where)
 
 
-def _checked(source: str, sample_id: int, datasets: Mapping[str, Samples], *, where: str) -> tuple[str, int]:
+def _checked(source: str, sample_id: int, datasets: Mapping[str, HasSamples], *, where: str) -> tuple[str, int]:
     if source not in datasets:
         raise ConfigError(f"{where}: there is no source {source!r}: the sources are {', '.join(datasets)}")
     num_samples = datasets[source].num_samples
@@ -92,7 +92,7 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, Samples], *, wh
     return source, sample_id
 
 
-def _check_dataset(listed: ListedSample, datasets: Mapping[str, Samples]) -> None:
+def _check_dataset(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> None:
     """ConfigError where a line is of a dataset that is not read as its source."""
     source = listed.name
     if listed.dataset is None or source not in datasets or (identity := datasets[source].identity) == listed.dataset:
@@ -103,7 +103,7 @@ def _check_dataset(listed: ListedSample, datasets: Mapping[str, Samples]) -> Non
     )
 
 
-def _of_row(file: str, row: int, datasets: Mapping[str, Samples], *, where: str) -> list[tuple[str, int]]:
+def _of_row(file: str, row: int, datasets: Mapping[str, HasSamples], *, where: str) -> list[tuple[str, int]]:
     found, reasons = [], []
     for source, dataset in datasets.items():
         try:

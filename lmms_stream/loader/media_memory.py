@@ -20,7 +20,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import WorkerError
-from ..types import Rows
+from ..types import TokenRows
 
 HEADER = 64  # bytes before the data, so that these begin at a cache line
 FREE, LENT = 0, 1
@@ -195,9 +195,9 @@ MAX_FREE = 4  # pieces kept for later; a consumer that lets go of a batch when i
 GAP = 8 * 9  # between rows, so that the same token of each does not lie at the same offset in a page
 
 
-def new_rows(num_tokens: int) -> Rows:
+def new_rows(num_tokens: int) -> TokenRows:
     """Rows of their own."""
-    return Rows(*np.empty((3, 1, num_tokens), np.int64))
+    return TokenRows(*np.empty((3, 1, num_tokens), np.int64))
 
 
 class RowMemory:
@@ -209,7 +209,7 @@ class RowMemory:
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
         return RowMemory, ()  # its memory belongs to one process
 
-    def rows(self, num_tokens: int) -> Rows:
+    def rows(self, num_tokens: int) -> TokenRows:
         """Uninitialised rows."""
         needed = 3 * (num_tokens + GAP)
         piece = None
@@ -221,7 +221,7 @@ class RowMemory:
         weakref.finalize(lent, self._take_back, piece).atexit = False
         whole = lent[None]
         first, second, third = (number * (num_tokens + GAP) for number in range(3))
-        return Rows(
+        return TokenRows(
             whole[:, first : first + num_tokens],
             whole[:, second : second + num_tokens],
             whole[:, third : third + num_tokens],

@@ -49,7 +49,7 @@ class Limits:
 LIMITS = Limits()
 
 
-class Measured(NamedTuple):
+class MeasuredIndex(NamedTuple):
     """where: a dataset, or a folder of this node, that holds the index. refused: why the dataset does not."""
 
     where: str
@@ -107,7 +107,7 @@ def _measure(stored: StoredDataset, processor: Processor) -> None:
     call = partial(measure_and_keep, stored.url, stored.node_folder, processor)
     with terminal_bar("measuring", total=stored.num_samples, unit="samples") as on_samples:
         if stored.num_samples > _FEW_SAMPLES and obstacle(processor) is None:
-            measured: Measured = call_alone(partial(call, None), on_progress=on_samples)
+            measured: MeasuredIndex = call_alone(partial(call, None), on_progress=on_samples)
         else:
             measured = call(1, on_samples)
     if measured.refused:
@@ -123,7 +123,7 @@ def _measure(stored: StoredDataset, processor: Processor) -> None:
 
 def measure_and_keep(
     url: str, node_folder: Path, processor: Processor, num_workers: int | None, on_samples: Callable[[int], None]
-) -> Measured:
+) -> MeasuredIndex:
     """Measure a dataset, and keep its lengths index beside it, or on this node where that is refused."""
     storage = open_storage(url)
     refused = ""
@@ -134,7 +134,7 @@ def measure_and_keep(
         except StorageError as error:
             keep_lengths(node_folder, index)
             where, refused = str(node_folder), str(error)
-        return Measured(where, len(index.lengths), index.num_tokens, refused)
+        return MeasuredIndex(where, len(index.lengths), index.num_tokens, refused)
 
 
 def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limits, *, world: World) -> None:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError, StorageError
-from ..plan.mosaic_order import MosaicOrder, Readers, Source, mosaic_work
+from ..plan.mosaic_order import MosaicOrder, Readers, StreamSamples, mosaic_work
 from ..processes.family import first_number, is_running
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..storage.failures import disk_errors
@@ -176,11 +176,11 @@ def order_of(dataset: Any) -> MosaicOrder:
     return MosaicOrder(**{each.name: getattr(dataset, each.name) for each in dataclasses.fields(MosaicOrder)})
 
 
-def sources_of(dataset: Any) -> list[Source]:
+def sources_of(dataset: Any) -> list[StreamSamples]:
     sizes = np.split(dataset.samples_per_shard, dataset.shard_offset_per_stream[1:])
     firsts = dataset.sample_offset_per_stream.tolist()
     return [
-        Source(first, of_shards, int(stream.choose), float(stream.proportion))
+        StreamSamples(first, of_shards, int(stream.choose), float(stream.proportion))
         for first, of_shards, stream in zip(firsts, sizes, dataset.streams, strict=True)
     ]
 

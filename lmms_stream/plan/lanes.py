@@ -72,7 +72,7 @@ class LanePack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Window:
+class _LaneWindow:
     """The packs that a window closes, pack after pack, and where the lane stands when all are taken."""
 
     segments: LanePack
@@ -113,7 +113,7 @@ class Lane:
         self._lane = lane
         self._measure = measure
         self._block: tuple[tuple[int, int], MeasuredBlock] | None = None  # with its epoch and its number
-        self._window: _Window | None = None
+        self._window: _LaneWindow | None = None
         self.epoch = self._state.epoch  # of the last pack taken
         self._check()
 
@@ -156,7 +156,7 @@ class Lane:
             self._state = replace(window.after, num_packs=state.num_packs + 1)
         return window.pack(state.taken)
 
-    def _pack_window(self, state: LaneState) -> _Window:
+    def _pack_window(self, state: LaneState) -> _LaneWindow:
         """The packs of the window at a state."""
         block = self._block_at(state)
         window = block.window(state.sample, state.piece)
@@ -197,7 +197,7 @@ class Lane:
             expected=expected,
             patches=patches,
         )
-        return _Window(segments=segments, offsets=packs.offsets, num_packs=packs.num_closed, after=after)
+        return _LaneWindow(segments=segments, offsets=packs.offsets, num_packs=packs.num_closed, after=after)
 
     def _segment_lengths(self, expected: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of segments as they are packed."""

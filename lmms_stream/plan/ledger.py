@@ -96,7 +96,7 @@ class FirstStep(NamedTuple):
     sample_id: int
 
 
-class Ledger:
+class StepLookup:
     """Looks up steps and samples of a run whose stretches follow one another.
 
     CursorError where a stretch begins before the one before it.

@@ -46,7 +46,7 @@ class MosaicOrder:
     epoch_seed_change: bool
 
 
-class Source(NamedTuple):
+class StreamSamples(NamedTuple):
     """A stream: the id of its first sample, the samples of its shards, and what an epoch takes of it."""
 
     first: int
@@ -63,7 +63,9 @@ class Readers(NamedTuple):
     workers_per_rank: int
 
 
-def mosaic_work(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+def mosaic_work(
+    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
+) -> Ids:
     """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding.
 
     position: samples of the epoch that were read before. ValueError for settings that do not fit one another.
@@ -74,7 +76,7 @@ def mosaic_work(order: MosaicOrder, sources: Sequence[Source], readers: Readers,
 # Samples of an epoch
 
 
-def sampled(order: MosaicOrder, sources: Sequence[Source], epoch: int) -> tuple[Ids, Ids]:
+def sampled(order: MosaicOrder, sources: Sequence[StreamSamples], epoch: int) -> tuple[Ids, Ids]:
     """The sizes of the pieces of shards that an epoch takes, and the ids of their samples, in stored order."""
     rng = np.random.default_rng(order.shuffle_seed + (epoch if order.sampling_method == "balanced" else 0))
     pieces: list[Ids] = [np.empty(0, np.int64)]
@@ -92,7 +94,7 @@ def sampled(order: MosaicOrder, sources: Sequence[Source], epoch: int) -> tuple[
     return np.array(sizes, np.int64), np.concatenate(pieces)
 
 
-def _counts(order: MosaicOrder, source: Source, epoch: int) -> Ids:
+def _counts(order: MosaicOrder, source: StreamSamples, epoch: int) -> Ids:
     """How many samples are taken of each shard: all of them as often as they go, the rest by granules drawn."""
     sizes, total = source.sizes, int(source.sizes.sum())
     repeats, rest = divmod(source.choose, total) if total else (0, 0)
@@ -200,14 +202,16 @@ def _of_readers(ids: Ids, readers: Readers, batch_size: int) -> Ids:
 # Batches of streams
 
 
-def _random(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+def _random(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int) -> Ids:
     """Batches of samples of all streams."""
     sizes, ids = sampled(order, sources, epoch)
     numbers = partitioned(order, len(ids), readers, batch_size=order.batch_size, position=position)
     return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, order.shuffle_block_size))
 
 
-def _stratified(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+def _stratified(
+    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
+) -> Ids:
     """Global batches that all have the same share of each stream."""
     rows = []
     one_node = readers._replace(num_nodes=1)
@@ -218,7 +222,7 @@ def _stratified(order: MosaicOrder, sources: Sequence[Source], readers: Readers,
     return _dealt(order, np.concatenate([each[:num_batches] for each in rows], axis=1), readers, position)
 
 
-def _portions(order: MosaicOrder, sources: Sequence[Source], readers: Readers) -> list[int]:
+def _portions(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers) -> list[int]:
     """Samples of each stream in a global batch."""
     num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
     exact = num_all * np.array([source.proportion for source in sources])
@@ -232,7 +236,9 @@ def _portions(order: MosaicOrder, sources: Sequence[Source], readers: Readers) -
     return [int(portion) for portion in portions]
 
 
-def _per_stream(order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int) -> Ids:
+def _per_stream(
+    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
+) -> Ids:
     """Global batches of one stream each."""
     num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
     rows = [
@@ -247,7 +253,7 @@ def _per_stream(order: MosaicOrder, sources: Sequence[Source], readers: Readers,
 
 
 def _device_per_stream(
-    order: MosaicOrder, sources: Sequence[Source], readers: Readers, epoch: int, position: int
+    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
 ) -> Ids:
     """Batches of a rank that are of one stream each."""
     nodes, canonical = readers.num_nodes, order.num_canonical_nodes
@@ -274,7 +280,7 @@ def _device_per_stream(
     return _dealt(order, np.stack(batches, axis=1).reshape(-1, num_ranks * order.batch_size), readers, position)
 
 
-_Method = Callable[[MosaicOrder, Sequence[Source], Readers, int, int], Ids]
+_Method = Callable[[MosaicOrder, Sequence[StreamSamples], Readers, int, int], Ids]
 _METHODS: dict[str, _Method] = {
     "random": _random,
     "stratified": _stratified,
@@ -293,7 +299,7 @@ def _shuffled_ids(order: MosaicOrder, sizes: Ids, ids: Ids, epoch: int, block_si
     ]
 
 
-def _stream_ids(order: MosaicOrder, source: Source, readers: Readers, epoch: int, *, batch_size: int) -> Ids:
+def _stream_ids(order: MosaicOrder, source: StreamSamples, readers: Readers, epoch: int, *, batch_size: int) -> Ids:
     """The sample ids of one stream by itself, as mosaic_work gives those of all."""
     sizes, ids = sampled(order, [source], epoch)
     numbers = partitioned(order, len(ids), readers, batch_size=batch_size)

@@ -56,7 +56,7 @@ _COMPARE = (
 _TIMEOUT_S = 600
 
 
-class Found(NamedTuple):
+class Differences(NamedTuple):
     """Kind of media -> how the results differ, and why they could not be compared.
 
     is_loaded: whether the installed processor could be loaded.
@@ -109,10 +109,10 @@ def _changed(family: Family, plain: Family) -> dict[str, Mapping[str, Any]]:
     return {kind: family.limits(kind) for kind in ("image", "video") if family.limits(kind) != plain.limits(kind)}
 
 
-def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Found:
+def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Differences:
     """Return the cached result, or compare now: in this process if it has imported torch, else in another process."""
     with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
-        return Found(differences=json.loads(_kept_at(family, files).read_text(encoding="utf-8")), failures={})
+        return Differences(differences=json.loads(_kept_at(family, files).read_text(encoding="utf-8")), failures={})
     alone = "torch" not in sys.modules
     found = _by_another_process(files.name) if alone else compared(family, tokenizer, files.name)
     if not found.failures:
@@ -155,24 +155,24 @@ def _keep(file: Path, differences: Mapping[str, str]) -> None:
     Path(written.name).replace(file)
 
 
-def _by_another_process(path: str) -> Found:
+def _by_another_process(path: str) -> Differences:
     with TemporaryDirectory() as folder:
         written = Path(folder) / "found.json"
         program = _COMPARE.format(path=sys.path, of=path, to=str(written))
         try:
             subprocess.run([sys.executable, "-c", program], check=True, timeout=_TIMEOUT_S, capture_output=True)
-            return Found(**json.loads(written.read_bytes()))
+            return Differences(**json.loads(written.read_bytes()))
         except (subprocess.SubprocessError, OSError) as error:
-            return Found(differences={}, failures={"media": str(error)}, is_loaded=False)
+            return Differences(differences={}, failures={"media": str(error)}, is_loaded=False)
 
 
-def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Found:
+def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Differences:
     """Ask both about a few media of each kind of the family."""
     installed = Installed(path, family)
     try:
         installed.processor  # noqa: B018 - it is loaded
     except Exception as error:  # noqa: BLE001 - of any library that it needs
-        return Found(differences={}, failures={"media": _first_line(error)}, is_loaded=False)
+        return Differences(differences={}, failures={"media": _first_line(error)}, is_loaded=False)
     differences, failures = {}, {}
     for kind in family.placeholders:
         try:
@@ -183,7 +183,7 @@ def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Found:
             continue  # a package is missing, without which such media are not read here either
         except Exception as error:  # noqa: BLE001 - a later transformers may be asked in another way
             failures[kind] = _first_line(error)
-    return Found(differences=differences, failures=failures)
+    return Differences(differences=differences, failures=failures)
 
 
 def _first_line(error: Exception) -> str:

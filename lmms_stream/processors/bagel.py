@@ -17,7 +17,7 @@ from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
 from .bagel_images import BagelSettings, Grid, Side, decoded
 from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, measured_tokens, or_error, through
-from .blocks import LATENTS, Kind
+from .blocks import LATENTS, BlockKind
 from .chat_template import REASONING_KEYS
 from .media.fact_types import ImageFacts
 from .media.facts import facts_of, stored_facts
@@ -56,15 +56,15 @@ class BagelProcessor:
         self.tokenizer = FastTokenizer.of(tokenizer)
         self.settings = settings or BagelSettings()
         self._ids = [self._token_id(token) for token in SPECIAL]
-        self._sides: dict[Kind, Side] = {
-            Kind.SEEN: self.settings.vit,
-            Kind.CONDITION: self.settings.vae,
-            Kind.MADE: self.settings.vae,
+        self._sides: dict[BlockKind, Side] = {
+            BlockKind.SEEN: self.settings.vit,
+            BlockKind.CONDITION: self.settings.vae,
+            BlockKind.MADE: self.settings.vae,
         }
         self._dropouts = {
-            Kind.TEXT: self.settings.text_dropout,
-            Kind.SEEN: self.settings.vit_dropout,
-            Kind.CONDITION: self.settings.vae_dropout,
+            BlockKind.TEXT: self.settings.text_dropout,
+            BlockKind.SEEN: self.settings.vit_dropout,
+            BlockKind.CONDITION: self.settings.vae_dropout,
         }
 
     @staticmethod
@@ -138,11 +138,17 @@ class BagelProcessor:
         for number, part in enumerate(parts):
             leads = number < last  # an image to be made follows
             if part.image is None:
-                dropout = self._dropouts[Kind.TEXT] if leads and not part.is_assistant else 0.0
-                found.append(_Block(Kind.TEXT, text=part.text, is_learnt=part.is_assistant, dropout=dropout))
+                dropout = self._dropouts[BlockKind.TEXT] if leads and not part.is_assistant else 0.0
+                found.append(_Block(BlockKind.TEXT, text=part.text, is_learnt=part.is_assistant, dropout=dropout))
                 continue
             facts = _facts(part.image, sample)
-            kinds = [Kind.MADE] if is_made[number] else [Kind.CONDITION, Kind.SEEN] if leads else [Kind.SEEN]
+            kinds = (
+                [BlockKind.MADE]
+                if is_made[number]
+                else [BlockKind.CONDITION, BlockKind.SEEN]
+                if leads
+                else [BlockKind.SEEN]
+            )
             for kind in kinds:
                 grid = self._sides[kind].grid(facts.width, facts.height)
                 dropout = self._dropouts.get(kind, 0.0) if leads else 0.0
@@ -186,7 +192,7 @@ class BagelProcessor:
             wanted.setdefault(id(image), []).append((side, block.grid))
         pixels: dict[int, NDArray[np.uint8]] = {}
         arrays: dict[str, NDArray[Any]] = {}
-        for name, kinds in (("vit", (Kind.SEEN,)), ("vae", LATENTS)):
+        for name, kinds in (("vit", (BlockKind.SEEN,)), ("vae", LATENTS)):
             mine = [each for each in shown if each[0].kind in kinds]
             patches = []
             for block, image, side in mine:
@@ -212,7 +218,7 @@ class BagelProcessor:
 class _Block(NamedTuple):
     """A block to be; image: the stored part."""
 
-    kind: Kind
+    kind: BlockKind
     text: str = ""
     is_learnt: bool = False
     image: dict[str, Any] | None = None
@@ -220,7 +226,7 @@ class _Block(NamedTuple):
     dropout: float = 0.0
 
 
-class _Part(NamedTuple):
+class _MessagePart(NamedTuple):
     """A text, or an image as its part is stored. is_assistant: the assistant's, in a message that is learnt."""
 
     text: str
@@ -228,7 +234,7 @@ class _Part(NamedTuple):
     is_assistant: bool
 
 
-def _parts(sample: Sample) -> list[_Part]:
+def _parts(sample: Sample) -> list[_MessagePart]:
     messages, tools = read_chat(sample["messages"])
     if tools or any(message.get("tool_calls") for message in messages):
         raise DataError("it has tools or calls of them, and BAGEL's sequences are of texts and images: leave it out")
@@ -240,7 +246,7 @@ def _parts(sample: Sample) -> list[_Part]:
             if part["type"] not in ("text", "image"):
                 raise DataError(f"a message holds {part['type']}, and BAGEL reads texts and images: leave it out")
             is_text = part["type"] == "text"
-            found.append(_Part(part["text"] if is_text else "", None if is_text else part, is_assistant))
+            found.append(_MessagePart(part["text"] if is_text else "", None if is_text else part, is_assistant))
     if not found:
         raise DataError("its messages hold no text and no image: leave it out")
     return found

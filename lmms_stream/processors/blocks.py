@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Kind(IntEnum):
+class BlockKind(IntEnum):
     """TEXT is causal. SEEN: an image as the vision encoder sees it. CONDITION: the clean latents of an image that a
     later one is made by. MADE: the latents of an image that is to be made, with noise on them.
     """
@@ -27,7 +27,7 @@ class Kind(IntEnum):
     MADE = 3
 
 
-LATENTS = (Kind.CONDITION, Kind.MADE)
+LATENTS = (BlockKind.CONDITION, BlockKind.MADE)
 
 
 class Blocks(NamedTuple):
@@ -54,7 +54,7 @@ class Blocks(NamedTuple):
     @property
     def is_hidden(self) -> NDArray[np.bool_]:
         """Blocks that nothing outside of them sees: bool[n]."""
-        hidden: NDArray[np.bool_] = self.dropped | (self.kinds == Kind.MADE)
+        hidden: NDArray[np.bool_] = self.dropped | (self.kinds == BlockKind.MADE)
         return hidden
 
     @property
@@ -62,7 +62,7 @@ class Blocks(NamedTuple):
         """The number of the block of each token: int64[T]."""
         return np.repeat(np.arange(len(self.kinds)), self.lengths)
 
-    def inside(self, kinds: Sequence[Kind]) -> NDArray[np.int64]:
+    def inside(self, kinds: Sequence[BlockKind]) -> NDArray[np.int64]:
         """The tokens of images of these kinds, without those at both ends of a block: int64[n], ascending."""
         tokens = np.arange(self.num_tokens)
         block = self.of_tokens
@@ -82,7 +82,7 @@ def visible(blocks: Blocks) -> NDArray[np.bool_]:
     """Whether a token (row) sees another (column): bool[T, T]."""
     block, tokens = blocks.of_tokens, np.arange(blocks.num_tokens)
     one, other = block[:, None], block[None]
-    is_causal = (blocks.kinds == Kind.TEXT)[one]
+    is_causal = (blocks.kinds == BlockKind.TEXT)[one]
     inside = (one == other) & (~is_causal | (tokens[None] <= tokens[:, None]))
     before = (other < one) & ~blocks.is_hidden[other]
     mask: NDArray[np.bool_] = (blocks.samples[one] == blocks.samples[other]) & (inside | before)
@@ -95,7 +95,7 @@ def positions(blocks: Blocks) -> NDArray[np.int64]:
     Each token of a text stands one further. All of an image stand at one position, and what follows it one further;
     after an image that is to be made, and after a block that was dropped, what follows stands where that did.
     """
-    lengths, is_text = blocks.lengths, blocks.kinds == Kind.TEXT
+    lengths, is_text = blocks.lengths, blocks.kinds == BlockKind.TEXT
     advances = np.where(is_text, lengths, 1) * ~blocks.is_hidden
     ends = np.cumsum(advances)
     begins: NDArray[np.int64] = ends - advances

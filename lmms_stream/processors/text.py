@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from ..types import Columns, Processed, Role, Rows, Sample, Segments
+from ..types import Columns, Processed, Role, Sample, Segments, TokenRows
 from .base import IGNORED_LABEL, SegmentError, Tokens
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -136,7 +136,7 @@ class TokensProcessor:
         columns: Columns,
         addresses: NDArray[np.int64],
         segments: Segments,
-        rows: Rows,
+        rows: TokenRows,
     ) -> NDArray[np.int64]:
         """See PackFiller."""
         kernels = _kernels()

@@ -39,7 +39,7 @@ class CacheRoom:
         self.folders = sorted(set(folders))
         self.limit_bytes = limit_bytes
         self.outlook: Outlook | None = None
-        self._ledgers = [Ledger(folder) for folder in self.folders]
+        self._ledgers = [CacheJournal(folder) for folder in self.folders]
         self._numbers = {folder: number for number, folder in enumerate(self.folders)}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ class CacheRoom:
             else:
                 ledger.strike_out(file, record_path.name)
 
-    def _ledger_of(self, record_path: Path) -> Ledger:
+    def _ledger_of(self, record_path: Path) -> CacheJournal:
         return self._ledgers[self._numbers[record_path.parent]]
 
     @contextmanager
@@ -93,7 +93,7 @@ class CacheRoom:
             yield file
 
     @contextmanager
-    def _opened(self, ledger: Ledger, first: IO[bytes], *, wanted: Path) -> Iterator[IO[bytes]]:
+    def _opened(self, ledger: CacheJournal, first: IO[bytes], *, wanted: Path) -> Iterator[IO[bytes]]:
         """Lock the file of a ledger, and know what it says. first: see _locked. wanted: the caller's record."""
         with ExitStack() as stack:
             file = first
@@ -119,7 +119,7 @@ class CacheRoom:
 
     def _evict(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
         """Delete what is needed last until `num_bytes` more fit; False when that is not enough."""
-        left_alone: list[tuple[Ledger, Entry]] = []  # what is being downloaded, or looked at
+        left_alone: list[tuple[CacheJournal, Entry]] = []  # what is being downloaded, or looked at
         total, most = self._total(), self._most_beside(wanted, num_bytes)
         queue = self._first_of_each() if total > most else []
         while total > most and queue:
@@ -148,7 +148,7 @@ class CacheRoom:
         heapq.heapify(queue)
         return queue
 
-    def _let_go(self, ledger: Ledger, file: IO[bytes], wanted: Path) -> list[tuple[Ledger, Entry]]:
+    def _let_go(self, ledger: CacheJournal, file: IO[bytes], wanted: Path) -> list[tuple[CacheJournal, Entry]]:
         """Delete the file of a ledger that goes first, unless it has to stay. Return an entry that was left alone."""
         outlook, first = self.outlook, ledger.first_to_go()
         assert first is not None
@@ -189,12 +189,12 @@ class CacheRoom:
         return True
 
 
-def _name_in(ledger: Ledger, record_path: Path) -> str:
+def _name_in(ledger: CacheJournal, record_path: Path) -> str:
     """The name of a record in the folder of a ledger; "" in another folder, which may have a file of the same name."""
     return record_path.name if record_path.parent == ledger.folder else ""
 
 
-def _first_of(ledger: Ledger) -> tuple[float, Entry] | None:
+def _first_of(ledger: CacheJournal) -> tuple[float, Entry] | None:
     """The file of a ledger that goes first, behind what sorts it among the files of all folders."""
     first = ledger.first_to_go()
     return None if first is None else (-first[0], first[1])
@@ -278,7 +278,7 @@ class Entry(NamedTuple):
     is_reserved: bool = False
 
 
-class Ledger:
+class CacheJournal:
     """The ledger of one folder, as this process knows it.
 
     All methods that are given its file are called while that is locked, and all others while no other thread has it.

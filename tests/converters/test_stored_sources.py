@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.sources.mds import StoredDataset
+from lmms_stream.converters.sources.mds import DatasetFiles
 from lmms_stream.converters.stored.catalog import open_lengths, read_catalog
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.writing.work import work_folder
@@ -329,7 +329,7 @@ def test_shards_without_checksums_are_listed_and_not_asked_for_one_by_one(
     monkeypatch.setattr(S3Storage, "stat", noted)
 
     def tag(url: str | Path) -> object:
-        dataset = StoredDataset.read(open_storage(url))
+        dataset = DatasetFiles.read(open_storage(url))
         assert dataset is not None
         assert len(dataset.shards) > 1
         return dataset.identity("plain")["tag"]

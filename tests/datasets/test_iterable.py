@@ -20,7 +20,7 @@ import pytest
 import torch
 from datasets import Dataset
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.doors.lmms_engine.datasets.names import Source, sources_of
+from lmms_stream.doors.lmms_engine.datasets.names import SourceEntry, sources_of
 from lmms_stream.doors.lmms_engine.datasets.rows_of_sources import LOOK_ROWS
 from lmms_stream.doors.lmms_engine.datasets.source_reader import reading_packs
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
@@ -305,7 +305,7 @@ def test_a_state_does_not_name_a_file_that_was_there_at_the_end_of_an_earlier_ep
     passing = tmp_path / "rows/e.jsonl"
     looks = count(1)
 
-    def sources() -> list[Source]:
+    def sources() -> list[SourceEntry]:
         """Found at the look that ends epoch 0, gone when epoch 1 begins. It holds no row, so no pack tells of it."""
         look = next(looks)
         if look == 2:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig
-from lmms_stream.doors.lmms_engine.datasets.names import Source, check, is_shards, processor_config_of, sources_of
+from lmms_stream.doors.lmms_engine.datasets.names import SourceEntry, check, is_shards, processor_config_of, sources_of
 from lmms_stream.doors.lmms_engine.datasets.source_files import list_files
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
@@ -37,11 +37,11 @@ def test_defaults_are_theirs_with_a_dataset_type_and_ours_without() -> None:
 def test_sources_are_named_by_a_path_a_list_file_and_an_inline_list(tmp_path: Path) -> None:
     listed = tmp_path / "list.yaml"
     listed.write_text("datasets:\n- {path: a.jsonl, data_folder: media, data_type: jsonl}\n- {path: /b.parquet}\n")
-    assert sources_of(config(dataset_format="jsonl")) == [Source("a.jsonl", None, "jsonl")]
-    assert sources_of(config()) == [Source("a.jsonl", None, "")]
+    assert sources_of(config(dataset_format="jsonl")) == [SourceEntry("a.jsonl", None, "jsonl")]
+    assert sources_of(config()) == [SourceEntry("a.jsonl", None, "")]
     assert sources_of(config(dataset_format="yaml", dataset_path=str(listed))) == [
-        Source(str(tmp_path / "a.jsonl"), str(tmp_path / "media"), "jsonl"),
-        Source("/b.parquet", None, ""),
+        SourceEntry(str(tmp_path / "a.jsonl"), str(tmp_path / "media"), "jsonl"),
+        SourceEntry("/b.parquet", None, ""),
     ]
     listed.write_text(
         "datasets:\n- {path: 'b.json#rows@[2:]', columns: {messages: chat}, limit: 9, media_root: media}\n"
@@ -49,17 +49,17 @@ def test_sources_are_named_by_a_path_a_list_file_and_an_inline_list(tmp_path: Pa
     )
     settings = {"columns": {"messages": "chat"}, "limit": 9, "media_root": str(tmp_path / "media")}
     assert sources_of(config(dataset_format="yaml", dataset_path=str(listed))) == [
-        Source(f"{tmp_path}/b.json#rows@[2:]", None, "", settings),
-        Source("hf:org/name", None, "", {"split": "train"}),
+        SourceEntry(f"{tmp_path}/b.json#rows@[2:]", None, "", settings),
+        SourceEntry("hf:org/name", None, "", {"split": "train"}),
     ]
     inline = [{"path": "x", "data_folder": "m", "data_type": "hf_dataset"}, {"path": "y.csv"}]
-    expected = [Source("x", "m", "hf_dataset"), Source("y.csv", None, "")]
+    expected = [SourceEntry("x", "m", "hf_dataset"), SourceEntry("y.csv", None, "")]
     assert sources_of(config(dataset_format="yaml", datasets=inline)) == expected
 
 
 def test_shards_are_named_by_their_format_and_by_a_url(tmp_path: Path) -> None:
-    assert sources_of(config(dataset_format="mds", dataset_path="x")) == [Source("x", None, "mds")]
-    assert sources_of(config(dataset_path="s3://bucket/x")) == [Source("s3://bucket/x", None, "mds")]
+    assert sources_of(config(dataset_format="mds", dataset_path="x")) == [SourceEntry("x", None, "mds")]
+    assert sources_of(config(dataset_path="s3://bucket/x")) == [SourceEntry("s3://bucket/x", None, "mds")]
     assert not is_shards(config(dataset_path="s3://bucket/x", dataset_format="jsonl"))
     assert not is_shards(config(dataset_path=str(tmp_path)))
     (tmp_path / "index.json").touch()
@@ -241,12 +241,12 @@ def test_weights_and_wrong_settings_of_a_list_are_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="entry 0 of datasets: limit is 'x': expected a number of rows"):
         sources_of(config(dataset_format="yaml", datasets=[{"path": "x", "limit": "x"}]))
     for key in "map", "filter":
-        source = Source("x", None, "", {key: "module:function"})
+        source = SourceEntry("x", None, "", {key: "module:function"})
         with pytest.raises(ConfigError, match=f"x: {key} is done while sources are converted, and these are read as"):
             list_files([source], num_lanes=1, scratch=tmp_path, keeps_refused=False)
         (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
         (tmp_path / "list.yaml").write_text(f"datasets:\n- {{path: a.jsonl, {key}: 'module:function'}}\n")
-        within = Source(str(tmp_path / "list.yaml"), None, "", {})
+        within = SourceEntry(str(tmp_path / "list.yaml"), None, "", {})
         with pytest.raises(ConfigError, match=rf"a\.jsonl: {key} is done while sources are converted"):
             list_files([within], num_lanes=1, scratch=tmp_path, keeps_refused=False)
 

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.doors.lmms_engine.datasets.streaming_packs import Piece, PieceRef, StreamingPackConfig, StreamingPacker
+from lmms_stream.doors.lmms_engine.datasets.streaming_packs import (
+    PieceRef,
+    SamplePiece,
+    StreamingPackConfig,
+    StreamingPacker,
+)
 from lmms_stream.errors import ConfigError
 from lmms_stream.plan import packing
 
@@ -21,11 +26,11 @@ CONFIGS = [
 ]
 
 
-def pieces_of(lengths: Iterable[int]) -> list[Piece]:
-    return [Piece(PieceRef("file", 0, row, 0, length), row) for row, length in enumerate(lengths)]
+def pieces_of(lengths: Iterable[int]) -> list[SamplePiece]:
+    return [SamplePiece(PieceRef("file", 0, row, 0, length), row) for row, length in enumerate(lengths)]
 
 
-def rows_of(packs: Iterable[list[Piece]]) -> list[list[int]]:
+def rows_of(packs: Iterable[list[SamplePiece]]) -> list[list[int]]:
     return [[piece.content for piece in pack] for pack in packs]
 
 
@@ -53,7 +58,7 @@ def test_packs_are_the_same_where_another_packer_goes_on_after_any_of_them(
     expected = rows_of([pack for piece in pieces for pack in whole.put(piece)] + list(whole.flush()))
 
     first = StreamingPacker(config)
-    given_out: list[list[Piece]] = []
+    given_out: list[list[SamplePiece]] = []
     num_put = 0
     while num_put < len(pieces) and len(given_out) < stop:
         num_put += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from lmms_stream.tools.demo.corpus import VOCABULARY
-from lmms_stream.tools.demo.jobs import Run, compare_runs, read_run
+from lmms_stream.tools.demo.jobs import RunRecords, compare_runs, read_run
 from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import last_words
@@ -82,7 +82,7 @@ def differences(
     Sample ids must be equal, and losses within the tolerance (0: to the last bit).
     """
     reference = read_run(whole, name="whole", tolerance=0)
-    resumed = Run(name="resumed", records=read_run(output, name="", tolerance=0).records, tolerance=tolerance)
+    resumed = RunRecords(name="resumed", records=read_run(output, name="", tolerance=0).records, tolerance=tolerance)
     last = max(reference.records) if last_step is None else last_step
     return compare_runs(reference, [resumed], first_step=first_step, last_step=last)[1]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.cursor import Cursor
-from lmms_stream.plan.ledger import Ledger, Stretch
+from lmms_stream.plan.ledger import StepLookup, Stretch
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
@@ -141,7 +141,7 @@ def settings(draw: st.DrawFn, world_size: int) -> tuple[Mixture, int, World]:
 def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_log(data: st.DataObject) -> None:
     """Each change is told beforehand, too: what the command says of it is what the log says afterwards."""
     log: Log = {}
-    ledger: Ledger | None = None
+    ledger: StepLookup | None = None
     step = 0
     left_out = data.draw(some_left_out())
     worlds = data.draw(st.permutations([*WORLD_SIZES, *WORLD_SIZES]))
@@ -150,7 +150,7 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
         before = ledger
         if before is None:
             stretch = Stretch(mixture=mixture, cursor=mixture.start(), global_batch=global_batch, world=world)
-            ledger = Ledger([stretch])
+            ledger = StepLookup([stretch])
         else:
             ledger = changed(before, mixture, first=step, global_batch=global_batch)
         stretch = Stretch(mixture=mixture, cursor=ledger.stretches[-1].cursor, global_batch=global_batch, world=world)
@@ -196,10 +196,10 @@ def check_phases(change: Change, log: Log, mixture: Mixture) -> None:
         assert phase.token_shares == pytest.approx({name: read[name] / total for name in phase.token_shares})
 
 
-def run_of(weights: dict[str, float], *, num_steps: int) -> Ledger:
+def run_of(weights: dict[str, float], *, num_steps: int) -> StepLookup:
     """A run of steps of four packs with some weights, and then a change that changes nothing."""
     mixture = Mixture({name: PLANS[name] for name in weights}, weights=weights)
-    ledger = Ledger([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=4)])
+    ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=4)])
     return changed(ledger, mixture, first=num_steps, global_batch=4)
 
 

@@ -16,11 +16,11 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import TOKENS_PER_FILL
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.types import Rows
+from lmms_stream.types import TokenRows
 
 from ..conftest import write_tokens
 
-KEPT: dict[str, Callable[[Rows], Any]] = {
+KEPT: dict[str, Callable[[TokenRows], Any]] = {
     "row": lambda rows: rows[2],
     "slice": lambda rows: rows[2][:, 10:20][:, 2:],
     "tensor": lambda rows: torch.from_numpy(rows[2][:, 10:20]),
@@ -30,7 +30,7 @@ KEPT: dict[str, Callable[[Rows], Any]] = {
 }
 
 
-def address(rows: Rows) -> int:
+def address(rows: TokenRows) -> int:
     """Where the first row lies in memory."""
     return int(rows[0].__array_interface__["data"][0])
 
@@ -96,7 +96,7 @@ def test_without_workers_the_batches_of_a_step_are_made_as_they_are_asked_for(
     asked: list[int] = []
     rows = RowMemory.rows
 
-    def counted(memory: RowMemory, num_tokens: int) -> Rows:
+    def counted(memory: RowMemory, num_tokens: int) -> TokenRows:
         asked.append(num_tokens)
         return rows(memory, num_tokens)
 

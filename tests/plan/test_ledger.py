@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError, PackingError
 from lmms_stream.plan.cursor import Cursor
-from lmms_stream.plan.ledger import Ledger, Stretch
+from lmms_stream.plan.ledger import StepLookup, Stretch
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
@@ -95,7 +95,7 @@ def in_order(run: tuple[list[Stretch], int]) -> set[Read]:
 @given(run=runs())
 def test_the_packs_of_a_step_are_those_that_its_ranks_read(run: tuple[list[Stretch], int]) -> None:
     stretches, stop = run
-    ledger = Ledger(stretches)
+    ledger = StepLookup(stretches)
     found = {
         (number, pack.source, sample_id, start, pack.group, pack.micro_batch)
         for number in range(stop)
@@ -123,9 +123,9 @@ def test_a_sample_is_found_in_each_step_that_reads_something_of_it(
     }
     if not any(name in stretch.mixture.plans for stretch in stretches):
         with pytest.raises(PackingError, match=f"the run has no source '{name}': choose one of"):
-            Ledger(stretches).sample(name, sample_id, stop=stop)
+            StepLookup(stretches).sample(name, sample_id, stop=stop)
         return
-    entries = Ledger(stretches).sample(name, sample_id, stop=stop)
+    entries = StepLookup(stretches).sample(name, sample_id, stop=stop)
     assert {(e.step, e.piece, e.group, e.micro_batch) for e in entries if e.step is not None} == expected
     pieces = {(entry.epoch, entry.piece) for entry in entries}
     assert len(pieces) == len(entries)
@@ -133,7 +133,7 @@ def test_a_sample_is_found_in_each_step_that_reads_something_of_it(
 
 def test_a_piece_that_no_step_has_read_yet_says_so() -> None:
     mixture = Mixture({"b": PLANS["b"]})
-    ledger = Ledger([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)])
+    ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)])
     number = PLANS["b"].num_packs(0) - 1
     last = PLANS["b"].packs(0, number, number + 1)
     entries = ledger.sample("b", int(last.sample_ids[0]), stop=1)
@@ -146,14 +146,14 @@ def test_a_dropped_sample_is_nowhere() -> None:
     overlong = int((plan.lengths > 512).argmax())
     assert plan.lengths[overlong] > 512
     mixture = Mixture({"a": plan})
-    ledger = Ledger([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)])
+    ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)])
     assert ledger.sample("a", overlong, stop=5) == []
 
 
 def test_steps_that_are_not_of_the_run_are_refused() -> None:
     mixture = Mixture(PLANS, weights={"a": 1, "b": 1}, max_epochs={"a": 1, "b": 1})
     later = mixture.skip(mixture.start(), 3, global_batch=2)
-    ledger = Ledger([Stretch(mixture=mixture, cursor=later, global_batch=2)])
+    ledger = StepLookup([Stretch(mixture=mixture, cursor=later, global_batch=2)])
     with pytest.raises(CursorError, match="step 2 is before the first, 3: name a later one"):
         ledger.step(2)
     with pytest.raises(CursorError, match="step 10000 is behind the end of the run"):
@@ -162,16 +162,16 @@ def test_steps_that_are_not_of_the_run_are_refused() -> None:
         ledger.sample("a", 99, stop=5)
     start = Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)
     with pytest.raises(CursorError, match="begins at step 0, before the one that it follows, which begins at step 3"):
-        Ledger([Stretch(mixture=mixture, cursor=later, global_batch=2), start])
+        StepLookup([Stretch(mixture=mixture, cursor=later, global_batch=2), start])
     with pytest.raises(CursorError, match="a ledger needs a stretch of a run at least"):
-        Ledger([])
+        StepLookup([])
 
 
 @examples(12, many=120)
 @given(run=runs(), name=st.sampled_from("ab"), share=st.floats(0, 1, exclude_max=True))
 def test_what_is_left_of_an_epoch_is_looked_up_ahead(run: tuple[list[Stretch], int], name: str, share: float) -> None:
     stretches, stop = run
-    ledger, mixture = Ledger(stretches), stretches[-1].mixture
+    ledger, mixture = StepLookup(stretches), stretches[-1].mixture
     cursor = ledger.cursor(stop)
     if name not in cursor.sources:
         return
@@ -198,7 +198,7 @@ def test_the_first_step_of_some_samples_is_the_first_that_was_trained_on_any(
     run: tuple[list[Stretch], int], seed: int, count: int
 ) -> None:
     stretches, stop = run
-    ledger, read = Ledger(stretches), in_order(run)
+    ledger, read = StepLookup(stretches), in_order(run)
     for name in {name for stretch in stretches for name in stretch.mixture.plans}:
         ids = np.unique(np.random.default_rng(seed).integers(0, PLANS[name].num_samples, count))
         trained = [
@@ -223,7 +223,7 @@ def test_every_step_and_a_thousand_samples_over_epochs_phases_and_ranks(num_samp
     for step, source, sample_id, start, group, micro_batch in in_order(run):
         expected.setdefault((source, sample_id), set()).add((step, start // 512, group, micro_batch))
         of_step.setdefault(step, set()).add((source, sample_id, start, group, micro_batch))
-    ledger = Ledger(stretches)
+    ledger = StepLookup(stretches)
     for number in range(stop):
         packs = ledger.step(number).packs
         found = {

@@ -25,7 +25,7 @@ from lmms_stream.plan.mosaic_order import (
     PARTITIONS,
     MosaicOrder,
     Readers,
-    Source,
+    StreamSamples,
     mosaic_work,
     sampled,
 )
@@ -33,7 +33,7 @@ from lmms_stream.plan.mosaic_order import (
 from ..strategies import examples, seeds
 
 ORDERS: list[str] = json.loads(Path(__file__).with_name("mosaic_orders.json").read_text())
-Asked = tuple[MosaicOrder, list[Source], Readers, int, int]
+Asked = tuple[MosaicOrder, list[StreamSamples], Readers, int, int]
 
 
 @st.composite
@@ -55,8 +55,8 @@ def orders(draw: st.DrawFn) -> MosaicOrder:
 
 
 @st.composite
-def sources(draw: st.DrawFn) -> list[Source]:
-    found: list[Source] = []
+def sources(draw: st.DrawFn) -> list[StreamSamples]:
+    found: list[StreamSamples] = []
     counts = draw(
         st.lists(
             st.tuples(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 99)), min_size=1, max_size=3
@@ -65,12 +65,12 @@ def sources(draw: st.DrawFn) -> list[Source]:
     first = 0
     for sizes, choose in counts:
         share = choose / sum(choose for _, choose in counts)
-        found.append(Source(first, np.array(sizes, np.int64), choose, share))
+        found.append(StreamSamples(first, np.array(sizes, np.int64), choose, share))
         first += sum(sizes)
     return found
 
 
-def as_dataset(order: MosaicOrder, streams: list[Source]) -> Any:
+def as_dataset(order: MosaicOrder, streams: list[StreamSamples]) -> Any:
     """What the package's functions ask a dataset for."""
     mosaic = pytest.importorskip("streaming")
     shards = np.array([len(stream.sizes) for stream in streams])
@@ -92,7 +92,7 @@ def as_dataset(order: MosaicOrder, streams: list[Source]) -> Any:
 @examples(90)
 @given(order=orders(), streams=sources(), epoch=st.integers(0, 3))
 def test_samples_are_drawn_as_mosaicmls_package_draws_them(
-    order: MosaicOrder, streams: list[Source], epoch: int
+    order: MosaicOrder, streams: list[StreamSamples], epoch: int
 ) -> None:
     theirs = as_dataset(order, streams).resample_streams(epoch)
     for found, expected in zip(sampled(order, streams, epoch), theirs, strict=True):
@@ -109,7 +109,7 @@ def test_samples_are_drawn_as_mosaicmls_package_draws_them(
     position=st.just(0) | st.integers(0, 120),
 )
 def test_orders_are_those_of_mosaicmls_package(
-    order: MosaicOrder, streams: list[Source], readers: Readers, epoch: int, position: int
+    order: MosaicOrder, streams: list[StreamSamples], readers: Readers, epoch: int, position: int
 ) -> None:
     batching = pytest.importorskip("streaming.base.batching")
     world: Any = SimpleNamespace(**readers._asdict())
@@ -134,7 +134,7 @@ def test_orders_are_those_of_mosaicmls_package(
 @examples(200)
 @given(order=orders(), streams=sources(), num_workers=st.integers(1, 3), position=st.integers(0, 150))
 def test_an_epoch_goes_on_from_each_of_its_batches(
-    order: MosaicOrder, streams: list[Source], num_workers: int, position: int
+    order: MosaicOrder, streams: list[StreamSamples], num_workers: int, position: int
 ) -> None:
     order, readers = dataclasses.replace(order, initial_physical_nodes=None), Readers(1, 1, num_workers)
     position -= position % order.batch_size
@@ -169,12 +169,12 @@ def drawn(number: int) -> Asked:
         shuffle_block_size=rng.randrange(40, 120),
         epoch_seed_change=rng.random() < 0.5,
     )
-    found: list[Source] = []
+    found: list[StreamSamples] = []
     first = 0
     chosen = [rng.randrange(20, 300) for _ in range(rng.randrange(1, 4))]
     for choose in chosen:
         sizes = np.array([rng.randrange(1, 30) for _ in range(rng.randrange(1, 9))], np.int64)
-        found.append(Source(first, sizes, choose, choose / sum(chosen)))
+        found.append(StreamSamples(first, sizes, choose, choose / sum(chosen)))
         first += int(sizes.sum())
     readers = Readers(rng.randrange(1, 5), rng.randrange(1, 5), rng.randrange(1, 4))
     return order, found, readers, rng.randrange(3), rng.choice([0, 0, rng.randrange(40)])

@@ -15,7 +15,7 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.bagel_images import BagelSettings, Grid
 from lmms_stream.processors.base import FactsMissingError, Measured, processor_fingerprint
-from lmms_stream.processors.blocks import Kind
+from lmms_stream.processors.blocks import BlockKind
 from lmms_stream.processors.measured import with_not_shown
 from lmms_stream.processors.not_shown import kinds_of
 from PIL import Image
@@ -56,14 +56,14 @@ def random_sample(seed: int) -> dict[str, Any]:
     return stored(*turns)
 
 
-def blocks_of(made: Any) -> list[tuple[Kind, int]]:
-    return [(Kind(kind), tokens) for kind, tokens in made["media"]["blocks"].tolist()]
+def blocks_of(made: Any) -> list[tuple[BlockKind, int]]:
+    return [(BlockKind(kind), tokens) for kind, tokens in made["media"]["blocks"].tolist()]
 
 
 def test_measured_is_processed_for_300_images_of_random_sizes(processor: BagelProcessor) -> None:
     samples = [random_sample(seed) for seed in range(110)]
     facts_alone = [{"messages": each["messages"]} for each in samples]
-    kinds: set[Kind] = set()
+    kinds: set[BlockKind] = set()
     num_images = 0
     for sample, measured in zip(samples, processor.measure_media(facts_alone), strict=True):
         assert isinstance(measured, Measured)
@@ -73,14 +73,14 @@ def test_measured_is_processed_for_300_images_of_random_sizes(processor: BagelPr
         cells = {name: len(media.get(f"{name}_patches", ())) for name in ("vit", "vae")}
         assert measured.image_tokens == sum(cells.values())
         assert measured.patches == max(1, sum(cells.values()))
-        for name, of in (("vit", (Kind.SEEN,)), ("vae", (Kind.CONDITION, Kind.MADE))):
+        for name, of in (("vit", (BlockKind.SEEN,)), ("vae", (BlockKind.CONDITION, BlockKind.MADE))):
             assert cells[name] == sum(count - 2 for kind, count in blocks if kind in of)
             if cells[name]:
                 assert cells[name] == len(media[f"{name}_positions"]) == int(media[f"{name}_grids"].prod(1).sum())
         kinds |= {kind for kind, _ in blocks}
-        num_images += sum(kind != Kind.TEXT for kind, _ in blocks)
+        num_images += sum(kind != BlockKind.TEXT for kind, _ in blocks)
     assert num_images >= 300
-    assert kinds == set(Kind)
+    assert kinds == set(BlockKind)
     assert processor.measure(samples[0]) == len(processor.process(samples[0])["input_ids"])
 
 
@@ -94,8 +94,9 @@ def test_blocks_follow_the_conversation(processor: BagelProcessor) -> None:
     made = processor.process(sample)
     texts = {text: len(processor.tokenizer.encode(text, add_special_tokens=False)) for text in ("yes", "see", "What")}
     assert blocks_of(made)[:-1] == [
-        (Kind.TEXT, texts["yes"] + 2), (Kind.CONDITION, 20), (Kind.SEEN, 10), (Kind.TEXT, texts["see"] + 2),
-        (Kind.TEXT, texts["What"] + 2), (Kind.MADE, 20), (Kind.SEEN, 10),
+        (BlockKind.TEXT, texts["yes"] + 2), (BlockKind.CONDITION, 20), (BlockKind.SEEN, 10),
+        (BlockKind.TEXT, texts["see"] + 2),
+        (BlockKind.TEXT, texts["What"] + 2), (BlockKind.MADE, 20), (BlockKind.SEEN, 10),
     ]  # fmt: skip
     text = processor.tokenizer.decode(made["input_ids"].tolist())
     pads = "<|image_pad|>"
@@ -119,7 +120,8 @@ def test_what_an_image_is_made_by_may_be_dropped_and_nothing_else(folder: Path) 
     sample = stored(("user", [image, "see"]), ("assistant", ["What", image]), ("user", ["yes", image]))
     made = processor.process(sample)
     assert [kind for kind, _ in blocks_of(made)] == [
-        Kind.CONDITION, Kind.SEEN, Kind.TEXT, Kind.TEXT, Kind.MADE, Kind.TEXT, Kind.SEEN
+        BlockKind.CONDITION, BlockKind.SEEN, BlockKind.TEXT, BlockKind.TEXT, BlockKind.MADE, BlockKind.TEXT,
+        BlockKind.SEEN,
     ]  # fmt: skip
     assert made["media"]["dropout"].tolist() == pytest.approx([0.3, 0.2, 0.1, 0, 0, 0, 0])
     same = BagelSettings(vae_min_side=16, vit_min_side=14)
@@ -133,7 +135,7 @@ def test_an_image_in_a_message_that_is_not_learnt_is_seen(processor: BagelProces
     messages = json.loads(sample["messages"])
     messages[1]["learn"] = False
     made = processor.process({**sample, "messages": json.dumps(messages)})
-    assert [kind for kind, _ in blocks_of(made)] == [Kind.TEXT, Kind.TEXT, Kind.SEEN]
+    assert [kind for kind, _ in blocks_of(made)] == [BlockKind.TEXT, BlockKind.TEXT, BlockKind.SEEN]
     assert (made["labels"] == -100).all()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lmms_stream.processors.blocks import Blocks, Kind, blocks_of, positions, visible
+from lmms_stream.processors.blocks import BlockKind, Blocks, blocks_of, positions, visible
 
 from tests.rounds import rounds
 
@@ -15,11 +15,11 @@ def random_blocks(seed: int, *, longest: int = 5) -> Blocks:
     samples = np.repeat(np.arange(4), rng.integers(0, 7, 4))
     if not len(samples):
         samples = np.zeros(1, int)
-    kinds = rng.integers(0, len(Kind), len(samples))
+    kinds = rng.integers(0, len(BlockKind), len(samples))
     lengths = np.where(
-        kinds == Kind.TEXT, rng.integers(1, longest, len(samples)), rng.integers(3, 3 + longest, len(samples))
+        kinds == BlockKind.TEXT, rng.integers(1, longest, len(samples)), rng.integers(3, 3 + longest, len(samples))
     )
-    dropped = (rng.random(len(samples)) < 0.2) & (kinds != Kind.MADE)
+    dropped = (rng.random(len(samples)) < 0.2) & (kinds != BlockKind.MADE)
     return blocks_of(kinds, lengths, samples, dropped)
 
 
@@ -33,10 +33,10 @@ def sees(blocks: Blocks, token: int, other: int) -> bool:
     if blocks.samples[mine] != blocks.samples[theirs]:
         return False  # samples of a pack never see each other
     if mine == theirs:
-        if blocks.kinds[mine] == Kind.TEXT:
+        if blocks.kinds[mine] == BlockKind.TEXT:
             return other <= token  # text is causal
         return True  # an image sees itself whole
-    if blocks.kinds[theirs] == Kind.MADE or blocks.dropped[theirs]:
+    if blocks.kinds[theirs] == BlockKind.MADE or blocks.dropped[theirs]:
         return False  # nothing outside sees it
     return other < token  # all see what is before them
 
@@ -61,9 +61,9 @@ def test_positions_are_what_the_rules_say_token_by_token(seed: int) -> None:
         if of != sample:
             position, sample = 0, of
         length = int(stop - start)
-        expected += list(range(position, position + length)) if kind == Kind.TEXT else [position] * length
-        if not dropped and kind != Kind.MADE:
-            position += length if kind == Kind.TEXT else 1
+        expected += list(range(position, position + length)) if kind == BlockKind.TEXT else [position] * length
+        if not dropped and kind != BlockKind.MADE:
+            position += length if kind == BlockKind.TEXT else 1
     assert positions(blocks).tolist() == expected
 
 
@@ -83,5 +83,5 @@ def test_what_was_dropped_changes_nothing_for_the_others() -> None:
 
 def test_the_tokens_inside_of_images_are_those_between_their_ends() -> None:
     blocks = blocks_of(np.array([0, 1, 3]), np.array([2, 4, 3]), np.zeros(3, int), np.zeros(3, bool))
-    assert blocks.inside([Kind.SEEN]).tolist() == [3, 4]
-    assert blocks.inside([Kind.CONDITION, Kind.MADE]).tolist() == [7]
+    assert blocks.inside([BlockKind.SEEN]).tolist() == [3, 4]
+    assert blocks.inside([BlockKind.CONDITION, BlockKind.MADE]).tolist() == [7]

@@ -19,7 +19,7 @@ from lmms_stream.mds.shard import Shard
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, PackFiller, SegmentError
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.types import Batch, Rows, Segments
+from lmms_stream.types import Batch, Segments, TokenRows
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
@@ -70,7 +70,7 @@ def fill(shard: Shard, indices: list[int], starts: list[int], lengths: list[int]
         sample_ids=at, starts=begins, lengths=sizes, shard_ids=np.zeros_like(at), indices=at, expected=expected
     )
     addresses = np.full(len(indices), shard.address, np.int64)
-    written = Rows(*(row[None] for row in rows))  # views
+    written = TokenRows(*(row[None] for row in rows))  # views
     return rows, TokensProcessor().fill_packs(shard.info.columns, addresses, segments, written)
 
 

@@ -13,7 +13,7 @@ import pytest
 from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.locks import locked
 from lmms_stream.storage.record import Record, touch
-from lmms_stream.storage.room import HEADER_BYTES, LEDGER_NAME, CacheRoom, Entry, Ledger, find_download
+from lmms_stream.storage.room import HEADER_BYTES, LEDGER_NAME, CacheJournal, CacheRoom, Entry, find_download
 
 from ..rounds import in_long_rounds
 from .counting import OBJECT_BYTES, Remote, held, limited_cache, limited_caches, object_wanted
@@ -31,7 +31,7 @@ def fill(folder: Path, *, objects: int) -> None:
 
 def counted(folder: Path) -> dict[str, int]:
     """What a process that comes to the folder finds counted, by the names of records."""
-    ledger = Ledger(folder)
+    ledger = CacheJournal(folder)
     with locked(folder / LEDGER_NAME, timeout_s=5) as file:
         assert file is not None
         ledger.catch_up(file, wanted="")

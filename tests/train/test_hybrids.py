@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.train.model.by_sample import Samples
+from lmms_stream.train.model.by_sample import PackSamples
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.types import Processed
@@ -79,7 +79,7 @@ def test_kernels_that_can_are_told_where_samples_begin() -> None:
 
 def test_samples_of_similar_length_are_one_batch() -> None:
     lengths = np.array([5, 100, 0, 80, 76, 74, 7])
-    groups = Samples([0, *np.cumsum(lengths).tolist()], CPU).groups
+    groups = PackSamples([0, *np.cumsum(lengths).tolist()], CPU).groups
     assert [(group.size, group.length) for group in groups] == [(3, 100), (1, 74), (1, 7), (1, 5)]
     values = torch.arange(float(lengths.sum()))[None, :, None].repeat(1, 1, 2)
     for group in groups:

@@ -11,7 +11,7 @@ import pytest
 from lmms_stream.errors import DataError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.train.report.run_log import KeptLog, part_name, restore_log
-from lmms_stream.train.report.train_log import JsonLines, history, read_log
+from lmms_stream.train.report.train_log import RecordFile, history, read_log
 
 
 def record(step: int, loss: float = 0.5) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def record(step: int, loss: float = 0.5) -> dict[str, Any]:
 
 
 def write(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    log = JsonLines(path)
+    log = RecordFile(path)
     for each in records:
         log.write(each)
     log.close()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from lmms_stream.errors import DataError, StorageError
 from lmms_stream.train.report.run_log import RunLog, StepProfiler, open_reports
-from lmms_stream.train.report.train_log import LOG_NAME, JsonLines, history, read_log
+from lmms_stream.train.report.train_log import LOG_NAME, RecordFile, history, read_log
 from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
 from lmms_stream.types import World
@@ -32,13 +32,13 @@ def test_half_a_line_of_a_killed_run_goes_and_its_records_stay(tmp_path: Path) -
     for before, kept in (("", []), ('{"step": 1', []), ('{"step": 1}\n{"st', [1]), ('{"step": 1}\n', [1])):
         path.parent.mkdir(exist_ok=True)
         path.write_text(before)
-        log = JsonLines(path)
+        log = RecordFile(path)
         log.write({"step": 2, "loss": 0.5})
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [*kept, 2]
         log.close()
     long = '{"step": 1, "sample_ids": [' + "7, " * 100_000
     path.write_text('{"step": 0}\n' + long)
-    JsonLines(path).close()
+    RecordFile(path).close()
     assert path.read_text() == '{"step": 0}\n'
 
 
@@ -73,7 +73,7 @@ def strict_json(line: str) -> Any:
 
 
 def test_what_is_not_finite_is_null_in_the_log(tmp_path: Path) -> None:
-    log = JsonLines(tmp_path / "log.jsonl")
+    log = RecordFile(tmp_path / "log.jsonl")
     log.write({"step": 1, "loss": float("nan"), "grad_norm": None, "perf/mfu": float("inf"), "sample_ids": [3]})
     log.close()
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
@@ -231,7 +231,7 @@ def test_a_folder_or_file_where_a_log_should_lie_is_an_error_that_names_it(tmp_p
     (tmp_path / "train_log.jsonl").unlink()
     (tmp_path / "train_log.jsonl").mkdir()
     with pytest.raises(StorageError, match=r"train_log.jsonl: Is a directory: .*: check the path and its rights"):
-        JsonLines(tmp_path / "train_log.jsonl")
+        RecordFile(tmp_path / "train_log.jsonl")
     with pytest.raises(StorageError, match=r"train_log.jsonl: Is a directory: .*: check the path and its rights"):
         read_log(tmp_path)
 

@@ -22,7 +22,7 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.tools.watch.run import MAX_POINTS, WatchedRun, thinned
 from lmms_stream.tools.watch.server import sample_page
 from lmms_stream.tools.watch.source import LogTail, open_run
-from lmms_stream.train.report.train_log import JsonLines
+from lmms_stream.train.report.train_log import RecordFile
 
 from ..cli.test_run_plot import record, write_log
 from ..conftest import run_cli, write_tokens
@@ -79,7 +79,7 @@ def test_a_log_is_read_as_it_grows_whatever_becomes_of_it(tmp_path: Path) -> Non
     path.write_bytes(b'{"step": 1}\n{"step": 2')
     assert tail.read() == ([{"step": 1}], True)
     assert tail.read() == ([], False)
-    JsonLines(path).close()  # a resumed run removes the half line
+    RecordFile(path).close()  # a resumed run removes the half line
     assert tail.read() == ([], False)
     with path.open("ab") as file:
         file.write(b'{"step": 2}\nnone\n[3]\n{"step": 3}\n')

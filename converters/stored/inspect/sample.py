@@ -84,7 +84,7 @@ class MediaView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class MessagePart:
     """Text of a message, or the number of the part of the sample's media that stands there."""
 
     text: str = ""
@@ -94,11 +94,11 @@ class Block:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageView:
     role: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[MessagePart, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class TokenRun:
     """Text of consecutive tokens that are all trained on, or none of them, or those of a medium, by its number in
     SampleView.seen. heading: what begins with it, "" for nothing new.
     """
@@ -113,7 +113,7 @@ class Run:
 class TokensView:
     num_tokens: int
     num_trained: int
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,7 +216,7 @@ class Viewer:
         changes = (trained[1:] != trained[:-1]) | (media[1:] != media[:-1])
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(input_ids)]
         runs = [
-            Run(
+            TokenRun(
                 text=self._text(input_ids[start:stop].tolist()),
                 trained=bool(trained[start]),
                 seen=int(media[start]) if media[start] >= 0 else None,
@@ -242,7 +242,7 @@ def _view_preference(sample: Sample, media: list[MediaPart]) -> tuple[tuple[str,
     views = []
     for heading, part in parts.items():
         if isinstance(part, str):
-            views.append(MessageView(role=heading, blocks=(Block(text=part),)))
+            views.append(MessageView(role=heading, blocks=(MessagePart(text=part),)))
             continue
         shown = [_view_message(message, sample["media"], media) for message in part]
         views += [replace(view, role=f"{heading}: {view.role}") for view in shown]
@@ -255,15 +255,15 @@ def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart
     blocks = []
     for part in content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []:
         if part["type"] == "text":
-            blocks.append(Block(text=part["text"]))
+            blocks.append(MessagePart(text=part["text"]))
         else:
-            blocks.append(Block(media=len(media)))
+            blocks.append(MessagePart(media=len(media)))
             media.append(media_part(part, data))
     calls: Any = message.get("tool_calls")
     told = list(_view_calls(calls)) if _are_calls(calls) else []
     shown = ("role", "content", "tool_calls") if told else ("role", "content")
     others = {key: value for key, value in message.items() if key not in shown}
-    blocks += [Block(text=text) for text in (*told, *([_json(others)] if others else []))]
+    blocks += [MessagePart(text=text) for text in (*told, *([_json(others)] if others else []))]
     return MessageView(role=message["role"], blocks=tuple(blocks))
 
 

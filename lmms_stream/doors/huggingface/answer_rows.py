@@ -20,7 +20,7 @@ from ...processors.preference_media import MediaPreferenceProcessor
 from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer
 from ...types import Processed, Role, Sample
-from .rows import Kind, Row, RowReader, RowSettings, is_chat
+from .rows import Kind, Row, RowSettings, RowTokenizer, is_chat
 from .tokenizer import tokenizer_of
 
 Answers = list[tuple[Role, Any]]  # of a row, each a text or messages
@@ -30,7 +30,7 @@ NEEDED: Mapping[Compared, str] = {
 }
 
 
-class AnswersReader(RowReader):
+class AnswersReader(RowTokenizer):
     """Makes tokens of rows for DPO or KTO, several at once.
 
     sequences: of a sample, the number of tokens and the Role of each answer behind its prompt, one after another.
@@ -45,7 +45,7 @@ class AnswersReader(RowReader):
         super().__init__(processing_class, settings, first=first)
 
     def __call__(self, columns: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> dict[str, list[list[int]]]:
-        """See RowReader; of pairs that are taken apart, the chosen answers come first, as in TRL."""
+        """See RowTokenizer; of pairs that are taken apart, the chosen answers come first, as in TRL."""
         made = super().__call__(columns, numbers)
         if self._objective == "kto":
             order = sorted(range(len(made["sequences"])), key=lambda index: -made["sequences"][index][1])

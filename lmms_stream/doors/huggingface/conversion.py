@@ -33,7 +33,7 @@ from ...storage.locks import locked, wait_for_other
 from ...train.run.distributed import cpu_group
 from ...types import World
 from .answer_rows import AnswersProcessor, AnswersReader, as_chat, media_processor
-from .rows import RowReader, RowSettings
+from .rows import RowSettings, RowTokenizer
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 
 _VERSION = 2  # raised when rows become other tokens
@@ -153,11 +153,11 @@ class Conversion:
             name, report.num_rows, report.num_tokens or 0, len(dataset), time.monotonic() - started, folder,
         )  # fmt: skip
 
-    def _reader(self, first: dict[str, Any]) -> RowReader:
+    def _reader(self, first: dict[str, Any]) -> RowTokenizer:
         if self.objective is not None:
             return AnswersReader(self.processing_class, self.settings, first=first, objective=self.objective)
         template = assistant_template(self.processing_class) if self.settings.assistant_only else None
-        return RowReader(
+        return RowTokenizer(
             self.processing_class,
             self.settings,
             first=first,
@@ -165,7 +165,7 @@ class Conversion:
             template=template,
         )
 
-    def _stored_tokens(self, dataset: Any, reader: RowReader, work: Path, *, name: str) -> ConvertReport:
+    def _stored_tokens(self, dataset: Any, reader: RowTokenizer, work: Path, *, name: str) -> ConvertReport:
         files = _tokenized(dataset, reader, work / "tokens.arrow", name=name, num_proc=self.num_proc)
         others = [f"{column}:ndarray:int32" for column in reader.columns if column not in ("input_ids", "labels")]
         return convert(
@@ -213,7 +213,7 @@ def _check(dataset: Any, name: str) -> None:
         )
 
 
-def _tokenized(dataset: Any, reader: RowReader, path: Path, *, name: str, num_proc: int | None) -> list[str]:
+def _tokenized(dataset: Any, reader: RowTokenizer, path: Path, *, name: str, num_proc: int | None) -> list[str]:
     """Arrow files of the dataset's tokens, in its order."""
     datasets = need("datasets", by="rows of the hub's library")
 

@@ -16,7 +16,7 @@ Fate = Literal["honoured", "moot", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FieldRule:
     """What becomes of a field.
 
     text: of an honoured field what it becomes, of a moot one why it cannot matter, of a refused one the reason and the
@@ -37,16 +37,16 @@ class Row:
         return bool(value != default)
 
 
-def honoured(name: str, text: str) -> Row:
-    return Row(name, "honoured", text)
+def honoured(name: str, text: str) -> FieldRule:
+    return FieldRule(name, "honoured", text)
 
 
-def moot(name: str, text: str, same: Callable[[Any], bool] | None = None) -> Row:
-    return Row(name, "moot", text, same)
+def moot(name: str, text: str, same: Callable[[Any], bool] | None = None) -> FieldRule:
+    return FieldRule(name, "moot", text, same)
 
 
-def refused(name: str, text: str, same: Callable[[Any], bool] | None = None) -> Row:
-    return Row(name, "refused", text, same)
+def refused(name: str, text: str, same: Callable[[Any], bool] | None = None) -> FieldRule:
+    return FieldRule(name, "refused", text, same)
 
 
 _PACKS = "a pack has no padding but its own end, so samples of different lengths cost nothing"

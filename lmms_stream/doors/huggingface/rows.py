@@ -40,7 +40,7 @@ class RowSettings:
     keeps_end: bool = False
 
 
-class RowReader:
+class RowTokenizer:
     """Makes tokens of rows, several at once; can be sent to other processes.
 
     first: the first row, which says what all of them are. template: instead of the tokenizer's own. ConfigError for

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...checks import of_type, whole_number
 from ...errors import ConfigError
 from . import fields, preference_fields, sft_fields
-from .fields import Row
+from .fields import FieldRule
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -28,7 +28,7 @@ _FATES = {
 }
 
 
-def row_of(name: str, kind: type | None = None) -> Row | None:
+def row_of(name: str, kind: type | None = None) -> FieldRule | None:
     """The row of a field. kind: of the arguments, of which TRL's DPOConfig and KTOConfig have rows of their own."""
     names = {each.__name__ for each in kind.__mro__} if kind is not None else set()
     return (_OF_PREFERENCES if names & {"DPOConfig", "KTOConfig"} else _ROWS).get(name)
@@ -84,12 +84,12 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _unknown(name: str, given: type) -> Row:
+def _unknown(name: str, given: type) -> FieldRule:
     """A field of a later version, which may matter, or of a class of the user's, which their own code reads."""
     owner = next(each for each in reversed(given.__mro__) if name in vars(each).get("__annotations__", {}))
     if owner.__module__.partition(".")[0] in ("transformers", "trl"):
-        return Row(name, "refused", "this version of lmms_stream does not know it: leave it at its default")
-    return Row(name, "honoured", f"a field of {owner.__name__}, for its own code")
+        return FieldRule(name, "refused", "this version of lmms_stream does not know it: leave it at its default")
+    return FieldRule(name, "honoured", f"a field of {owner.__name__}, for its own code")
 
 
 def _shown(value: Any) -> str:

@@ -40,7 +40,7 @@ MAX_OPEN_GROUPS = 4096  # each takes a file descriptor
 FOOTER_BYTES = 8  # the length of the metadata, and PAR1
 
 
-class _OpenGroup:
+class _MappedGroup:
     """A row group as mapped batches."""
 
     def __init__(self, reader: Any):
@@ -83,7 +83,7 @@ def _values(batch: Any, columns: Mapping[str, Convert]) -> list[dict[str, Any] |
     return rows
 
 
-class RowGroups:
+class ParquetRows:
     """A RowFile of Parquet. columns: those that are read; all where none are named."""
 
     def __init__(self, file: File, *, name: str, folder: str | None, columns: Sequence[str] = ()):
@@ -91,7 +91,7 @@ class RowGroups:
         self.folder = folder
         self._file = file
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, _OpenGroup] = OrderedDict()
+        self._open: OrderedDict[int, _MappedGroup] = OrderedDict()
         self._max_open = max(8, min(MAX_OPEN_GROUPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         with disk_errors(name), arrow_errors(name, "Parquet"), file.open_raw() as stream:
             self._key = file.key
@@ -133,7 +133,7 @@ class RowGroups:
             for row, number in zip(found, numbers.tolist(), strict=True)
         ]
 
-    def _group(self, number: int) -> _OpenGroup:
+    def _group(self, number: int) -> _MappedGroup:
         if number not in self._open:
             if len(self._open) >= self._max_open:
                 self._open.popitem(last=False)
@@ -141,7 +141,7 @@ class RowGroups:
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _decoded(self, number: int) -> _OpenGroup:
+    def _decoded(self, number: int) -> _MappedGroup:
         if self._file.key != self._key:
             raise ObjectChangedError(self.name)
         is_local = isinstance(self._file, LocalFile)
@@ -163,7 +163,7 @@ class RowGroups:
             writer.close()
             spooled.flush()
             pyarrow.default_memory_pool().release_unused()  # what decoding took: a row group may be a whole file
-            return _OpenGroup(pyarrow.ipc.open_file(pyarrow.memory_map(spooled.name)))
+            return _MappedGroup(pyarrow.ipc.open_file(pyarrow.memory_map(spooled.name)))
 
 
 def _in_large_batches(batches: Iterable[Any]) -> Iterator[Any]:

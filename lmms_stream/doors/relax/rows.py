@@ -30,7 +30,7 @@ from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .row_files import Lines, LocalSpans, RowFile, RowOrError, Shards, StoredSpans, WithColumns
-from .row_groups import RowGroups
+from .row_groups import ParquetRows
 
 EXTENSIONS = (".jsonl", ".parquet")
 _FORMATS = ("jsonl", "parquet")
@@ -144,7 +144,7 @@ def open_rows(
     return Rows(ranges).sliced(whole)
 
 
-def _files_of(part: Part, columns: Sequence[str], fetch: FetchConfig, copies: _Copies) -> list[RowFile]:
+def _files_of(part: RowsOfFile, columns: Sequence[str], fetch: FetchConfig, copies: _Copies) -> list[RowFile]:
     open_file = partial(_open, columns=columns, copies=copies)
     path = part.path.rstrip("/") or part.path
     with disk_errors(path):
@@ -212,7 +212,7 @@ def _open(store: Storage, described: StoredObject, name: str, *, columns: Sequen
         path = _fetched(store, described)
     if is_parquet:
         file = StoredFile(store, described) if path is None else LocalFile(path)
-        return RowGroups(file, name=name, folder=folder, columns=columns)
+        return ParquetRows(file, name=name, folder=folder, columns=columns)
     spans = StoredSpans(StoredFile(store, described)) if path is None else LocalSpans(path, name=name)
     return Lines(spans, name=name, folder=folder)
 
@@ -241,14 +241,14 @@ _SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowsOfFile:
     """A file, folder or URL, and which of its rows."""
 
     path: str
     rows: slice
 
 
-def parse_paths(path: str | Path | Sequence[str | Path]) -> tuple[list[Part], slice]:
+def parse_paths(path: str | Path | Sequence[str | Path]) -> tuple[list[RowsOfFile], slice]:
     """The parts of a path, and which rows of all of them together. Negative bounds count from the end.
 
     >>> parse_paths("[a.jsonl, b.parquet@[:-5]]@[0:100]")
@@ -263,16 +263,16 @@ slice(0, 100, None))
     else:
         text, whole = sliced_path(str(path).strip())
         if Path(text).exists() or not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
-            return [Part(_named(text, path), whole)], slice(None)
+            return [RowsOfFile(_named(text, path), whole)], slice(None)
         parts = [_part(each) for each in _listed(text)]
     if not parts:
         raise ConfigError(f"{path!r} names no files: name a .jsonl or .parquet file, a folder, or a list of them")
     return parts, whole
 
 
-def _part(text: str) -> Part:
+def _part(text: str) -> RowsOfFile:
     path, rows = sliced_path(text)
-    return Part(_named(path, text), rows)
+    return RowsOfFile(_named(path, text), rows)
 
 
 def _named(path: str, text: str | Path) -> str:

@@ -17,7 +17,7 @@ from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
 from ...processors.families.settings import MediaSettings
 from ...processors.families.tile_settings import refuse_pixels, square_side
-from .tiles import HALF, Shape, TiledFamily, Tiles
+from .tiles import HALF, TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:
     from ...processors.media.facts import ImageFacts
@@ -105,10 +105,10 @@ class Gemma3(TiledFamily):
                 + " ".join([one] * num_crops)
             )  # fmt: skip
         size = (facts.width, facts.height) if num_crops else (self.tiles.side, self.tiles.side)
-        shape = Shape(facts, 1 + num_crops, rows, columns, size)
+        shape = TileGrid(facts, 1 + num_crops, rows, columns, size)
         return Layout("image", (self.tokens,) * (1 + num_crops), 1 + num_crops, text, shape)
 
-    def cut(self, image: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
+    def cut(self, image: NDArray[np.uint8], shape: TileGrid) -> NDArray[np.uint8]:
         """See TiledFamily."""
         tiles = [self.tiles.whole(image)]
         if shape.rows:

@@ -17,7 +17,7 @@ from ...processors.families.frames import Section, middles_of_equal_parts
 from ...processors.families.settings import MediaSettings
 from ...processors.families.tile_settings import choice_of, numbers_of_tiles, refuse_pixels, square_side
 from ...processors.families.vision import CLIP_MEAN, CLIP_STD
-from .tiles import Shape, TiledFamily, Tiles
+from .tiles import TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:
     from ...processors.media.facts import ImageFacts, VideoFacts
@@ -79,7 +79,7 @@ class InternVL(TiledFamily):
         num_tiles = rows * columns
         num_tiles += num_tiles > 1
         size = (columns * self.tiles.side, rows * self.tiles.side)
-        shape = Shape(facts, num_tiles, rows, columns, size)
+        shape = TileGrid(facts, num_tiles, rows, columns, size)
         return Layout("image", (self.tokens * num_tiles,), num_tiles, f"{START}{IMAGE}{END}", shape)
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
@@ -88,14 +88,14 @@ class InternVL(TiledFamily):
         section = self.choice.section(facts, interval)
         num_frames = max(1, self.choice.num_frames(section))
         text = "\n".join(f"Frame{number + 1}: {START}{IMAGE}{END}" for number in range(num_frames))
-        shape = Shape(facts, num_frames, section=section, num_frames=num_frames)
+        shape = TileGrid(facts, num_frames, section=section, num_frames=num_frames)
         return Layout("video", (self.tokens,) * num_frames, num_frames, text, shape)
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
         """See TiledFamily."""
         return middles_of_equal_parts(section, num_frames)
 
-    def cut(self, image: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
+    def cut(self, image: NDArray[np.uint8], shape: TileGrid) -> NDArray[np.uint8]:
         """See TiledFamily."""
         width, height = shape.size
         tiles = self.tiles.cut(self.tiles.resized(image, width=width, height=height))

@@ -25,7 +25,7 @@ from ...processors.families.vision import CLIP_MEAN, CLIP_STD
 from ...processors.media.fact_types import ImageFacts
 from ...processors.media.memory import Memory, new_memory
 from ...versions.transformers import ENDS_FEATURES_OF_LLAVA_VIDEOS
-from .tiles import Shape, TiledFamily, Tiles
+from .tiles import TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:
     from ...processors.media.facts import VideoFacts
@@ -119,7 +119,7 @@ class LlavaOnevision(TiledFamily):
         """See TiledFamily: of an only image."""
         height, width = best_resolution(facts, self.resolutions)
         rows, columns = height // self.tiles.side, width // self.tiles.side
-        shape = Shape(facts, rows * columns + 1, rows, columns, _fitted(facts, width, height))
+        shape = TileGrid(facts, rows * columns + 1, rows, columns, _fitted(facts, width, height))
         return Layout("image", (self.grid**2 + self._features(facts, rows, columns),), shape.num_tiles, "", shape)
 
     def in_sample(self, layouts: Sequence[Layout]) -> list[Layout]:
@@ -129,7 +129,7 @@ class LlavaOnevision(TiledFamily):
         return [self._one_of_several(each.shape.facts) if each.kind == "image" else each for each in layouts]
 
     def _one_of_several(self, facts: ImageFacts) -> Layout:
-        shape = Shape(facts, 1, 0, 0, (self.tiles.side, self.tiles.side))
+        shape = TileGrid(facts, 1, 0, 0, (self.tiles.side, self.tiles.side))
         return Layout("image", (self.grid**2 + 1,), 1, "", shape)
 
     def _features(self, facts: ImageFacts, rows: int, columns: int) -> int:
@@ -152,7 +152,7 @@ class LlavaOnevision(TiledFamily):
         assert self.choice is not None
         section = self.choice.section(facts, interval)
         count = self.tokens_of_frames(self.num_frames) + 1
-        shape = Shape(facts, self.num_frames, section=section, num_frames=self.num_frames)
+        shape = TileGrid(facts, self.num_frames, section=section, num_frames=self.num_frames)
         return Layout("video", (count,), self.num_frames, "", shape)
 
     def tokens_of_frames(self, num_frames: int) -> int:
@@ -182,7 +182,7 @@ class LlavaOnevision(TiledFamily):
         last, gaps = section.num_frames - 1, max(num_frames - 1, 1)
         return tuple(section.first + number * last // gaps for number in range(num_frames))
 
-    def cut(self, image: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
+    def cut(self, image: NDArray[np.uint8], shape: TileGrid) -> NDArray[np.uint8]:
         """See TiledFamily."""
         if not shape.rows:
             return self.tiles.whole(_squared(image, [int(each * 255) for each in self.tiles.mean]))

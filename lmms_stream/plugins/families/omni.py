@@ -18,7 +18,7 @@ from ...processors.families.clips import Clips, ClipShape, check_model_settings,
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
 from ...processors.families.frames import Section
-from ...processors.families.qwen_vl import FramesOfTheirOwn, Shape
+from ...processors.families.qwen_vl import FramesOfTheirOwn, PatchGrid
 from ...processors.families.settings import MediaSettings
 from ...processors.media.memory import Memory, new_memory
 
@@ -122,7 +122,7 @@ class Omni(FramesOfTheirOwn):
         layout = self.video(facts, interval)
         if sound is None:
             return layout
-        shape: Shape = layout.shape
+        shape: PatchGrid = layout.shape
         section = cast("Section", shape.section)
         first, last = section.first / facts.fps, (section.first + section.num_frames) / facts.fps
         is_whole = section.first == 0 and section.num_frames == facts.frames
@@ -154,7 +154,7 @@ class Omni(FramesOfTheirOwn):
         """See FramesOfTheirOwn; positions along time follow from the seconds of a pair instead."""
         return 1
 
-    def times(self, shape: Shape) -> NDArray[Any]:
+    def times(self, shape: PatchGrid) -> NDArray[Any]:
         """Positions along time of the pairs of frames of a video, or of an image, as the model's own code rounds."""
         if shape.section is None:
             return np.zeros(1, np.float32)
@@ -210,7 +210,7 @@ class Omni(FramesOfTheirOwn):
 
     def of_grid(self, layout: Layout) -> NDArray[Any]:
         """Of the tokens of an image, or of the frames of a video."""
-        shape: Shape = layout.shape
+        shape: PatchGrid = layout.shape
         merge = (self.images if layout.kind == "image" else self.videos).merge_size
         times = self.times(shape).astype(self.position_type)
         rows, columns = np.arange(shape.grid[1] // merge), np.arange(shape.grid[2] // merge)

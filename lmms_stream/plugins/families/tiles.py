@@ -26,7 +26,7 @@ _FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # 
 _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
 
 
-class Shape(NamedTuple):
+class TileGrid(NamedTuple):
     """rows, columns: of tiles that an image is cut into. size: (width, height) of what is cut, without padding.
 
     num_tiles: of all, with those of the whole image at a smaller size. section, num_frames: what is read of a video.
@@ -143,7 +143,7 @@ class TiledFamily:
         """Of a video. interval: as `layout` is given it."""
         raise NotImplementedError
 
-    def cut(self, image: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
+    def cut(self, image: NDArray[np.uint8], shape: TileGrid) -> NDArray[np.uint8]:
         """An image as decoded -> its tiles in the order in which the tower is given them: [n, side, side, 3]."""
         raise NotImplementedError
 
@@ -153,7 +153,7 @@ class TiledFamily:
 
     def frames(self, layout: Layout) -> tuple[int, ...]:
         """See Family."""
-        shape: Shape = layout.shape
+        shape: TileGrid = layout.shape
         return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
 
     def in_sample(self, layouts: Sequence[Layout]) -> list[Layout]:
@@ -172,7 +172,7 @@ class TiledFamily:
         """See Family: the tiles of an image, or a tile of each frame."""
         from ...processors.media.images import decode_image
 
-        shape: Shape = layout.shape
+        shape: TileGrid = layout.shape
         if layout.kind == "video":
             return self.frames_of(layout, data)
         width, height = shape.size

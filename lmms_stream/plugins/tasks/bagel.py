@@ -15,7 +15,7 @@ import torch
 from ...errors import ConfigError
 from ...loader.collate import collate
 from ...processors.base import IGNORED_LABEL
-from ...processors.blocks import LATENTS, Kind
+from ...processors.blocks import LATENTS, BlockKind
 from ...train.model.loss import learnt_tokens, losses_of_logits
 from ...train.model.plain import PlainModel
 from ...train.model.sharding import reshard
@@ -127,9 +127,9 @@ class BlocksModel(PlainModel):
 _CLOSE, _CLOSE_BF16 = 1e-3, 5e-2  # of the spread of what the model says: other shapes have other roundings
 _ROWS, _COLUMNS = 2, 3
 _SAMPLES = (
-    (Kind.TEXT, Kind.CONDITION, Kind.SEEN, Kind.TEXT, Kind.MADE, Kind.TEXT),
-    (Kind.SEEN, Kind.TEXT),
-    (Kind.TEXT, Kind.MADE, Kind.SEEN, Kind.MADE, Kind.TEXT),
+    (BlockKind.TEXT, BlockKind.CONDITION, BlockKind.SEEN, BlockKind.TEXT, BlockKind.MADE, BlockKind.TEXT),
+    (BlockKind.SEEN, BlockKind.TEXT),
+    (BlockKind.TEXT, BlockKind.MADE, BlockKind.SEEN, BlockKind.MADE, BlockKind.TEXT),
 )
 
 
@@ -188,15 +188,15 @@ class _Runs:
         return made.logits.float(), made.velocity.float()
 
 
-def _sample(config: Any, kinds: tuple[Kind, ...], number: int) -> dict[str, Any]:
+def _sample(config: Any, kinds: tuple[BlockKind, ...], number: int) -> dict[str, Any]:
     """A processed sample of blocks of these kinds, with latents instead of the pixels that they are made of."""
     rng = np.random.default_rng(number)
     cells = _ROWS * _COLUMNS
-    lengths = [int(rng.integers(4, 9)) if kind == Kind.TEXT else cells + 2 for kind in kinds]
+    lengths = [int(rng.integers(4, 9)) if kind == BlockKind.TEXT else cells + 2 for kind in kinds]
     ids = rng.integers(0, config.vocab_size, sum(lengths))
-    is_learnt = np.repeat([kind == Kind.TEXT for kind in kinds], lengths)
+    is_learnt = np.repeat([kind == BlockKind.TEXT for kind in kinds], lengths)
     is_learnt[np.cumsum(lengths) - lengths] = False  # the first token of a block would be predicted in another one
-    num_seen, num_latent = (sum(kind in of for kind in kinds) for of in ((Kind.SEEN,), LATENTS))
+    num_seen, num_latent = (sum(kind in of for kind in kinds) for of in ((BlockKind.SEEN,), LATENTS))
     at = np.arange(cells)
     media: dict[str, Any] = {
         "blocks": np.array([*zip(kinds, lengths, strict=True)], np.int64),

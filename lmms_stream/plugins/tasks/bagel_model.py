@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...processors.blocks import LATENTS, Blocks, Kind, blocks_of, positions
+from ...processors.blocks import LATENTS, BlockKind, Blocks, blocks_of, positions
 from ...train.model.block_attention import BlockLayout
 from ...train.model.loss import learnt_tokens
 from ...train.model.plain import PlainModel
@@ -91,7 +91,7 @@ def run_blocks(
         patches=inputs.get("vit_patches", torch.zeros(0, config.patch_values, device=device)),
         patch_positions=inputs.get("vit_positions", torch.zeros(0, dtype=torch.int64, device=device)),
         patch_layout=BlockLayout.of_images(of_seen, device),
-        patch_tokens=torch.from_numpy(drawn.blocks.inside([Kind.SEEN])).to(device),
+        patch_tokens=torch.from_numpy(drawn.blocks.inside([BlockKind.SEEN])).to(device),
         latents=(1 - at) * latents + at * noise,
         times=times,
         latent_positions=inputs.get("vae_positions", torch.zeros(0, dtype=torch.int64, device=device)),
@@ -142,7 +142,7 @@ def num_made(pack: Batch) -> int:
     if "blocks" not in pack.inputs:
         return 0
     kinds, lengths = pack.inputs["blocks"].T
-    return int((lengths[kinds == Kind.MADE] - 2).sum())
+    return int((lengths[kinds == BlockKind.MADE] - 2).sum())
 
 
 def _noise(
@@ -150,7 +150,7 @@ def _noise(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
     """Noise and time of each latent of a sample, and whether it is to be made; zeros for those that are not."""
     images = table[np.isin(table[:, 0], LATENTS)]
-    counts, is_made = images[:, 1] - 2, images[:, 0] == Kind.MADE
+    counts, is_made = images[:, 1] - 2, images[:, 0] == BlockKind.MADE
     of_latents = np.repeat(is_made, counts)
     noise = np.zeros((len(of_latents), latent_size), np.float32)
     shape = (int(of_latents.sum()), latent_size)
@@ -181,5 +181,5 @@ def _tables(pack: Batch) -> list[tuple[int, NDArray[np.int64], NDArray[np.float3
         for number, sample_id in enumerate(pack.sample_ids)
     ]
     if num_padded := pack.num_tokens - int(bounds[num_samples]):
-        found.append((0, np.array([[Kind.TEXT, num_padded]]), np.zeros(1, np.float32)))
+        found.append((0, np.array([[BlockKind.TEXT, num_padded]]), np.zeros(1, np.float32)))
     return found

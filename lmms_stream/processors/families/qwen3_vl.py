@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .frames import Section, ends_and_between
-from .qwen_vl import END, START, VIDEO, QwenVL, Shape, check_aspect
+from .qwen_vl import END, START, VIDEO, PatchGrid, QwenVL, check_aspect
 from .settings import MediaSettings
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ class Qwen3VL(QwenVL):
         counts = (grid[1] * grid[2] // videos.merge_size**2,) * grid[0]
         seconds = [f"<{each:.1f} seconds>" for each in self._seconds(self.chosen(section, num_frames), facts.fps)]
         text = "".join(f"{each}{START}{VIDEO}{END}" for each in seconds)
-        return Layout("video", counts, math.prod(grid), text, Shape(facts, width, height, grid, section, num_frames))
+        return Layout(
+            "video", counts, math.prod(grid), text, PatchGrid(facts, width, height, grid, section, num_frames)
+        )
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
         """See QwenVL."""

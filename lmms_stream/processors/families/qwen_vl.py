@@ -33,7 +33,7 @@ START, END = "<|vision_start|>", "<|vision_end|>"
 _MAX_ASPECT = 200  # the longer side over the shorter one; transformers refuses more
 
 
-class Shape(NamedTuple):
+class PatchGrid(NamedTuple):
     """width, height: of what the tower sees. grid: of its patches, along time, height and width.
 
     section, num_frames: what is read of a video. steps: what a step of the grid along time adds to the positions there,
@@ -136,7 +136,7 @@ class QwenVL:
         height, width = fitting(facts.height, facts.width, images)
         rows, columns = height // side, width // side
         patches = rows * columns
-        shape = Shape(facts, width, height, (1, rows, columns))
+        shape = PatchGrid(facts, width, height, (1, rows, columns))
         return Layout("image", (patches // (merge * merge),), patches, "", shape)
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
@@ -149,7 +149,7 @@ class QwenVL:
 
     def frames(self, layout: Layout) -> tuple[int, ...]:
         """See Family."""
-        shape: Shape = layout.shape
+        shape: PatchGrid = layout.shape
         return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
 
     def grid_of(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
@@ -160,7 +160,7 @@ class QwenVL:
 
     def runs(self, layout: Layout) -> list[tuple[int, int, int, float]]:
         """Of each placeholder of a medium: its grid of tokens along time, height and width, and the steps of time."""
-        shape: Shape = layout.shape
+        shape: PatchGrid = layout.shape
         merge = (self.images if layout.kind == "image" else self.videos).merge_size
         return [(shape.grid[0], shape.grid[1] // merge, shape.grid[2] // merge, shape.steps)]
 
@@ -230,7 +230,7 @@ class QwenVL:
         from ..media.resize import resize
         from ..media.video import read_frames
 
-        shape: Shape = layout.shape
+        shape: PatchGrid = layout.shape
         if layout.kind == "video":
             num_frames = cast("VideoFacts", shape.facts).frames
             chosen = self.frames(layout)
@@ -292,7 +292,7 @@ class FramesOfTheirOwn(QwenVL):
         height, width = fitting(facts.height, facts.width, videos)
         grid = self.grid_of(num_frames, height, width)
         patches = math.prod(grid)
-        shape = Shape(facts, width, height, grid, section, num_frames, self.steps(section, num_frames))
+        shape = PatchGrid(facts, width, height, grid, section, num_frames, self.steps(section, num_frames))
         return Layout("video", (patches // videos.merge_size**2,), patches, "", shape)
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from ...train.torchrun import train_command, without_rank
 JOB_TIMEOUT_S = 600.0
 
 
-class Job(Protocol):
+class DemoJob(Protocol):
     """A job that runs. poll: its exit status once it has ended; kill: SIGKILL to all its processes, once or again."""
 
     def poll(self) -> int | None: ...
@@ -31,7 +31,7 @@ class Job(Protocol):
 class StartJob(Protocol):
     """Starts a job of `nproc` ranks, which appends what it says to a file."""
 
-    def __call__(self, config: Path, overrides: Sequence[str], *, nproc: int, text: Path) -> Job: ...
+    def __call__(self, config: Path, overrides: Sequence[str], *, nproc: int, text: Path) -> DemoJob: ...
 
 
 class Torchrun:
@@ -119,7 +119,7 @@ def _last_step(output: Path) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunRecords:
     """A run's records by step, and how far its losses may lie from the reference's."""
 
     name: str
@@ -127,12 +127,14 @@ class Run:
     tolerance: float
 
 
-def read_run(output: Path, *, name: str, tolerance: float) -> Run:
+def read_run(output: Path, *, name: str, tolerance: float) -> RunRecords:
     """The records of the run in `output`; of a step that was logged twice, the later."""
-    return Run(name=name, records={record["step"]: record for record in read_log(output)}, tolerance=tolerance)
+    return RunRecords(name=name, records={record["step"]: record for record in read_log(output)}, tolerance=tolerance)
 
 
-def compare_runs(reference: Run, resumed: Sequence[Run], *, first_step: int, last_step: int) -> tuple[Table, list[str]]:
+def compare_runs(
+    reference: RunRecords, resumed: Sequence[RunRecords], *, first_step: int, last_step: int
+) -> tuple[Table, list[str]]:
     """A table of steps first_step to last_step, and each difference in words (none: the runs are equal).
 
     Sample ids of the global batch must be equal, losses within each run's tolerance (0: equal to the last bit).

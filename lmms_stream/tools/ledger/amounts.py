@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...plan.assign import num_steps
 from ...plan.cursor import SourceCursor
-from ...plan.ledger import Ledger, Ranges, Stretch
+from ...plan.ledger import Ranges, StepLookup, Stretch
 from ...plan.left_out import LeftOut
 from ...plan.pack_plan import PackPlan
 
@@ -34,7 +34,7 @@ class SourceAmounts:
     num_dropped: int = 0
 
 
-def amounts_of(ledger: Ledger, step: int, *, left_out: LeftOut | None = None) -> dict[str, SourceAmounts]:
+def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None) -> dict[str, SourceAmounts]:
     """Of each source of the run, in the steps before `step`."""
     cursor = ledger.cursor(step)
     skipped = _skipped(ledger, step)
@@ -73,7 +73,7 @@ def _of(plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: 
     )
 
 
-def _skipped(ledger: Ledger, stop: int) -> dict[str, tuple[int, int]]:
+def _skipped(ledger: StepLookup, stop: int) -> dict[str, tuple[int, int]]:
     """Samples and tokens of each source in steps before `stop` that were passed over.
 
     A sample that is split counts where all of its pieces are.

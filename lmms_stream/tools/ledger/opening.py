@@ -15,15 +15,15 @@ from .planned import CONFIG_SUFFIXES, open_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class RunLength:
     """What says where a run ends, see TrainConfig; all None where that is not known beforehand (max_tokens)."""
 
     max_steps: int | None = None
     num_train_epochs: int | None = None
 
     @staticmethod
-    def of(train: Mapping[str, Any]) -> Settings:
-        return Settings(max_steps=train.get("max_steps"), num_train_epochs=train.get("num_train_epochs"))
+    def of(train: Mapping[str, Any]) -> RunLength:
+        return RunLength(max_steps=train.get("max_steps"), num_train_epochs=train.get("num_train_epochs"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class RunHistory:
     stretches: Sequence[Mapping[str, Any]]
     stop: int = 0
     num_trained: int = 0
-    settings: Settings = field(default_factory=Settings)
+    settings: RunLength = field(default_factory=RunLength)
     checkpoints: str | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ def open_history(run: str, *, world: World | None = None, overrides: Sequence[st
         stretches=state.get("history") or (),
         stop=int(state["cursor"]["step"]),
         num_trained=found.step,
-        settings=Settings.of(state.get("fingerprint", {}).get("train", {})),
+        settings=RunLength.of(state.get("fingerprint", {}).get("train", {})),
         checkpoints=split_path(found.where)[0],
         state=state,
     )
@@ -88,7 +88,7 @@ def history_of_config(path: Path, *, world: World, overrides: Sequence[str] = ()
     )  # fmt: skip
     stretch = stretch_of(loader, skipped=train.skip_steps)
     assert stretch is not None  # nothing is in lanes
-    settings = Settings(max_steps=train.max_steps, num_train_epochs=train.num_train_epochs)
+    settings = RunLength(max_steps=train.max_steps, num_train_epochs=train.num_train_epochs)
     return RunHistory(where=str(path), stretches=[stretch], settings=settings)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...plan.cursor import Cursor, SourceCursor
-from ...plan.ledger import Ledger, Ranges, Stretch
+from ...plan.ledger import Ranges, StepLookup, Stretch
 from ...plan.left_out import LeftOut
 from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan
@@ -54,7 +54,7 @@ class SourceChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
+class WeightPhase:
     """Steps [first, stop) with the same weights. token_shares: of what they read, by source."""
 
     first: int
@@ -76,20 +76,20 @@ class Change:
     global_batch_before: int
     global_batch: int
     sources: Mapping[str, SourceChange]
-    phases: Sequence[Phase]
+    phases: Sequence[WeightPhase]
 
 
-def changed(ledger: Ledger, mixture: Mixture, *, first: int, global_batch: int, skipped: Ranges = ()) -> Ledger:
+def changed(ledger: StepLookup, mixture: Mixture, *, first: int, global_batch: int, skipped: Ranges = ()) -> StepLookup:
     """The ledger of a run that goes on from step `first` with other settings.
 
     CursorError where a source does not follow the plan that it had; ConfigError for one without packs.
     """
     cursor = mixture.adopt(ledger.cursor(first))
     stretches = [each for each in ledger.stretches if each.cursor.step <= first]
-    return Ledger([*stretches, Stretch(mixture=mixture, cursor=cursor, global_batch=global_batch, skipped=skipped)])
+    return StepLookup([*stretches, Stretch(mixture=mixture, cursor=cursor, global_batch=global_batch, skipped=skipped)])
 
 
-def describe_change(before: Ledger, after: Ledger, *, stop: int, left_out: LeftOut | None = None) -> Change:
+def describe_change(before: StepLookup, after: StepLookup, *, stop: int, left_out: LeftOut | None = None) -> Change:
     """What the last stretch of `after` reads up to a step, and what the settings of `before` would have read.
 
     left_out: samples that are padding from some step on. ConfigError where there is no step to describe.
@@ -130,20 +130,20 @@ def describe_change(before: Ledger, after: Ledger, *, stop: int, left_out: LeftO
     )
 
 
-def _phases(ledger: Ledger, stop: int) -> list[Phase]:
+def _phases(ledger: StepLookup, stop: int) -> list[WeightPhase]:
     """The steps of the last stretch before `stop`, by the phases of its weights."""
     stretch = ledger.stretches[-1]
     first = stretch.cursor.step
     starts = [step for step, _ in stretch.mixture.schedule or () if first < step < stop]
     amounts = {step: amounts_of(ledger, step) for step in (first, *starts, stop)}
     return [
-        Phase(first=begin, stop=end, token_shares=_shares(amounts[begin], amounts[end]))
+        WeightPhase(first=begin, stop=end, token_shares=_shares(amounts[begin], amounts[end]))
         for begin, end in pairwise(amounts)
     ]
 
 
 def _of_source(
-    ledger: Ledger,
+    ledger: StepLookup,
     name: str,
     cursors: tuple[SourceCursor, SourceCursor],
     amounts: tuple[SourceAmounts, SourceAmounts],
@@ -185,7 +185,7 @@ def _of_source(
     )
 
 
-def _status(name: str, ledger: Ledger) -> str:
+def _status(name: str, ledger: StepLookup) -> str:
     *before, stretch = ledger.stretches
     weighted = stretch.mixture.schedule
     if name not in stretch.mixture.plans or (weighted is not None and not any(w.get(name) for _, w in weighted)):
@@ -232,7 +232,7 @@ def _packs_before(plan: PackPlan, at: SourceCursor) -> int:
 _At = tuple[int, int]  # where a source stands: its epoch, and packs of that
 
 
-def padding_of(ledger: Ledger, source: str, left_out: LeftOut, *, first: int, stop: int) -> tuple[int, int]:
+def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int, stop: int) -> tuple[int, int]:
     """Samples and tokens of a source that are padding in the steps [first, stop): each sample once in each epoch.
 
     Those of steps that are passed over are none. The shuffle blocks that hold such samples are packed again.
@@ -257,12 +257,12 @@ def padding_of(ledger: Ledger, source: str, left_out: LeftOut, *, first: int, st
     return num_samples, num_tokens
 
 
-def _at(ledger: Ledger, source: str, step: int) -> _At:
+def _at(ledger: StepLookup, source: str, step: int) -> _At:
     at = ledger.cursor(step).sources.get(source)
     return (0, 0) if at is None else (at.epoch, at.packs)
 
 
-def _skipped(ledger: Ledger, source: str, first: int, stop: int) -> list[tuple[_At, _At]]:
+def _skipped(ledger: StepLookup, source: str, first: int, stop: int) -> list[tuple[_At, _At]]:
     """Packs that steps in [first, stop) pass over, of the last stretch."""
     ranges = [(max(begin, first), min(end, stop)) for begin, end in ledger.stretches[-1].skipped]
     return [(_at(ledger, source, begin), _at(ledger, source, end)) for begin, end in ranges if begin < end]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ...plan.ledger import Ledger
+from ...plan.ledger import StepLookup
 from ...plan.left_out import LeftOut
 from ...train.checkpoint.store import open_target, read_checkpoint
 from .opening import RunHistory
@@ -33,7 +33,7 @@ class Retraining:
 
 
 def retraining(
-    plans: Ledger, sample_ids: Mapping[str, NDArray[np.int64]], *, history: RunHistory, left_out: LeftOut
+    plans: StepLookup, sample_ids: Mapping[str, NDArray[np.int64]], *, history: RunHistory, left_out: LeftOut
 ) -> Retraining | None:
     """None where no step so far was trained on any of the samples. sample_ids: by source."""
     stop, firsts = history.stop, []

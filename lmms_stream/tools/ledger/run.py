@@ -12,8 +12,8 @@ import numpy as np
 
 from ...errors import CheckpointError, ConfigError, CursorError
 from ...loader.drop_list import dropped
-from ...plan.ledger import Ledger as PlanLedger
 from ...plan.ledger import PieceEntry, StepEntry
+from ...plan.ledger import StepLookup as PlanLedger
 from ...plan.left_out import LeftOut
 from ...train.checkpoint.store import CHECKPOINTS_NAME
 from ...train.report.train_log import LOG_NAME, history, read_log

@@ -18,7 +18,7 @@ from ...errors import ConfigError
 
 if TYPE_CHECKING:
     from ...train.run.settings import TrainConfig
-    from ..ledger.remix import Change, Phase, SourceChange
+    from ..ledger.remix import Change, SourceChange, WeightPhase
 
 
 def plan_change(options: argparse.Namespace) -> int:
@@ -125,7 +125,7 @@ def _line(name: str, source: SourceChange) -> str:
     return "; ".join(words)
 
 
-def _phase_line(phase: Phase) -> str:
+def _phase_line(phase: WeightPhase) -> str:
     """What the steps of a phase of the schedule read, in words."""
     shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.token_shares.items())
     return f"steps {phase.first:,} to {phase.stop - 1:,}: {shares} of the tokens"

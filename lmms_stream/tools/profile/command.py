@@ -16,7 +16,7 @@ from ...cli.command import add_command, at_least, local_file
 
 if TYPE_CHECKING:
     from ...cli.command import Commands
-    from .rates import LoaderRates, Rates, Spread
+    from .rates import LoaderRates, Rates, RateSpread
 
 MODULE = "lmms_stream.tools.profile"
 EXAMPLE = "lmms-stream profile run.yaml train.num_workers=4 --steps 20"
@@ -120,5 +120,5 @@ def _loaders(rates: Rates) -> list[LoaderRates]:
     return [each for each in (rates.loader, rates.more_workers) if each is not None]
 
 
-def _rounds(figure: Spread) -> str:
+def _rounds(figure: RateSpread) -> str:
     return f"{figure.lowest:,.0f} to {figure.highest:,.0f}"

@@ -19,7 +19,7 @@ from ...train.report.metrics import cost_of, segment_lengths
 from ...train.run.distributed import gather
 from ...train.trainer import PackedTrainer
 from ...types import Batch
-from .rates import LoaderRates, Rates, Spread, StepRates, check_measured, limit_of
+from .rates import LoaderRates, Rates, RateSpread, StepRates, check_measured, limit_of
 
 NUM_ROUNDS = 3
 NUM_CANDIDATES = 3  # steps of which the one of median cost is what the model is run on again and again
@@ -230,8 +230,8 @@ def _loader_rates(rounds: Sequence[_Round], *, num_workers: int) -> LoaderRates:
     seconds = sum(each.seconds for each in rounds)
     return LoaderRates(
         num_workers=num_workers,
-        tokens_per_s=Spread.of([(each.num_tokens, each.seconds) for each in rounds]),
-        packs_per_s=Spread.of([(each.num_packs, each.seconds) for each in rounds]),
+        tokens_per_s=RateSpread.of([(each.num_tokens, each.seconds) for each in rounds]),
+        packs_per_s=RateSpread.of([(each.num_packs, each.seconds) for each in rounds]),
         busy_cpus=sum(each.cpu_s for each in rounds) / seconds,
         fetched_mb_per_s=sum(each.num_bytes for each in rounds) / 1e6 / seconds,
         cache_hits=sum(each.hits for each in rounds),
@@ -242,12 +242,12 @@ def _loader_rates(rounds: Sequence[_Round], *, num_workers: int) -> LoaderRates:
 def _step_rates(records: Sequence[dict[str, Any]]) -> StepRates:
     mfu = [record["perf/mfu"] for record in records if "perf/mfu" in record]
 
-    def spread(name: str) -> Spread:
+    def spread(name: str) -> RateSpread:
         """Of a figure that is a rate, or a share of the time."""
-        return Spread.of([(record[name] * record["seconds"], record["seconds"]) for record in records])
+        return RateSpread.of([(record[name] * record["seconds"], record["seconds"]) for record in records])
 
     return StepRates(
-        steps_per_s=Spread.of([(record["num_steps"], record["seconds"]) for record in records]),
+        steps_per_s=RateSpread.of([(record["num_steps"], record["seconds"]) for record in records]),
         tokens_per_s=spread("perf/tokens_per_s"),
         wait_share=spread("data/wait_share"),
         mfu=statistics.median(mfu) if mfu else None,

@@ -13,7 +13,7 @@ from ...errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RateSpread:
     """A figure of several rounds. mean: over their whole time, which is what a run gets of data that comes in bursts.
 
     median, lowest, highest: of the rounds.
@@ -25,15 +25,15 @@ class Spread:
     highest: float
 
     @staticmethod
-    def of(rounds: Sequence[tuple[float, float]]) -> Spread:
+    def of(rounds: Sequence[tuple[float, float]]) -> RateSpread:
         """rounds: what was counted in each, and the seconds that it took.
 
-        >>> Spread.of([(30.0, 1.0), (10.0, 2.0), (20.0, 1.0)])
+        >>> RateSpread.of([(30.0, 1.0), (10.0, 2.0), (20.0, 1.0)])
         Spread(mean=15.0, median=20.0, lowest=5.0, highest=30.0)
         """
         rates = [count / seconds for count, seconds in rounds]
         mean = sum(count for count, _ in rounds) / sum(seconds for _, seconds in rounds)
-        return Spread(mean, statistics.median(rates), min(rates), max(rates))
+        return RateSpread(mean, statistics.median(rates), min(rates), max(rates))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class LoaderRates:
     """
 
     num_workers: int
-    tokens_per_s: Spread
-    packs_per_s: Spread
+    tokens_per_s: RateSpread
+    packs_per_s: RateSpread
     busy_cpus: float
     fetched_mb_per_s: float
     cache_hits: int
@@ -67,9 +67,9 @@ class LoaderRates:
 class StepRates:
     """Steps, of all ranks. mfu: None where the arithmetic of the model or of the device is not known."""
 
-    steps_per_s: Spread
-    tokens_per_s: Spread
-    wait_share: Spread  # time that the rank that waited most for data did so
+    steps_per_s: RateSpread
+    tokens_per_s: RateSpread
+    wait_share: RateSpread  # time that the rank that waited most for data did so
     mfu: float | None
 
 

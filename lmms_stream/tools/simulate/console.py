@@ -12,16 +12,16 @@ from ...converters.stored.inspect.visible import visible
 from ...storage.sizes import shown_bytes
 from .cluster import shown_bandwidth
 from .measured import Simulation
-from .page import Row
+from .page import FigureRow
 
 NUM_NODES = 16  # shown in a table; all are in --json and on the page
 NAME_WIDTH, COLUMN_WIDTH = 32, 24  # characters that figures' names take, and a column at least; more are further tables
 
 
-def rows_of(simulations: Mapping[str, Simulation]) -> list[Row]:
+def rows_of(simulations: Mapping[str, Simulation]) -> list[FigureRow]:
     """The figures of some simulations for people, a row each."""
     found = [_rows(each) for each in simulations.values()]
-    return [Row(name, [each[name] for each in found]) for name in found[0]]
+    return [FigureRow(name, [each[name] for each in found]) for name in found[0]]
 
 
 def _rows(of: Simulation) -> dict[str, str]:

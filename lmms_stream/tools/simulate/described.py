@@ -26,7 +26,7 @@ from ...plan.pack_plan import PackPlan
 from ...plan.packing import MAX_LENGTH, PackingConfig
 from ...storage.fetch_config import FetchConfig
 from ...storage.sizes import parse_bytes
-from .sources import Shards, Sources
+from .sources import ShardCosts, Sources
 
 TABLE = 1 << 20  # lengths that are drawn
 SIGMA = 1.0  # of a lognormal distribution of which the mean alone is given: half of the samples are below 0.6 of it
@@ -155,7 +155,7 @@ def describe(
     )
 
 
-def _shards(source: DescribedSource, mean_length: float) -> tuple[NDArray[np.int64], Shards]:
+def _shards(source: DescribedSource, mean_length: float) -> tuple[NDArray[np.int64], ShardCosts]:
     """Samples of each shard, and the shards: all of as many samples but the last."""
     of_sample = mean_length * source.bytes_per_token
     per_shard = max(1, round(source.num_shard_bytes / of_sample))
@@ -163,7 +163,7 @@ def _shards(source: DescribedSource, mean_length: float) -> tuple[NDArray[np.int
     samples[-1] = source.num_samples - per_shard * (len(samples) - 1)
     stored = np.maximum(1, np.rint(samples * of_sample)).astype(np.int64)
     loaded = np.maximum(1, np.rint(stored * source.compression)).astype(np.int64)
-    return samples, Shards(stored=stored, loaded=loaded, requests=np.ones(len(samples), np.int64))
+    return samples, ShardCosts(stored=stored, loaded=loaded, requests=np.ones(len(samples), np.int64))
 
 
 def described_plan(

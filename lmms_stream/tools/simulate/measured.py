@@ -25,7 +25,7 @@ NO_WAIT = 0.01  # of the time: a link with which steps wait no longer is fast en
 _Floats = NDArray[np.float64]
 
 
-class Measured:
+class WindowTimes:
     """The downloads of windows one after another. weights: float64[steps], how many steps each one stands for.
 
     taken_ahead: steps from the one at hand whose shards loaders have taken.

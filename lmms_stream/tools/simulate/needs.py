@@ -44,7 +44,7 @@ class Entered:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class StepNeeds:
     """What some successive steps need. Steps count from where the simulation began; shards through all sources.
 
     steps, nodes, shards: int64[n], one for each shard that a node reads in a step, by step and node. entered: in the
@@ -80,7 +80,7 @@ class Needs:
         self._first_shards = np.cumsum([0, *counts])
         self.num_shards = int(self._first_shards[-1])
 
-    def walk(self, cursor: Cursor, num_steps: int, *, first: int = 0) -> Iterator[Stretch]:
+    def walk(self, cursor: Cursor, num_steps: int, *, first: int = 0) -> Iterator[StepNeeds]:
         """The next steps, some at a time, into epochs that follow; fewer where everything is consumed.
 
         first: the number of the first of them.
@@ -108,12 +108,12 @@ class Needs:
         per_pack = max(plan.num_samples / plan.num_packs(cursor.sources[name].epoch) for name, plan in plans.items())
         return max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
 
-    def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> Stretch:
+    def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> StepNeeds:
         ranges = SourceRanges.joined([step.ranges for step in stretch])
         packs = self.mixture.packs(ranges)
         dealt = deal_to_groups(packs, self.mixture, global_batch=self.config.global_batch, world=self.config.world)
         steps, nodes, shards = self._reads(packs, dealt)
-        return Stretch(
+        return StepNeeds(
             first=first,
             num_steps=len(stretch),
             begins=begins,
@@ -185,7 +185,7 @@ def _imbalance(packs: PackRange, dealt: _Numbers) -> NDArray[np.float64]:
 # When a node needs the shards of a source next, as the loaders on it would tell its cache. blocks entered -> times.
 
 
-class Outlook:
+class SimulatedOutlook:
     """Foretells as loader/blocks_ahead.py does.
 
     margin_steps: how long a block that was left counts as in use. nodes: ranks of each node that can serve canonical

@@ -39,14 +39,14 @@ td { font-variant-numeric: tabular-nums; } th { color: var(--dim); }
 """
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """A figure of a table: its name, and its value for people in each column."""
 
     name: str
     values: Sequence[str]
 
 
-def page(simulation: Simulation, *, title: str, advice: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+def page(simulation: Simulation, *, title: str, advice: str, columns: Sequence[str], rows: Sequence[FigureRow]) -> str:
     """The page. columns: names of the simulations that the rows have values of."""
     series = simulation.series.thinned(NUM_POINTS)
     charts = "".join(_charts(series, simulation))
@@ -121,7 +121,7 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Row], *, of_rows: str = "") -> str:
+def _table(columns: Sequence[str], rows: Sequence[FigureRow], *, of_rows: str = "") -> str:
     """of_rows: what the first column names."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in (of_rows, *columns))
     body = "".join(
@@ -134,7 +134,7 @@ def _table(columns: Sequence[str], rows: Sequence[Row], *, of_rows: str = "") ->
 def _nodes(simulation: Simulation) -> str:
     """The nodes as a table."""
     rows = [
-        Row(
+        FigureRow(
             str(each.node),
             [
                 f"{each.num_downloads:,}", f"{each.num_again:,}", shown_bytes(each.download_bytes),

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ...plan.next_use import NOW
 from ...plan.source_ranges import SourceBlock
-from .needs import EVERY_NODE, Entered, Outlook, Stretch
-from .sources import Shards
+from .needs import EVERY_NODE, Entered, SimulatedOutlook, StepNeeds
+from .sources import ShardCosts
 
 _LATER = 1 << 62  # a step that never comes
 _Numbers = NDArray[np.int64]
@@ -52,13 +52,13 @@ class Cache:
     outlooks: of each node, which say what its cache lets go of.
     """
 
-    def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[Outlook]):
+    def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[SimulatedOutlook]):
         self._sizes, self._first, self._limit, self._outlooks = sizes, first, limit_bytes, outlooks
         self._used_at = np.zeros((len(outlooks), len(sizes)), np.int32)  # of what is held
         self._is_held = np.zeros((len(outlooks), len(sizes)), bool)
         self._used = [0] * len(outlooks)
 
-    def use(self, stretch: Stretch, entered: Sequence[tuple[int, SourceBlock]], missed: NDArray[np.bool_]) -> None:
+    def use(self, stretch: StepNeeds, entered: Sequence[tuple[int, SourceBlock]], missed: NDArray[np.bool_]) -> None:
         """Read the shards of a stretch, in turn, and fill in which readings of this source download them."""
         is_here = (stretch.shards >= self._first) & (stretch.shards < self._first + len(self._sizes))
         here = np.flatnonzero(is_here)
@@ -72,7 +72,7 @@ class Cache:
     def _use_on(
         self,
         node: int,
-        outlook: Outlook,
+        outlook: SimulatedOutlook,
         entered: Sequence[tuple[int, SourceBlock]],
         steps: _Numbers,
         shards: _Numbers,
@@ -93,7 +93,7 @@ class Cache:
             )  # fmt: skip
         return missed
 
-    def _victims(self, node: int, outlook: Outlook, shards: _Numbers) -> _Numbers:
+    def _victims(self, node: int, outlook: SimulatedOutlook, shards: _Numbers) -> _Numbers:
         """The shards that a node holds and does not need now, in the order in which they give way."""
         held, new = self._is_held[node], np.unique(shards)
         if self._used[node] + int(self._sizes[new[~held[new]]].sum()) <= self._limit:
@@ -114,7 +114,7 @@ class Replay:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: ShardCosts,
         *,
         caches: Mapping[int, Cache],
         num_nodes: int,
@@ -139,7 +139,7 @@ class Replay:
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
         self._followed: set[tuple[str, int]] = set()  # sources and canonical nodes of which loaders have begun a block
 
-    def run(self, stretches: Iterable[Stretch]) -> Downloads:
+    def run(self, stretches: Iterable[StepNeeds]) -> Downloads:
         """What is downloaded in some steps, from what was there before."""
         found: list[tuple[NDArray[np.generic], ...]] = []
         reads, begins, imbalance, spilled, segments = [], [], [], 0, 0
@@ -193,7 +193,7 @@ class Replay:
         recent: NDArray[np.bool_] = (asked >= 0) & (self._last_use_anywhere[shards] <= asked) & (asked <= step)
         return recent
 
-    def _read(self, stretch: Stretch) -> tuple[NDArray[np.generic], ...]:
+    def _read(self, stretch: StepNeeds) -> tuple[NDArray[np.generic], ...]:
         """The downloads of a stretch, as Downloads has them."""
         steps, nodes, shards = stretch.steps, stretch.nodes, stretch.shards
         new = np.flatnonzero(self._first_use[nodes, shards] == 0)[::-1]

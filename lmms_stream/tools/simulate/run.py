@@ -21,8 +21,8 @@ from ...plan.planner import StepConfig, in_whole_steps, items_ahead, packs_ahead
 from ...plan.source_ranges import Weights
 from ...storage.sizes import shown_bytes
 from .cluster import Cluster, shown_bandwidth
-from .measured import Measured, Simulation
-from .needs import Needs, Outlook
+from .measured import Simulation, WindowTimes
+from .needs import Needs, SimulatedOutlook
 from .replay import Cache, Downloads, Replay
 from .sources import COMPARED, Datasets, Sources
 
@@ -50,7 +50,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Window:
+class _StepWindow:
     """Steps [first, stop) that are counted, after those from `warm` on. weight: how many steps each stands for."""
 
     warm: int
@@ -117,7 +117,7 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     windows = _windows(sources, steps, total)
     downloads = _look(sources, cluster, config, windows, asked_ahead=asked_ahead, asked_at_once=asked_at_once)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
-    measured = Measured(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
+    measured = WindowTimes(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
 
 
@@ -155,13 +155,13 @@ def _count_steps(sources: Sources, steps: Steps) -> int:
     return found
 
 
-def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
+def _windows(sources: Sources, steps: Steps, total: int) -> list[_StepWindow]:
     """What is looked at: all, or rounds through the blocks."""
     plans = sources.plans.values()
     in_epoch = sum(plan.num_packs(0) for plan in plans) / sources.num_samples
     num_seen = total * steps.global_batch / in_epoch
     if num_seen <= steps.max_samples:
-        return [_Window(warm=0, first=0, stop=total)]
+        return [_StepWindow(warm=0, first=0, stop=total)]
     if steps.epochs > 1:
         raise ConfigError(
             f"{steps.epochs} epochs of {sources.num_samples} samples are more than max_samples {steps.max_samples}, "
@@ -175,12 +175,12 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
     length = max(1, math.ceil(per_round * in_epoch / steps.global_batch))
     count = max(3, int(steps.max_samples / (2 * length * steps.global_batch / in_epoch)))
     if 2 * length * count >= total:
-        return [_Window(warm=0, first=0, stop=total)]
+        return [_StepWindow(warm=0, first=0, stop=total)]
     firsts = np.linspace(0, total - length, count).astype(np.int64).tolist()
     # The first round and the last, where nodes run short, are like no other: they stand for themselves.
     weights = [1.0, *[(total / length - 2) / (count - 2)] * (count - 2), 1.0]
     return [
-        _Window(warm=max(0, first - length), first=first, stop=first + length, weight=weight)
+        _StepWindow(warm=max(0, first - length), first=first, stop=first + length, weight=weight)
         for first, weight in zip(firsts, weights, strict=True)
     ]
 
@@ -194,7 +194,7 @@ def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache
         sizes = sources.shards[name].stored
         if limit is not None:
             outlooks = [
-                Outlook(
+                SimulatedOutlook(
                     sources, name, node * len(group_nodes) // cluster.num_nodes,
                     nodes=group_nodes, limit_bytes=limit, margin_steps=margin,
                 )
@@ -209,7 +209,7 @@ def _look(
     sources: Sources,
     cluster: Cluster,
     config: StepConfig,
-    windows: list[_Window],
+    windows: list[_StepWindow],
     *,
     asked_ahead: int,
     asked_at_once: int,

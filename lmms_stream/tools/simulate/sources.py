@@ -30,7 +30,7 @@ COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shar
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardCosts:
     """The shards of all sources: bytes on a node, bytes that are downloaded, and requests for each. int64[n]."""
 
     stored: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Sources:
     """
 
     plans: Mapping[str, PackPlan]
-    shards: Mapping[str, Shards]
+    shards: Mapping[str, ShardCosts]
     limits: Mapping[str, int | None]
     zip_bytes: Mapping[str, int]
     index_bytes: int
@@ -111,10 +111,10 @@ class Sources:
         return max(KEPT_SEGMENTS, LEAST_SEGMENTS * plan.num_canonical_nodes, min(of_blocks, WALKED // len(self.plans)))
 
     @cached_property
-    def all_shards(self) -> Shards:
+    def all_shards(self) -> ShardCosts:
         """Those of one source after another."""
         columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
-        return Shards(*map(np.concatenate, columns))
+        return ShardCosts(*map(np.concatenate, columns))
 
     def limits_on(self, cluster: Cluster) -> Mapping[str, int | None]:
         """The cache_limit of each source on a cluster: of caches of their own, as those of loaders are."""
@@ -161,24 +161,24 @@ def _fills(core: PackedDataset) -> bool:
     return "input_ids" in core.one.shards[0].columns.names
 
 
-def _shards(listed: ShardList) -> Shards:
+def _shards(listed: ShardList) -> ShardCosts:
     if listed[0].meta is not None:  # shards of two files, which few datasets have: entry by entry
         return _shards_of_two_files(listed)
     sizes, zip_sizes = listed.sizes, listed.zip_sizes
     loaded = np.where(zip_sizes > 0, zip_sizes, sizes)
-    return Shards(stored=sizes, loaded=loaded, requests=np.ones(len(sizes), np.int64))
+    return ShardCosts(stored=sizes, loaded=loaded, requests=np.ones(len(sizes), np.int64))
 
 
-def _shards_of_two_files(infos: Sequence[ShardInfo]) -> Shards:
+def _shards_of_two_files(infos: Sequence[ShardInfo]) -> ShardCosts:
     files = [[info, *([] if info.meta is None else [info.meta])] for info in infos]
-    return Shards(
+    return ShardCosts(
         stored=np.array([sum(each.size for each in mine) for mine in files], np.int64),
         loaded=np.array([sum(each.zip_size or each.size for each in mine) for mine in files], np.int64),
         requests=np.array([len(mine) for mine in files], np.int64),
     )
 
 
-def _cut_anew(samples: NDArray[np.int64], shards: Shards, shard_bytes: int) -> tuple[NDArray[np.int64], Shards]:
+def _cut_anew(samples: NDArray[np.int64], shards: ShardCosts, shard_bytes: int) -> tuple[NDArray[np.int64], ShardCosts]:
     """The same samples in shards of about so many bytes, each sample as large as the mean of its shard."""
     ends = np.cumsum(samples)
     total = int(shards.stored.sum())
@@ -191,7 +191,7 @@ def _cut_anew(samples: NDArray[np.int64], shards: Shards, shard_bytes: int) -> t
     loaded_before = np.concatenate([[0.0], np.cumsum(shards.loaded)])
     loaded = np.interp(bounds, np.concatenate([[0], ends]), loaded_before)
     count = len(bounds) - 1
-    return np.diff(bounds), Shards(
+    return np.diff(bounds), ShardCosts(
         stored=np.diff(at.round().astype(np.int64)),
         loaded=np.diff(loaded.round().astype(np.int64)),
         requests=np.full(count, int(shards.requests.max())),

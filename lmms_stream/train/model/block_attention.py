@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...processors.blocks import Blocks, Kind, blocks_of, visible
+from ...processors.blocks import BlockKind, Blocks, blocks_of, visible
 
 
 class BlockLayout:
@@ -24,7 +24,7 @@ class BlockLayout:
         of_tokens = blocks.of_tokens
         self._block = self._tensor(of_tokens)
         self._sample = self._tensor(blocks.samples[of_tokens])
-        self._is_causal = self._tensor((blocks.kinds == Kind.TEXT)[of_tokens])
+        self._is_causal = self._tensor((blocks.kinds == BlockKind.TEXT)[of_tokens])
         self._is_hidden = self._tensor(blocks.is_hidden[of_tokens])
 
     @staticmethod
@@ -32,7 +32,7 @@ class BlockLayout:
         """Of images of so many patches, each of which sees itself whole, and nothing else: int64[n]."""
         counts = lengths.cpu().numpy().astype(np.int64)
         numbers = np.arange(len(counts))
-        kinds = np.full(len(counts), Kind.SEEN)
+        kinds = np.full(len(counts), BlockKind.SEEN)
         return BlockLayout(blocks_of(kinds, counts, numbers, np.zeros(len(counts), bool)), device)
 
     @cached_property

@@ -47,7 +47,7 @@ class Group:
         return flat if len(self._places) == len(flat) else flat.index_select(0, self._places)
 
 
-class Samples:
+class PackSamples:
     """The samples of a pack. bounds: the offset in tokens of each sample, and the end."""
 
     def __init__(self, bounds: Sequence[int], device: torch.device):
@@ -95,7 +95,7 @@ class BySample:
 
     def __init__(self, parts: Sequence[nn.Module]):
         self.calls: dict[type[nn.Module], Calls] = {}
-        self._current: Samples | None = None
+        self._current: PackSamples | None = None
         self.layers: list[nn.Module] = []
         self._hooks = [part.register_forward_pre_hook(self._enter, with_kwargs=True) for part in parts]
 

@@ -104,7 +104,7 @@ def _choose_attention(
     raise ConfigError(f"{type(inner).__name__} with attention {attention} {fault}: {_remedy(model, choices)}")
 
 
-class Found(NamedTuple):
+class AttentionTrials(NamedTuple):
     """What was found of the attentions that were tried, by name.
 
     refused: why those that are not set are not. faults: of refused, those that were set and did not pass the proof.
@@ -123,14 +123,14 @@ def keep_apart(
     device: torch.device,
     trial: Trial | None = None,
     with_backward: bool = True,
-) -> Found:
+) -> AttentionTrials:
     """Set the first attention and way to keep samples apart that pass the proof; all ranks call it.
 
     The ways: by the positions of tokens, as transformers does; by the bounds of samples, which kernels of recurrent
     layers take; and by running layers that carry state on each sample alone. choices: implementations of attention
     (default: the one that is set). with_backward: run a backward pass of those that have one of their own.
     """
-    first: Found | None = None
+    first: AttentionTrials | None = None
     for way in _ways(model):
         leave_by_sample(model)
         model.gives_bounds = way == "bounds"
@@ -161,7 +161,7 @@ def _choose(
     device: torch.device,
     trial: Trial | None,
     with_backward: bool,
-) -> Found:
+) -> AttentionTrials:
     """Set the first attention that passes the proof, with a trial the fastest of those that do."""
     inner = model.model
     refused: dict[str, str] = {}
@@ -178,14 +178,14 @@ def _choose(
             elif fault := agreed(find_fault(model, tolerances, device=device, backward=backward)):
                 faults[attention] = fault
             elif trial is None or len(choices) < 2:
-                return Found(is_chosen=True, refused=refused, faults=faults)
+                return AttentionTrials(is_chosen=True, refused=refused, faults=faults)
             else:
                 passed[attention] = slowest(trial(model, device))
                 continue
         refused[choice] = fault
     if passed:
         refused |= _take_fastest(model, passed)
-    return Found(is_chosen=bool(passed), refused=refused, faults=faults)
+    return AttentionTrials(is_chosen=bool(passed), refused=refused, faults=faults)
 
 
 def _run_by_sample(model: PackedModel, choices: Sequence[str], tolerances: Tolerances, device: torch.device) -> None:

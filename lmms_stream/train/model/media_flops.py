@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["MediaFlops", "MediaPart", "media_flops", "media_parts"]
+__all__ = ["MediaFlops", "TowerPart", "media_flops", "media_parts"]
 
 
-class MediaPart(NamedTuple):
+class TowerPart(NamedTuple):
     """A tower, the kinds of media that it reads, and what lies between it and the text."""
 
     tower: torch.nn.Module
@@ -25,7 +25,7 @@ class MediaPart(NamedTuple):
     behind: tuple[torch.nn.Module, ...]
 
 
-def media_parts(model: torch.nn.Module, towers: Mapping[str, torch.nn.Module]) -> list[MediaPart]:
+def media_parts(model: torch.nn.Module, towers: Mapping[str, torch.nn.Module]) -> list[TowerPart]:
     """The towers of a model, each once; what lies beside them belongs to the only one.
 
     Of a model with several towers, what lies beside them is taken for a part of the text.
@@ -33,7 +33,7 @@ def media_parts(model: torch.nn.Module, towers: Mapping[str, torch.nn.Module]) -
     each_once = {id(tower): tower for tower in towers.values()}
     kinds = {key: tuple(kind for kind, tower in towers.items() if id(tower) == key) for key in each_once}
     behind = _beside(model, next(iter(each_once.values()))) if len(each_once) == 1 else ()
-    return [MediaPart(tower, kinds[key], behind) for key, tower in each_once.items()]
+    return [TowerPart(tower, kinds[key], behind) for key, tower in each_once.items()]
 
 
 def _beside(model: Any, tower: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
@@ -46,7 +46,7 @@ def _beside(model: Any, tower: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     return tuple(child for child in others if not of_text & {id(each) for each in child.modules()})
 
 
-def media_flops(part: MediaPart, config: Any) -> MediaFlops | None:
+def media_flops(part: TowerPart, config: Any) -> MediaFlops | None:
     """The formula of a tower; None where none is known. config: of the model."""
     is_sound = set(part.kinds) == {"audio"}
     own = getattr(config, "audio_config" if is_sound else "vision_config", None)

@@ -19,7 +19,7 @@ from ...types import Batch
 from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
 from .build import check_config
-from .by_sample import BySample, Samples
+from .by_sample import BySample, PackSamples
 from .loss import (
     Head,
     SharedParameters,
@@ -331,7 +331,7 @@ class PackedModel(torch.nn.Module):
             if attention == SDPA_VARLEN:
                 inputs["cu_seq_lens_q"] = bounds
             if self.by_sample is not None:
-                inputs[BySample.ARGUMENT] = Samples(bounds.tolist(), batch.input_ids.device)
+                inputs[BySample.ARGUMENT] = PackSamples(bounds.tolist(), batch.input_ids.device)
         return inputs
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:

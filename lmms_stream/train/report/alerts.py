@@ -34,7 +34,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
+class StepRange:
     """Steps [first, last] of a run, and what this rank read in them.
 
     read: [first, stop) as the loader and skip_steps count steps, those that were passed over among them. before: the
@@ -48,7 +48,7 @@ class Steps:
     samples: tuple[tuple[str, int], ...]
     num_samples: int
 
-    def joined(self, later: Steps) -> Steps:
+    def joined(self, later: StepRange) -> StepRange:
         """These and the later ones."""
         return dataclasses.replace(
             self,
@@ -74,17 +74,17 @@ class Alerts:
         self._config, self._loader, self._sample_ids = config, loader, sample_ids
         self._spikes = Spikes(deviations=config.alert_spike, window=config.alert_window)
         self._waits: deque[tuple[float, float]] = deque(maxlen=config.alert_window)  # seconds waited, and of records
-        self._window: Steps | None = None  # since the last record
-        self._not_finite: Steps | None = None  # of these, from the first without an update to the last
+        self._window: StepRange | None = None  # since the last record
+        self._not_finite: StepRange | None = None  # of these, from the first without an update to the last
         self._episodes: dict[Kind, Episode] = {}
-        self._told: dict[Kind, Steps] = {}  # of the episodes that go on
+        self._told: dict[Kind, StepRange] = {}  # of the episodes that go on
         self._cursor = self._cursor_now()
 
     def end_step(self, batches: Sequence[Batch], *, step: int, grad_norm: float) -> None:
         """The step of a number, from 1 on, has been done with these batches of this rank."""
         read = self._loader.step
         samples = tuple(ids_on_host(batches, most=MAX_SAMPLES))
-        done = Steps(
+        done = StepRange(
             first=step, last=step, read=(read - 1, read), before=self._cursor, samples=samples,
             num_samples=sum(len(batch.sample_ids) for batch in batches),
         )  # fmt: skip
@@ -114,7 +114,7 @@ class Alerts:
         alerts = [alert for alert in found if alert is not None]
         return {ALERTS: alerts} if alerts else {}
 
-    def _of_steps(self, kind: Kind, steps: Steps | None, what: str) -> dict[str, Any] | None:
+    def _of_steps(self, kind: Kind, steps: StepRange | None, what: str) -> dict[str, Any] | None:
         """The alert that these steps raise, or that the ordinary ones of a record end."""
         episode = self._episodes.setdefault(kind, Episode())
         if steps is None:
@@ -130,7 +130,7 @@ class Alerts:
         assert steps is not None
         return self._alert(kind, steps, what)
 
-    def _alert(self, kind: Kind, steps: Steps, what: str) -> dict[str, Any]:
+    def _alert(self, kind: Kind, steps: StepRange, what: str) -> dict[str, Any]:
         ids = self._sample_ids(steps.samples)
         rows = rows_of(ids[:_SHOWN], self._loader)
         packs = self._packs(steps)
@@ -149,7 +149,7 @@ class Alerts:
             alert["rows"] = rows
         return alert | {"sample_ids": ids, "message": message}
 
-    def _packs(self, steps: Steps) -> list[dict[str, Any]]:
+    def _packs(self, steps: StepRange) -> list[dict[str, Any]]:
         """The packs of steps, by source and epoch; none in lanes, where packs have no numbers."""
         if steps.before is None:
             return []

@@ -28,7 +28,7 @@ from ..run.phases import Phases
 from ..run.schedules import Schedule
 from ..run.settings import ProfileConfig, Reporter, TrainConfig
 from .standstill import Standstill
-from .train_log import LOG_NAME, ROOM, JsonLines, history, line_of, read_log, record_of
+from .train_log import LOG_NAME, ROOM, RecordFile, history, line_of, read_log, record_of
 
 
 class RunLog:
@@ -313,7 +313,7 @@ def open_reports(
     output_dir: Path, report_to: Sequence[Reporter], *, first_step: int, settings: Mapping[str, Any]
 ) -> Iterator[Report]:
     """The reports that take the records of a run from first_step on; each is opened when it is yielded."""
-    log = JsonLines(output_dir / LOG_NAME)
+    log = RecordFile(output_dir / LOG_NAME)
     if log.is_shared:
         logger.warning(
             "another run writes %s: two runs in one output_dir mix their logs and remove each other's checkpoints; end "
@@ -387,7 +387,7 @@ def restore_log(storage: Storage, step: int, path: Path) -> int:
     while records and known.get(_key(records[0])) == records[0]:
         records.pop(0)
     if records:
-        lines = JsonLines(path)
+        lines = RecordFile(path)
         for record in records:
             lines.write(record)
         lines.close()

@@ -18,7 +18,7 @@ ROOM = "free some, and the same command goes on from the last checkpoint"
 _BLOCK = 1 << 16
 
 
-class JsonLines:
+class RecordFile:
     """Writes a line for each record. The lines of an earlier run stay, except half a line at which it was killed.
 
     is_shared: another process writes the file, too. StorageError when the disk refuses.

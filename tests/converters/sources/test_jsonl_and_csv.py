@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.sources import jsonl as lines
 from lmms_stream.converters.sources import table
-from lmms_stream.converters.sources.files import LocalFile, PlainStream
+from lmms_stream.converters.sources.files import DecompressedFile, LocalFile
 from lmms_stream.converters.sources.jsonl import lines_between
 from lmms_stream.errors import DataError
 
@@ -196,7 +196,7 @@ def test_compressed_data_that_breaks_off_is_named(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
 def test_no_more_is_decompressed_than_is_asked_for(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     path = write(tmp_path / "a", compress(b"") + compress(bytes(1 << 24)) + compress(b"end"))
-    with PlainStream(LocalFile(path), name="a") as stream:
+    with DecompressedFile(LocalFile(path), name="a") as stream:
         assert len(stream.read(1000)) == 1000
         num_bytes = 1000
         while chunk := stream.read(1 << 16):

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.doors.relax.rows import Part, parse_paths
+from lmms_stream.doors.relax.rows import RowsOfFile, parse_paths
 from lmms_stream.errors import DataError, ObjectMissingError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
@@ -142,7 +142,7 @@ def test_a_store_that_refuses_to_list_has_slices_of_its_objects_and_members(
 
 def test_a_list_of_prompts_is_no_file_that_is_called_like_a_list(tmp_path: Path) -> None:
     path = write(tmp_path / "data" / "x", b"").parent.rename(tmp_path / "y]")
-    assert parse_paths(f"[{path}, b]")[0] == [Part(str(path), slice(None)), Part("b", slice(None))]
+    assert parse_paths(f"[{path}, b]")[0] == [RowsOfFile(str(path), slice(None)), RowsOfFile("b", slice(None))]
 
 
 def test_a_name_that_mosaicml_streaming_would_cut_is_refused_before_another_object_is_read(tmp_path: Path) -> None:

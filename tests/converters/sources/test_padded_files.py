@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from lmms_stream.converters.sources.files import LocalFile, PlainStream
+from lmms_stream.converters.sources.files import DecompressedFile, LocalFile
 from lmms_stream.doors.relax.rows import open_rows
 from lmms_stream.errors import ConfigError, DataError, ShardError
 from lmms_stream.mds.index import parse_index
@@ -64,6 +64,6 @@ def test_gzip_of_several_members_and_zeros_is_read_as_gzip_reads_it(tmp_path: Pa
 
 def test_gzip_that_expands_a_thousand_times_is_read_piece_by_piece(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl.gz", gzip.compress(b"\n" * 50_000_000 + json_lines(MESSY)))
-    with PlainStream(LocalFile(path), name="a") as stream:
+    with DecompressedFile(LocalFile(path), name="a") as stream:
         pieces = iter(lambda: stream.read(1 << 16), b"")
         assert sum(map(len, pieces)) == 50_000_000 + len(json_lines(MESSY))

@@ -19,7 +19,7 @@ from lmms_stream.converters.sources.arrow import Piece, RowGroups, cut
 from lmms_stream.converters.sources.files import LocalFile
 from lmms_stream.converters.sources.table import Location
 from lmms_stream.converters.sources.units import UNIT_ROWS
-from lmms_stream.doors.relax.row_groups import RowGroups as NumberedGroups
+from lmms_stream.doors.relax.row_groups import ParquetRows as NumberedGroups
 
 from .source_rows import json_lines, num_units, opened, read, write
 from .test_tables import write_file, write_parquet, write_stream

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmms_stream.converters.rows.schemas import DOCUMENTS
 from lmms_stream.converters.writing.documents import Concatenation, document_of
 from lmms_stream.converters.writing.encoding import ShardFormat
-from lmms_stream.converters.writing.laid import Laid, Spans
+from lmms_stream.converters.writing.laid import Laid, LossSpans
 from lmms_stream.converters.writing.outputs import Output
 from lmms_stream.converters.writing.shards import MADE, ShardTask
 from lmms_stream.errors import DataError
@@ -80,7 +80,7 @@ def laid(docs: list[Document], unit: int, first_row: int) -> Laid:
     sizes = np.array([4 * len(doc.ids) for doc in docs], np.int64)
     rows = np.arange(first_row, first_row + len(docs))
     samples = np.stack([np.full(len(docs), unit), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
-    return Laid(samples, None, Spans.of([np.array(doc.spans, np.int32) for doc in docs]))
+    return Laid(samples, None, LossSpans.of([np.array(doc.spans, np.int32) for doc in docs]))
 
 
 def samples_of(tasks: list[ShardTask], units: list[bytes]) -> list[bytes]:

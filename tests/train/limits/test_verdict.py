@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 from lmms_stream.errors import ConfigError
-from lmms_stream.tools.profile.rates import LoaderRates, Rates, Spread, StepRates, check_measured, limit_of, verdict_of
+from lmms_stream.tools.profile.rates import (
+    LoaderRates,
+    Rates,
+    RateSpread,
+    StepRates,
+    check_measured,
+    limit_of,
+    verdict_of,
+)
 
 
-def spread(mean: float) -> Spread:
-    return Spread.of([(0.95 * mean, 1), (mean, 1), (1.05 * mean, 1)])
+def spread(mean: float) -> RateSpread:
+    return RateSpread.of([(0.95 * mean, 1), (mean, 1), (1.05 * mean, 1)])
 
 
 def loader(tokens_per_s: float, *, num_workers: int = 2, busy_cpus: float = 1.9, misses: int = 0) -> LoaderRates:
@@ -76,7 +84,7 @@ def test_parts_that_hinder_each_other_and_parts_that_are_even_are_told_apart() -
 
 
 def test_data_that_comes_in_bursts_counts_with_the_time_between_them() -> None:
-    bursts = Spread.of([(1000, 10.0), (1000, 0.1), (1000, 0.1)])
+    bursts = RateSpread.of([(1000, 10.0), (1000, 0.1), (1000, 0.1)])
     assert bursts.median == 10_000
     found = replace(rates(ahead=1, waits=0.9), loader=replace(loader(1), tokens_per_s=bursts))
     assert limit_of(found) == "data"

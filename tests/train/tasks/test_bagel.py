@@ -18,7 +18,7 @@ from lmms_stream.plugins.tasks.bagel import Bagel
 from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockOutput, draw_blocks
 from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.bagel_images import Grid, Side
-from lmms_stream.processors.blocks import LATENTS, Kind, visible
+from lmms_stream.processors.blocks import LATENTS, BlockKind, visible
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.train.model.block_attention import BlockLayout, attend
 from lmms_stream.train.tasks.registry import build_task
@@ -121,7 +121,7 @@ def test_units_are_loss_tokens_and_latents_to_be_made(samples: list[Processed]) 
     for number in range(10):
         pack = pack_of(samples, [number], pad_to=700)
         made = draw_blocks([pack], Draw(seed=0, step=0), latent_size=48)
-        expected = {"ce": int((pack.labels != -100).sum()), "mse": len(made.blocks.inside([Kind.MADE]))}
+        expected = {"ce": int((pack.labels != -100).sum()), "mse": len(made.blocks.inside([BlockKind.MADE]))}
         assert dict(Bagel().units(pack)) == expected
         assert int(made.is_made.sum()) == expected["mse"]
 
@@ -160,9 +160,9 @@ def test_latents_get_noise_by_the_time_of_their_image(samples: list[Processed]) 
     assert float(sums["mse"].of_packs.sum()) == pytest.approx(expected, rel=1e-5)
     blocks = drawn.blocks
     of_latents = blocks.of_tokens[blocks.inside(LATENTS)]
-    for block in np.flatnonzero(blocks.kinds == Kind.MADE):
+    for block in np.flatnonzero(blocks.kinds == BlockKind.MADE):
         assert len(set(times[of_latents == block].tolist())) == 1  # one for an image
-    assert len({float(each) for each in times[is_made]}) == int((blocks.kinds == Kind.MADE).sum())
+    assert len({float(each) for each in times[is_made]}) == int((blocks.kinds == BlockKind.MADE).sum())
     normal = draw.generator("data", 2, "time").standard_normal(1)[0]
     share = 1 / (1 + np.exp(-normal))
     first = float(times[of_latents == np.flatnonzero(blocks.samples == 2)[-1]][0])
@@ -202,7 +202,7 @@ def test_what_is_dropped_counts_as_if_it_were_not_there(folder: Path) -> None:
     dropping = build_processor(folder, text_dropout=1.0, vit_dropout=1.0, vae_dropout=1.0)
     made = dropping.process(conversation(3))
     table = made["media"]["blocks"]
-    (image,) = np.flatnonzero(table[:, 0] == Kind.MADE)
+    (image,) = np.flatnonzero(table[:, 0] == BlockKind.MADE)
     kept = np.flatnonzero(made["media"]["dropout"] == 0)
     tokens = np.flatnonzero(np.isin(np.repeat(np.arange(len(table)), table[:, 1]), kept))
     latents = int(table[image, 1]) - 2

@@ -38,7 +38,7 @@ from ....storage.locks import is_locked, locked, temporary_name, wait_for_other
 from ....storage.storage import open_storage
 from ....types import World
 from ....yaml_text import write_yaml
-from .names import STORES, Source, dataset_type_of, sources_of
+from .names import STORES, SourceEntry, dataset_type_of, sources_of
 
 WAIT_S = 24 * 3600.0  # of processes, for the one that converts
 _PREFIX = "lmms_stream"  # of shards in a bucket
@@ -135,7 +135,7 @@ def cache_of(config: DatasetConfig) -> str:
     return f"azure://{account}.blob.core.windows.net/{config.bucket_name}/{_PREFIX}"
 
 
-def _listed(sources: Sequence[Source], folder: Path) -> Path:
+def _listed(sources: Sequence[SourceEntry], folder: Path) -> Path:
     """A list of the sources as a file, which is the same for the same sources."""
     entries = [
         {

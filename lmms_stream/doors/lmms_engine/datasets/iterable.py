@@ -36,7 +36,7 @@ from .names import (
     sources_of,
     with_processor,
 )
-from .rows_of_sources import Reading
+from .rows_of_sources import SourceRowSettings
 from .source_files import SourcesOf
 from .source_loader import SourceLoader, StreamedBatch, StreamedCollator, batch_of
 from .source_reader import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
@@ -270,9 +270,9 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         return StreamingPackConfig(packing_length=length, max_samples_per_pack=1)
 
     @cached_property
-    def reading(self) -> Reading:
+    def reading(self) -> SourceRowSettings:
         config = self.config
-        return Reading(
+        return SourceRowSettings(
             processor=self.processor,
             packing=self.packing,
             rows=SchemaOptions(kind=dataset_type_of(config).row_kind),

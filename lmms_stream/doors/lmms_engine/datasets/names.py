@@ -38,7 +38,7 @@ VIDEO_DEFAULTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceEntry:
     """path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: where paths
     of media start (None: where the source lies). data_type: one of SOURCE_FORMATS, "mds", or "" to tell it by content.
     settings: what else the entry of a list says, by SETTING_KEYS.
@@ -199,7 +199,7 @@ def is_shards(config: DatasetConfig) -> bool:
     return "://" in path or (Path(path) / "index.json").is_file()
 
 
-def sources_of(config: DatasetConfig) -> list[Source]:
+def sources_of(config: DatasetConfig) -> list[SourceEntry]:
     """What is read, one source after another; ConfigError where the config names none, DataError for a wrong list."""
     check(config)
     format = SHARDS if is_shards(config) else config.dataset_format
@@ -218,24 +218,24 @@ def sources_of(config: DatasetConfig) -> list[Source]:
         return [_source(each, f"entry {number} of {path}") for number, each in enumerate(entries, start=1)]
     if format == "json" and path.endswith(".jsonl"):
         format = "jsonl"
-    return [Source(path, (config.extra_kwargs or {}).get("data_folder"), format or "")]
+    return [SourceEntry(path, (config.extra_kwargs or {}).get("data_folder"), format or "")]
 
 
 def _has_type(entry: Any) -> bool:
     return isinstance(entry, Mapping) and bool(entry.get("data_type"))
 
 
-def _source(entry: Mapping[str, Any], where: str) -> Source:
+def _source(entry: Mapping[str, Any], where: str) -> SourceEntry:
     if entry.get("weight") is not None:
         raise ConfigError(
             f"{where} has a weight, and sources are read one after another: leave it out, or convert the list with "
             "lmms-stream convert, which writes a dataset for each entry and their weights for a run"
         )
     settings = {key: entry[key] for key in SETTING_KEYS if entry.get(key) is not None}
-    return Source(entry["path"], entry.get("data_folder") or None, entry.get("data_type") or "", settings)
+    return SourceEntry(entry["path"], entry.get("data_folder") or None, entry.get("data_type") or "", settings)
 
 
-def _entry(number: int, entry: Mapping[str, Any]) -> Source:
+def _entry(number: int, entry: Mapping[str, Any]) -> SourceEntry:
     where = f"entry {number} of datasets"
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ConfigError(f"{where} is {entry!r}: write {{path: …, data_folder: …, data_type: …}}")

@@ -24,7 +24,7 @@ from ....storage.failures import disk_errors
 from ....types import Processed, Sample
 from .source_files import SourceFile, row_order, sample_id_of
 from .source_state import Counts
-from .streaming_packs import Piece, StreamingPackConfig
+from .streaming_packs import SamplePiece, StreamingPackConfig
 
 LOOK_ROWS = 100  # of a file, by which the kind of its rows is found
 TOLD_ROWS = 10  # that are left out and named; the others are only counted
@@ -32,7 +32,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class SourceRowSettings:
     """How rows become packs. overlong, max_length: what becomes of samples that are longer than a pack, and from which
     length on they are left out. seed: of the order, None for the stored one. on_error: what cannot be read, or does not
     fit, ends the run ("fail") or is left out, counted and logged ("skip").
@@ -91,7 +91,7 @@ class Content(NamedTuple):
 class RowReader:
     """Reads rows of units by the settings of a Reading."""
 
-    def __init__(self, reading: Reading):
+    def __init__(self, reading: SourceRowSettings):
         self.reading = reading
         self._num_told = 0
 
@@ -150,7 +150,7 @@ class RowReader:
             wanted = range(first, len(rows)) if only is None else sorted(at for at in only if at < len(rows))
             yield from zip(wanted, rows.rows(order[list(wanted)].tolist()), strict=True)
 
-    def contents(self, row: Prepared, *, where: str, tally: Tally) -> list[Content]:
+    def contents(self, row: RowSamples, *, where: str, tally: Tally) -> list[Content]:
         """The pieces of a row; none where it is left out, which is counted."""
         tally.rows += 1
         try:
@@ -185,7 +185,9 @@ class RowReader:
         """Name a file without rows that is passed over, since it is one of the files of a folder or glob."""
         logger.warning("passed over: %s", error)
 
-    def samples_of(self, pieces: Sequence[Piece], tally: Tally, *, epoch: int) -> tuple[list[Processed], list[int]]:
+    def samples_of(
+        self, pieces: Sequence[SamplePiece], tally: Tally, *, epoch: int
+    ) -> tuple[list[Processed], list[int]]:
         """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out.
 
         epoch: of the lane, by which a processor draws at random.
@@ -268,7 +270,7 @@ def row_name(key: str, unit: int, row: int) -> str:
 
 
 @dataclass(slots=True)
-class Prepared:
+class RowSamples:
     """A row and its samples, or the error that it is.
 
     made: what the processor makes of each sample; None where that is made one by one.
@@ -286,9 +288,9 @@ class Prepared:
 
 def prepared(
     rows: Iterable[tuple[int, Row]], mapper: Mapper, processor: Processor, folder: str | None
-) -> Iterator[tuple[int, Prepared]]:
+) -> Iterator[tuple[int, RowSamples]]:
     """Rows as samples, in their order; where tokens are all that is made of them, some at a time."""
-    mapped = ((index, Prepared(row.number, _samples_of(row, mapper, folder))) for index, row in rows)
+    mapped = ((index, RowSamples(row.number, _samples_of(row, mapper, folder))) for index, row in rows)
     if not tokenizes_all(processor):
         yield from mapped
         return

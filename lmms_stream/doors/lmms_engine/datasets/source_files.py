@@ -23,7 +23,7 @@ from ....converters.sources.sources import open_sources
 from ....converters.sources.specs import Spec
 from ....converters.sources.units import Source as OpenedSource
 from ....errors import ConfigError, DataError
-from .names import Source
+from .names import SourceEntry
 
 UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
@@ -31,7 +31,7 @@ UNKNOWN_BYTES = 1 << 20  # of a unit, where nothing says how large a source is
 
 _SORTED: dict[str, Any] = {"sort_keys": True, "default": str}
 # Asked at each look, so that a list of sources may grow.
-SourcesOf = Callable[[], Sequence[Source]]
+SourcesOf = Callable[[], Sequence[SourceEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SourceFile:
 
 
 def list_files(
-    sources: Sequence[Source], *, num_lanes: int, scratch: Path, keeps_refused: bool
+    sources: Sequence[SourceEntry], *, num_lanes: int, scratch: Path, keeps_refused: bool
 ) -> dict[str, SourceFile]:
     """The files that sources name now, by key, in their order. Raises what open_sources raises.
 
@@ -124,7 +124,7 @@ def _slice_text(rows: slice) -> str:
     return "" if rows == slice(None) else f"@[{start}:{stop}]"
 
 
-def _spec(source: Source) -> Spec:
+def _spec(source: SourceEntry) -> Spec:
     """Datasets of the hub are streamed; those that `datasets` saved are read where they lie."""
     _check_no_code(source.settings, where=source.path)
     spec = entry_spec(source.entry, where=source.path)

@@ -24,7 +24,7 @@ from ....processors.parallelism import tokenize_in_one_thread
 from ....storage.tally import FetchCounts
 from ....types import Batch, Processed, World
 from .source_reader import SourcePack, check_readers
-from .source_state import LaneAfter, SourcesState, merged_states
+from .source_state import LaneStep, SourcesState, merged_states
 from .streaming_packs import StreamingPackConfig
 
 ITEMS_AHEAD = 4  # packs that each worker has ready
@@ -123,7 +123,7 @@ class SourceLoader:
     def __iter__(self) -> Iterator[Batch]:
         self.agreement.compare(self.deal_settings, self.world)
         self._worker.start = json.dumps(self.state_dict())
-        of_step: list[LaneAfter] = []
+        of_step: list[LaneStep] = []
         micro_batch = 0
         for item in self._workers.items():
             for ready in item:
@@ -216,7 +216,7 @@ class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
 class StreamedBatch(Batch):
     """afters: where lanes stand after its packs. See MultiModalIterableDataset.deliver."""
 
-    afters: tuple[LaneAfter, ...] = ()
+    afters: tuple[LaneStep, ...] = ()
 
 
 def batch_of(pack: SourcePack, collator: Collator, **options: Any) -> StreamedBatch:

@@ -23,7 +23,7 @@ from ....errors import CursorError, DataError, ObjectMissingError
 from ....plan.lanes import allowed_readers, check_lanes
 from ....processors.base import processor_fingerprint
 from ....types import Processed, World
-from .rows_of_sources import Content, Reading, RowReader, Tally, prepared, row_name
+from .rows_of_sources import Content, RowReader, SourceRowSettings, Tally, prepared, row_name
 from .source_files import (
     MAX_UNIT_BYTES,
     MIN_UNIT_BYTES,
@@ -35,8 +35,8 @@ from .source_files import (
     lane_of,
     list_files,
 )
-from .source_state import KnownFile, LaneAfter, SourcesState, UnitPosition
-from .streaming_packs import Piece, PieceRef, StreamingPacker
+from .source_state import KnownFile, LaneStep, SourcesState, UnitPosition
+from .streaming_packs import PieceRef, SamplePiece, StreamingPacker
 
 
 class SourcePack(NamedTuple):
@@ -47,13 +47,13 @@ class SourcePack(NamedTuple):
 
     samples: list[Processed]
     sample_ids: list[int]
-    afters: tuple[LaneAfter, ...]
+    afters: tuple[LaneStep, ...]
 
 
 class _Lane:
     """A lane while it is read; see LaneProgress."""
 
-    def __init__(self, number: int, state: SourcesState, reading: Reading):
+    def __init__(self, number: int, state: SourcesState, reading: SourceRowSettings):
         progress = state.lane(number)
         self.number = number
         self._num_lanes = reading.num_lanes
@@ -76,11 +76,11 @@ class _Lane:
         self.positions.clear()
         self._untold.clear()
 
-    def after(self, known: dict[str, KnownFile]) -> LaneAfter:
+    def after(self, known: dict[str, KnownFile]) -> LaneStep:
         """As it stands now, which is told with one more pack."""
         self.num_packs += 1
         untold, self._untold = tuple(self._untold), []
-        return LaneAfter(
+        return LaneStep(
             lane=self.number,
             num_lanes=self._num_lanes,
             epoch=self.epoch,
@@ -100,7 +100,13 @@ class SourceReader:
     """
 
     def __init__(
-        self, sources_of: SourcesOf, reading: Reading, *, lanes: Sequence[int], state: SourcesState, scratch: Path
+        self,
+        sources_of: SourcesOf,
+        reading: SourceRowSettings,
+        *,
+        lanes: Sequence[int],
+        state: SourcesState,
+        scratch: Path,
     ):
         self._sources_of = sources_of
         self._reading = reading
@@ -170,7 +176,7 @@ class SourceReader:
         """Whether pieces wait in open packs, so that another pack is given in this epoch."""
         return any(any(lane.packer.open_refs) for lane in self._in(epoch))
 
-    def _ends(self, epoch: int) -> list[LaneAfter]:
+    def _ends(self, epoch: int) -> list[LaneStep]:
         """The lanes at the end of an epoch, with the rows that were left out since their last packs."""
         known, self._untold = self._untold, {}
         return [lane.after(known) for lane in self._in(epoch)]
@@ -241,7 +247,7 @@ class SourceReader:
                 for piece, content in enumerate(contents[begun:], start=begun):
                     lane.positions[key] = UnitPosition(number, index, piece + 1)
                     ref = PieceRef(key, number, index, piece, content.length)
-                    for pieces in lane.packer.put(Piece(ref, content)):
+                    for pieces in lane.packer.put(SamplePiece(ref, content)):
                         yield from self._given(lane, pieces)
                 lane.positions[key] = UnitPosition(number, index + 1)
         except DataError as error:
@@ -250,7 +256,7 @@ class SourceReader:
             self._rows.leave_out(DataError(f"the rest of unit {number + 1} of {error}"), lane.tally)
         lane.positions[key] = UnitPosition(number + 1)
 
-    def _given(self, lane: _Lane, pieces: list[Piece]) -> Iterator[SourcePack]:
+    def _given(self, lane: _Lane, pieces: list[SamplePiece]) -> Iterator[SourcePack]:
         samples, sample_ids = self._rows.samples_of(pieces, lane.tally, epoch=lane.epoch)
         if samples:
             known, self._untold = self._untold, {}
@@ -281,7 +287,7 @@ class SourceReader:
         for (epoch, key), of_file in wanted.items():
             contents.update(self._read_again(self._unchanged(key, listed, epoch), of_file, epoch))
         for lane in self._lanes:
-            lane.packer.restore([[Piece(ref, contents[ref]) for ref in pack] for pack in refs[lane.number]])
+            lane.packer.restore([[SamplePiece(ref, contents[ref]) for ref in pack] for pack in refs[lane.number]])
             for pieces in lane.packer.due():
                 yield from self._given(lane, pieces)
 
@@ -322,7 +328,7 @@ TOKEN_BYTES = 4  # of text
 _DIGEST_BYTES = 8
 
 
-def choose_lanes(sources_of: SourcesOf | None, reading: Reading, num_readers: int) -> int:
+def choose_lanes(sources_of: SourcesOf | None, reading: SourceRowSettings, num_readers: int) -> int:
     """Return the number of lanes of a run: a power of two for each reader, so that each lane fills LANE_PACKS packs.
 
     At most MAX_LANES, and at least one for each reader. Where a pack is a sample, or no source says how large it
@@ -339,7 +345,7 @@ def choose_lanes(sources_of: SourcesOf | None, reading: Reading, num_readers: in
     return num_lanes
 
 
-def _bytes_of(sources_of: SourcesOf, reading: Reading) -> int:
+def _bytes_of(sources_of: SourcesOf, reading: SourceRowSettings) -> int:
     """Return the bytes of all sources that say theirs."""
     with _scratch() as scratch:
         found = list_files(sources_of(), num_lanes=1, scratch=scratch, keeps_refused=reading.on_error == "skip")
@@ -366,7 +372,7 @@ def reader_lanes(num_lanes: int, *, world: World, worker: int, num_workers: int)
 
 
 def reading_packs(
-    sources_of: SourcesOf, reading: Reading, *, lanes: Sequence[int], state: SourcesState, endless: bool
+    sources_of: SourcesOf, reading: SourceRowSettings, *, lanes: Sequence[int], state: SourcesState, endless: bool
 ) -> Iterator[SourcePack]:
     """The packs of lanes; what is fetched of sources meanwhile lies in the system's temporary folder."""
     with _scratch() as scratch:
@@ -383,7 +389,7 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def fingerprint_of(reading: Reading) -> str:
+def fingerprint_of(reading: SourceRowSettings) -> str:
     """Of all that rows and their packs follow from, but for the sources, which may grow: PART=DIGEST, …"""
     units = [CUT_VERSION, UNITS_PER_LANE, MIN_UNIT_BYTES, MAX_UNIT_BYTES, UNKNOWN_BYTES]
     parts = {

@@ -48,7 +48,7 @@ KnownFiles = Mapping[str, KnownFile]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaneAfter:
+class LaneStep:
     """A lane, one of num_lanes, after a pack.
 
     finished: files that it has read to the end since its last pack, or since the epoch began.
@@ -69,7 +69,7 @@ class LaneAfter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneProgress:
-    """finished: files of the epoch that the lane has read to the end. The others: as in LaneAfter."""
+    """finished: files of the epoch that the lane has read to the end. The others: as in LaneStep."""
 
     epoch: int = 0
     num_packs: int = 0
@@ -100,7 +100,7 @@ class SourcesState:
         """Of all lanes."""
         return sum((each.counts for each in self.lanes.values()), Counts())
 
-    def deliver(self, after: LaneAfter) -> None:
+    def deliver(self, after: LaneStep) -> None:
         """A pack was delivered; told twice, it counts once."""
         before = self.lane(after.lane)
         if (after.epoch, after.num_packs) <= (before.epoch, before.num_packs):

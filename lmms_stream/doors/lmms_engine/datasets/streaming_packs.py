@@ -32,7 +32,7 @@ class PieceRef(NamedTuple):
     length: int
 
 
-class Piece(NamedTuple):
+class SamplePiece(NamedTuple):
     """content: what a pack is made of, which is not looked at here."""
 
     ref: PieceRef
@@ -97,11 +97,11 @@ class StreamingPackConfig:
 class OpenPack:
     """work: the sum of the squares of its lengths, as attention has it."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SamplePiece] = field(default_factory=list)
     num_tokens: int = 0
     work: int = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: SamplePiece) -> None:
         self.pieces.append(piece)
         self.num_tokens += piece.ref.length
         self.work += piece.ref.length**2
@@ -133,7 +133,7 @@ class StreamingPacker:
         """The pieces of packs that were not given out, in the order in which these were opened."""
         return tuple(tuple(piece.ref for piece in pack.pieces) for pack in self._open)
 
-    def put(self, piece: Piece) -> Iterator[list[Piece]]:
+    def put(self, piece: SamplePiece) -> Iterator[list[SamplePiece]]:
         """Take a piece; gives packs, each of which left open_refs just before.
 
         A piece that is longer than packing_length is a pack of its own.
@@ -154,19 +154,19 @@ class StreamingPacker:
             yield self._take(evicted)
         yield from self.due()
 
-    def flush(self) -> Iterator[list[Piece]]:
+    def flush(self) -> Iterator[list[SamplePiece]]:
         """Give out all that is open."""
         if self.config.strategy == "balanced":
             self._open = self._packed_again()
         while self._open:
             yield self._take(self._open[0])
 
-    def due(self) -> Iterator[list[Piece]]:
+    def due(self) -> Iterator[list[SamplePiece]]:
         """Give out what is due, which a pack may be that was restored."""
         while (pack := self._due()) is not None:
             yield self._take(pack)
 
-    def restore(self, packs: Iterable[Sequence[Piece]]) -> None:
+    def restore(self, packs: Iterable[Sequence[SamplePiece]]) -> None:
         self._open = []
         for pieces in packs:
             pack = OpenPack()
@@ -247,10 +247,10 @@ class StreamingPacker:
             min(fitting, key=lambda each: each.work, default=rest).add(piece)
         return [each for each in (*even, rest) if each.pieces]
 
-    def _take(self, pack: OpenPack) -> list[Piece]:
+    def _take(self, pack: OpenPack) -> list[SamplePiece]:
         self._open = [each for each in self._open if each is not pack]
         return pack.pieces
 
 
-def _longest_first(packs: Iterable[OpenPack]) -> list[Piece]:
+def _longest_first(packs: Iterable[OpenPack]) -> list[SamplePiece]:
     return sorted((piece for pack in packs for piece in pack.pieces), key=lambda piece: -piece.ref.length)
