@@ -119,13 +119,15 @@ def measures(options: ConvertOptions, carried: Sequence[str]) -> bool:
 # their own.
 
 logger = logging.getLogger("lmms_stream")
+NO_ANSWERS = 2
 Opens = Callable[[Spec], object]  # raises what is wrong with a dataset
 
 
 def described_kinds(sources: object, *, opens: Opens) -> Mapping[str, Sequence[Spec]]:
     """The datasets of dataset_info.json#*, if that is the only source, by the kind of their rows; {} otherwise.
 
-    Those of hubs that cannot be read are left out, and a warning names each. DataError where none is left.
+    Those of hubs that cannot be read are left out, and a warning names each. After NO_ANSWERS without an answer, which
+    take half a minute each, the hub is asked no more. DataError where none is left.
     """
     named = [sources] if isinstance(sources, str | Path) else sources
     if not isinstance(named, Sequence) or len(named) != 1 or not isinstance(named[0], str | Path):
@@ -134,14 +136,22 @@ def described_kinds(sources: object, *, opens: Opens) -> Mapping[str, Sequence[S
     if spec.key != ALL or not is_dataset_info(Path(spec.path)):
         return {}
     found: dict[str, list[Spec]] = {}
+    num_unanswered, unasked = 0, list[str]()
     for each in dataset_info_specs(Path(spec.path), ALL, refused=partial(logger.warning, "left out: %s")):
+        if each.is_hub and num_unanswered == NO_ANSWERS:
+            unasked.append(each.text)
+            continue
         if each.is_hub:
             try:
                 opens(each)
             except (DataError, StorageError, ConfigError) as error:
                 logger.warning("left out: %s: %s", each.text, " ".join(str(error).split()))
+                num_unanswered = num_unanswered + 1 if isinstance(error, StorageError) else 0
                 continue
+            num_unanswered = 0
         found.setdefault(str(each.settings.rows["kind"]), []).append(each)
+    if unasked:
+        logger.warning("left out: %s: the hub gave no answer for those before", ", ".join(unasked))
     if not found:
         raise DataError(f"{spec.text}: none of its datasets can be read: download them, and name files by file_name")
     return found

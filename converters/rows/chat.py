@@ -149,7 +149,9 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
     role_name = next((name for name, meant in names.items() if meant == "role"), "role")
     if not isinstance(message, dict) or not isinstance(message.get(role_name), str):
         what = "a role" if role_name == "role" else f"{role_name!r}"
-        raise DataError(f"a message must be an object with {what}, found {str(message)[:80]!r}: correct the row")
+        is_pair = isinstance(message, dict) and role_name == "role" and role_name not in message
+        also = ", or name a question and its answer `input` and `output`" if is_pair else ""
+        raise DataError(f"a message must be an object with {what}, found {str(message)[:80]!r}: correct the row{also}")
     named = ((names.get(key, key), value) for key, value in message.items())
     turn = {key: value for key, value in named if value is not None or key == "content"}
     turn |= {"role": role_of(turn["role"], roles), "content": turn.get("content")}

@@ -29,6 +29,8 @@ ENTRIES: dict[str, Any] = {
     "c4": {"file_name": "c4.jsonl", "columns": {"prompt": "text"}},
     "far": {"hf_hub_url": "some/chats"},
     "farther": {"hf_hub_url": "some/pairs", "ranking": True},
+    "farthest": {"hf_hub_url": "some/texts"},
+    "beyond": {"hf_hub_url": "some/more"},
     "model scope": {"ms_hub_url": "some/chats"},
     "script": {"script_url": "some_script"},
 }  # fmt: skip
@@ -77,7 +79,10 @@ def test_all_datasets_that_can_be_read_are_converted_and_the_others_named_one_by
     assert read_preference(samples["kto"][0]["messages"]).label is False
     assert [each["text"] for each in samples["text"]] == ["A line.", "Another line.", "A page."]
     told = [line for line in caplog.messages if line.startswith("left out: ")]
-    assert [line.partition("#")[2].partition(":")[0] for line in told] == ["model scope", "script", "far", "farther"]
+    names = ["model scope", "script", "far", "farther", "farthest"]
+    assert [line.partition("#")[2].partition(":")[0].partition(",")[0] for line in told] == names
+    assert "#farthest, " in told[-1], "the hub is asked twice"
+    assert told[-1].endswith("#beyond: the hub gave no answer for those before")
 
 
 def test_datasets_of_one_kind_are_one_dataset_and_those_of_hubs_alone_are_none(described: Path, tmp_path: Path) -> None:

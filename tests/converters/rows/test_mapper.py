@@ -277,6 +277,7 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ({"messages": [*CHAT[:1], says("assistant", "x", train="no")]}, {}, "train 'no', which must be 0 or 1"),
         ({"messages": []}, {}, "expected a list of messages in column 'messages', found an empty list: correct"),
         ({"messages": ['{"role": "user"}']}, {}, "a message must be an object with a role, found"),
+        ({"conversation": [{"in": "a", "out": "b"}]}, {}, "or name a question and its answer `input`"),
         ({"messages": 3}, {}, "expected a list of messages in column 'messages', found int"),
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, {}, "must be a string or a list of parts, found dict"),
         ({"messages": [*CHAT, says("user", "\ud800")]}, {}, "the messages hold what JSON cannot"),

@@ -102,6 +102,12 @@ def test_nan_and_infinity_as_python_writes_them_are_read(tmp_path: Path) -> None
         assert rows == [{"b": [math.inf, -math.inf], "text": "NaN ü"}]
 
 
+def test_of_a_key_that_an_object_has_twice_the_last_value_is_read(tmp_path: Path) -> None:
+    row = '{"a": 1, "a": {"b": 2, "b": 3}}'
+    assert read(str(write(tmp_path / "a.jsonl", f"{row}\n".encode()))) == [json.loads(row)]
+    assert read(str(write(tmp_path / "a.json", f"[{row}]".encode()))) == [{"a": {"b": 3}}]
+
+
 def test_an_integer_of_thousands_of_digits_is_an_error_of_its_row(tmp_path: Path) -> None:
     found = read_numbered(write(tmp_path / "a.jsonl", b'{"id": ' + b"7" * 5000 + b'}\n{"id": 1}'))
     assert found[1] == (2, {"id": 1})
