@@ -1,7 +1,8 @@
 """Finds the layers of a model that carry a state from one sample of a pack into the next.
 
 A layer carries state if it is given the same for a sample in two packs, or in a pack and alone, and returns something
-else.
+else. A layer carries state, too, if its output for one sample has a gradient in its input for another: small weights
+hide differences among roundings, and no gradient.
 """
 
 from __future__ import annotations
@@ -12,11 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from ...types import Processed
 from .by_sample import BOUNDS, BySample, Calls
-from .isolation import Tolerances, other, pack_of, text_samples
+from .isolation import (
+    Tolerances,
+    gradient_reaches_others,
+    other,
+    pack_of,
+    reaches,
+    second_of,
+    text_samples,
+)
 from .model import PackedModel
 
 _ROUNDS = 4  # of the search; a layer is found once the layers below it are run by sample
@@ -92,21 +101,65 @@ class _Search:
         changed = self._calls([other(self._model, first), second, third])
         shorter = self._calls([first, second])
         alone = self._calls([second])
+        reaching = self._reaching()
         carrying = [
             name
             for name, call in pack.items()
             if call.carries_state(changed[name], self._tolerances.two_packs)
             or call.carries_state(alone[name], self._tolerances.alone)
+            or name in reaching
         ]
         calls: dict[type[nn.Module], Calls] = {}
+        classes = {type(self._layers[name]) for name in carrying}
+        candidates = [name for name, layer in self._layers.items() if type(layer) in classes]
         for name in carrying:
-            if not any(inner.startswith(f"{name}.") for inner in carrying):
+            if not any(inner.startswith(f"{name}.") for inner in candidates):
                 known = calls.setdefault(type(self._layers[name]), Calls({}, {}))
                 known.inputs.update(_axes_of_tokens(pack[name].inputs, shorter[name].inputs))
                 for path, axes in _axes_of_tokens(pack[name].outputs, shorter[name].outputs).items():
                     if axes == (1,) and pack[name].outputs[path].is_floating:
                         known.outputs[path] = axes
         return calls
+
+    def _reaching(self) -> set[str]:
+        """Return the layers that pass a gradient of the second sample on to another, at their first call."""
+        of_given: dict[str, list[bool]] = {}
+        of_returned: dict[str, list[bool]] = {}
+        _, is_other = second_of(self._samples, self._model)
+
+        def listen(to: Any, heard: list[bool], *, if_of_tokens: bool) -> None:
+            for leaf in tree_leaves(to):
+                if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+                    continue
+                if not if_of_tokens or leaf.shape[:2] == (1, len(is_other)):
+                    leaf.register_hook(lambda gradient: heard.append(reaches(gradient, is_other)))
+
+        def enter(name: str, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+            if name in of_given:
+                return None
+            own = tree_map(lambda leaf: leaf.view_as(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+            listen(own, of_given.setdefault(name, []), if_of_tokens=True)
+            found: tuple[Any, Any] = own
+            return found
+
+        def leave(name: str, _: nn.Module, output: Any) -> None:
+            if name not in of_returned:
+                listen(output, of_returned.setdefault(name, []), if_of_tokens=False)
+
+        hooks = [
+            hook
+            for name, layer in self._layers.items()
+            for hook in (
+                layer.register_forward_pre_hook(partial(enter, name), with_kwargs=True),
+                layer.register_forward_hook(lambda layer, _, output, name=name: leave(name, layer, output)),
+            )
+        ]
+        try:
+            gradient_reaches_others(self._model, self._samples, self._device)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {name for name, heard in of_given.items() if any(heard) and not any(of_returned.get(name, []))}
 
     def _calls(self, samples: Sequence[Processed]) -> dict[str, _Call]:
         """The first call of each layer, by its name, when the model runs on a pack."""

@@ -128,7 +128,8 @@ def keep_apart(
 
     The ways: by the positions of tokens, as transformers does; by the bounds of samples, which kernels of recurrent
     layers take; and by running layers that carry state on each sample alone. choices: implementations of attention
-    (default: the one that is set). with_backward: run a backward pass of those that have one of their own.
+    (default: the one that is set). with_backward: compare gradients, too, of those that have a backward pass of
+    their own.
     """
     first: AttentionTrials | None = None
     for way in _ways(model):
@@ -172,7 +173,7 @@ def _choose(
             break  # it makes all scores of a pack
         if (fault := agreed(_set_fault(model, choice))) is None:
             attention = inner.config._attn_implementation  # transformers may take another than it is told to
-            backward = with_backward and attention in _OWN_BACKWARD
+            backward = with_backward or attention not in _OWN_BACKWARD
             if attention in faults or attention in passed:
                 fault = "cannot be set"
             elif fault := agreed(find_fault(model, tolerances, device=device, backward=backward)):

@@ -49,11 +49,11 @@ class SequenceParts:
         missing = -num_tokens % self.degree
         found = {**inputs, GROUP: self.group}
         for name in of_tokens:
-            found[name] = self._part(torch.nn.functional.pad(inputs[name], (0, missing)))
+            found[name] = self.part(torch.nn.functional.pad(inputs[name], (0, missing)))
         positions = inputs["position_ids"]
         behind = torch.arange(missing, device=positions.device).to(positions.dtype)
         of_padding = behind.expand(*positions.shape[:-1], missing)
-        found["position_ids"] = self._part(torch.cat([positions, of_padding], dim=-1))
+        found["position_ids"] = self.part(torch.cat([positions, of_padding], dim=-1))
         for name in ("cu_seq_lens_q", "cu_seq_lens_k") if missing else ():
             if name in inputs:
                 found[name] = torch.cat([inputs[name], inputs[name][-1:] + missing])
@@ -98,7 +98,7 @@ class SequenceParts:
         size = -(-num_tokens // self.degree)
         return self.group.rank() * size, (self.group.rank() + 1) * size
 
-    def _part(self, tensor: torch.Tensor) -> torch.Tensor:
+    def part(self, tensor: torch.Tensor) -> torch.Tensor:
         start, stop = self._bounds(tensor.shape[-1])
         return tensor[..., start:stop].contiguous()
 
