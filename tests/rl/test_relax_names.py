@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,42 @@ def test_the_designs_examples_run_with_the_imports_changed(tokenizer: Path, tmp_
     assert len(lazy.samples) == 60
     lazy.shuffle(epoch_id=1)
     assert lazy.samples[0:32] == batch  # eager and lazy can take each other's place
+
+
+def test_settings_of_datasets_have_relaxs_names_and_defaults() -> None:
+    shared: dict[str, Any] = {
+        "prompt_key": "text", "metadata_key": "metadata", "seed": 42, "apply_chat_template": False,
+        "use_audio_in_video": False, "multimodal_keys": None, "label_key": None, "tool_key": None,
+        "system_prompt": None, "apply_chat_template_kwargs": None, "multimodal_config": None, "custom_prompt_func": None,
+    }  # fmt: skip
+    of_stream = {
+        "buffer_size": 10000, "prefetch_chunk_size": 32, "prefetch_max_cached": 256, "prefetch_num_workers": 1,
+    }  # fmt: skip
+    for kind, expected in ((BaseDataset, shared), (StreamingDataset, of_stream)):
+        parameters = inspect.signature(kind).parameters
+        assert {name: parameters[name].default for name in expected} == expected
+    assert [*inspect.signature(BaseDataset).parameters][:4] == ["path", "tokenizer", "processor", "max_length"]
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+def test_flags_choose_the_class_that_makes_samples_at_once_or_when_they_are_asked_for(
+    lazy: bool, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "train.jsonl", prompts(40))
+    args = SimpleNamespace(
+        prompt_data=str(path), input_key="text", use_streaming_dataset=lazy, streaming_buffer_size=7,
+        prefetch_chunk_size=32, prefetch_max_cached=4,
+    )  # fmt: skip
+    found: Any = data_source.RolloutDataSourceWithBuffer(args).dataset
+    assert type(found) is (StreamingDataset if lazy else Dataset)
+    assert found.num_processed == (0 if lazy else 40)
+    samples, _ = found.get_batch(40)  # a cache smaller than a chunk does not stop it
+    assert len(samples) == 40
+    if isinstance(found, StreamingDataset):
+        assert found.buffer.max_size == 7
+    else:
+        path.unlink()
+        assert found[39] == samples[39]
 
 
 def test_small_datasets_keep_a_contiguous_cursor(tmp_path: Path) -> None:
