@@ -202,7 +202,7 @@ MISTAKES: list[tuple[str, Any, str]] = [  # where, what, the error
     (
         "dataset_config.datasets",
         [{"paht": "a", "data_type": "jsonl"}],
-        r"entry 1 of datasets is {.*'paht'.*: write {path: …, data_fo",
+        r"entry 0 of datasets is {.*'paht'.*: write {path: …, data_fo",
     ),
     ("dataset_config.processor_config", ["x", "qwen2"], r"processor_config must be a mapping, got \['x', 'qwen2'\]: "),
     ("dataset_config.processor_config.procesor_type", "x", "has no 'procesor_type': did you mean 'processor_type'"),
