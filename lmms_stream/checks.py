@@ -32,7 +32,7 @@ def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) ->
             object.__setattr__(config, name, path)
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        checked = _of_type(f"{prefix}{each.name}", value, each.type, each.default)
+        checked = of_type(f"{prefix}{each.name}", value, each.type, each.default)
         if checked is not value:
             object.__setattr__(config, each.name, checked)
 
@@ -41,7 +41,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     """Check the numbers and truth values among the arguments of a function, by name, by its annotations."""
     for name, each in inspect.signature(function).parameters.items():
         if name in given:
-            _of_type(name, given[name], each.annotation, each.default)
+            of_type(name, given[name], each.annotation, each.default)
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
@@ -131,9 +131,10 @@ def _loaded(package: str, name: str) -> Any:
     return getattr(sys.modules.get(package), name, None)
 
 
-def _of_type(name: str, value: Any, annotation: Any, default: Any) -> Any:
+def of_type(name: str, value: Any, annotation: Any, default: Any) -> Any:
     """The value, checked if the annotation is of numbers and truth values; None passes where it is the default."""
-    kinds = str(annotation).replace(" ", "").split("|")
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    kinds = text.replace(" ", "").split("|")
     if not _PLAIN.issuperset(kinds) or not _CALLED.keys() & {*kinds} or (value is None and default is None):
         return value
     return _checked(name, value, kinds)

@@ -34,6 +34,9 @@ class Functions:
 
     def check(self, *, model: Any, task: Task | None, eval_dataset: Any) -> None:
         """ConfigError for what excludes each other."""
+        if not isinstance(self.optimizers, tuple | list) or len(self.optimizers) != 2:
+            raise ConfigError(f"optimizers must be (optimizer, scheduler), got {type(self.optimizers).__name__}: give "
+                              "both, None for one that is not yours")  # fmt: skip
         optimizer, scheduler = self.optimizers
         if (model is None) == (self.model_init is None):
             raise ConfigError("a trainer needs exactly one of model and model_init: give one of them")

@@ -98,6 +98,33 @@ def test_an_argument_that_is_not_of_the_trainer_is_named(given: Any, message: st
         SFTTrainer("model", **given)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_steps": "3"}, "args.max_steps must be a whole number, got '3': write 3"),
+        ({"max_length": "512"}, "args.max_length must be a whole number, got '512': write 512"),
+        ({"packing": "yes"}, "args.packing must be True or False, got 'yes'"),
+        ({"max_length": -5}, "args.max_length must be at least 1, got -5"),
+        ({"per_device_train_batch_size": 0}, "args.per_device_train_batch_size must be at least 1, got 0"),
+        ({"eval_strategy": "epoch"}, "args.eval_strategy is epoch, and there is no eval_dataset: give one, or set it"),
+    ],
+)
+def test_a_wrong_value_of_an_argument_is_named(options: Any, message: str, model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SFTTrainer(str(model_folder), rows.config(tmp_path, **options), train_dataset=rows.chats(4))
+
+
+def test_what_is_given_as_something_else_is_named(model_folder: Path, tmp_path: Path) -> None:
+    args, given = rows.config(tmp_path), {"train_dataset": rows.chats(4)}
+    with pytest.raises(ConfigError, match="args is a SFTConfig: give DPOTrainer a DPOConfig"):
+        DPOTrainer(str(model_folder), None, args, **given)
+    wrong: Any = torch.optim.SGD([torch.zeros(1)])
+    with pytest.raises(ConfigError, match=r"optimizers must be \(optimizer, scheduler\), got SGD: give both"):
+        SFTTrainer(str(model_folder), args, optimizers=wrong, **given)
+    with pytest.raises(ConfigError, match=r"no tokenizer .* is at .*nothing .*: check the model's path, or give proc"):
+        SFTTrainer(str(tmp_path / "nothing"), args, **given)
+
+
 def test_what_the_model_of_packs_lacks_is_said(trainer: SFTTrainer) -> None:
     with pytest.raises(AttributeError, match=r"has no save_pretrained: call save_model of the trainer"):
         _ = trainer.model.save_pretrained

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from datasets import Dataset, load_dataset
 from lmms_stream.doors.trl import (
     DPOTrainer,
@@ -47,13 +46,6 @@ COMMON = (
     *("--max_steps", "2", "--report_to", "none", "--use_cpu", "--bf16", "false", "--save_strategy", "no"),
     *("--per_device_train_batch_size", "2", "--logging_steps", "1", "--learning_rate", "1e-2"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _group_ends() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def folder_of(make: Callable[[int], Dataset], folder: Path) -> str:

@@ -22,7 +22,7 @@ from .collators import adapted
 from .data import GivenData
 from .inputs import TrainerInputs
 from .models import attention_of, check_quantization, model_of, name_of
-from .table import check
+from .table import check, check_numbers
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -39,6 +39,12 @@ def resolve(given: TrainerInputs, world_of: Callable[..., World]) -> RunInputs:
     if isinstance(given.args, TrainConfig):
         return _of_config(given, world_of)
     arguments = _arguments(given)
+    check_numbers(arguments)
+    if given.eval_dataset is None and getattr(arguments.eval_strategy, "value", arguments.eval_strategy) != "no":
+        raise ConfigError(
+            f"args.eval_strategy is {arguments.eval_strategy.value}, and there is no eval_dataset: give one, or set it "
+            "to no"
+        )
     world = world_of(float(arguments.ddp_timeout), replication=group_ranks(arguments))
     check(arguments, tells=world.rank == 0)
     unwritten = unwritten_reports(arguments)

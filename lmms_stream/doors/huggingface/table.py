@@ -10,6 +10,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ...checks import of_type, whole_number
 from ...errors import ConfigError
 from . import fields, preference_fields, sft_fields
 from .fields import FieldRule
@@ -31,6 +32,18 @@ def row_of(name: str, kind: type | None = None) -> FieldRule | None:
     """The row of a field. kind: of the arguments, of which TRL's DPOConfig and KTOConfig have rows of their own."""
     names = {each.__name__ for each in kind.__mro__} if kind is not None else set()
     return (_OF_PREFERENCES if names & {"DPOConfig", "KTOConfig"} else _ROWS).get(name)
+
+
+def check_numbers(arguments: TrainingArguments) -> None:
+    """Raise ConfigError for a text in a field of numbers, as max_steps="3", and for batches and lengths below 1."""
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        row = row_of(field.name, type(arguments))
+        if isinstance(value, str) and row is not None and row.fate == "honoured":
+            of_type(f"args.{field.name}", value, field.type, None)
+    for name in ("gradient_accumulation_steps", "max_length", "per_device_train_batch_size"):
+        if (value := getattr(arguments, name, None)) is not None:
+            whole_number(f"args.{name}", value, least=1)
 
 
 def check(arguments: TrainingArguments, *, tells: bool = True) -> None:

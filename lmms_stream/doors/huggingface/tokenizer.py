@@ -27,7 +27,8 @@ def load_processing_class(name: str, *, trust_remote_code: bool) -> Any:
         return AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no tokenizer or processor is at {name} ({str(error).splitlines()[0]}): give processing_class"
+            f"no tokenizer or processor is at {name} ({str(error).splitlines()[0]}): check the model's path, or "
+            "give processing_class"
         ) from error
 
 

@@ -15,6 +15,7 @@ from ...train.tasks.registry import build_task
 from ...train.tasks.task import Task
 from ..huggingface.arguments import option
 from ..huggingface.models import name_of
+from ..huggingface.table import check_numbers
 from ..huggingface.trainer import FSDP2SFTTrainer
 
 _REMEDY = "the reference is the model as the run begins: leave ref_model out, or begin with the model that it is"
@@ -79,6 +80,11 @@ class _AnswersTrainer(FSDP2SFTTrainer):
     ):
         check_keywords(type(self), unknown)
         args = args if args is not None else self._default_arguments(model)
+        if type(args).__module__.startswith("trl.") and not isinstance(args, self._config()):
+            raise ConfigError(
+                f"args is a {type(args).__name__}: give {type(self).__name__} a {self._config().__name__}"
+            )
+        check_numbers(args)
         check_reference(ref_model, model)
         super().__init__(
             model=model, args=args, data_collator=data_collator, train_dataset=train_dataset,
@@ -91,11 +97,14 @@ class _AnswersTrainer(FSDP2SFTTrainer):
         """Not here: the task asks its reference."""
         raise ConfigError("compute_ref_log_probs is not here: precompute_ref_log_probs=True stores what it gives")
 
-    def _default_arguments(self, model: Any) -> Any:
+    def _config(self) -> type:
         import trl
 
+        return getattr(trl, f"{self.kind.upper()}Config")  # type: ignore[no-any-return]
+
+    def _default_arguments(self, model: Any) -> Any:
         name = Path(name_of(model) or "model").name
-        return getattr(trl, f"{self.kind.upper()}Config")(f"{name}-{self.kind.upper()}")
+        return self._config()(f"{name}-{self.kind.upper()}")
 
     def _task(self, args: Any) -> Task:
         raise NotImplementedError

@@ -304,7 +304,7 @@ def test_arguments_that_cannot_be_kept_are_refused(name: str, model_folder: Path
         ({"processing_class": 5}, "processing_class is a int: give a tokenizer or processor"),
         ({"eval_dataset": {}}, "eval_dataset has no dataset: give one"),
         ({"model": ModelConfig(config={"model_type": "llama"})}, "processing_class is missing, and the model has no"),
-        ({"model": "/nowhere"}, "no tokenizer or processor is at /nowhere .*: give processing_class"),
+        ({"model": "/nowhere"}, "no tokenizer or processor is at /nowhere .*: check the model.s path, or give proc"),
         (
             {"args": TrainConfig(output_dir="out", global_batch=1, max_steps=1)},
             r"train_dataset is a datasets.*Dataset, and args is a TrainConfig.*: give a trl.SFTConfig",
