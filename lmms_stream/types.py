@@ -29,13 +29,14 @@ class StoredObject:
 
     tag: an entity tag, or a time of modification in nanoseconds; "" (and num_bytes 0) where the store does not say.
     written_s: when it was written, by the store's clock, in seconds since 1970; 0 where the store does not say, and in
-    lists.
+    lists. has_opaque_tag: the tag is no digest of the content, though it looks like one; told by `stat` alone.
     """
 
     key: str
     num_bytes: int
     tag: str
     written_s: float = field(default=0.0, compare=False)
+    has_opaque_tag: bool = field(default=False, compare=False)
 
 
 class Role(IntEnum):

@@ -104,6 +104,8 @@ def _check_dataset(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> 
 
 
 def _of_row(file: str, row: int, datasets: Mapping[str, HasSamples], *, where: str) -> list[tuple[str, int]]:
+    if row < 1:
+        raise ConfigError(f"{where}: {file}:{row}: rows are counted from 1")
     found, reasons = [], []
     for source, dataset in datasets.items():
         try:

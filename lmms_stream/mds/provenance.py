@@ -118,7 +118,8 @@ class Provenance:
         several. source: as `named` takes it; row: counted from 1. Reads all of the array.
         """
         name = self.named(source)
-        wanted = [(number << ROW_BITS) + row - 1 for number, each in enumerate(self.sources) if each == name]
+        numbers = [number for number, each in enumerate(self.sources) if each == name]
+        wanted = [each for number in numbers if (each := _packed(number, row)) is not None]
         found = [start + np.flatnonzero(np.isin(chunk, np.array(wanted, np.uint64))) for start, chunk in self.chunks()]
         return np.concatenate([np.zeros(0, np.int64), *found])
 
@@ -208,7 +209,7 @@ def named_source(text: str, sources: Sequence[str], *, whole: str) -> str:
 
 def _packed(source: int | None, row: int) -> int | None:
     """A row of a source, counted from 1, as the array holds it."""
-    return None if source is None or row < 1 else (source << ROW_BITS) + row - 1
+    return None if source is None or not 1 <= row <= 1 << ROW_BITS else (source << ROW_BITS) + row - 1
 
 
 _REMEDY = f"convert the dataset again, or remove both files and their names from {DATASET_NAME}"

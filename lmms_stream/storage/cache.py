@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _PEER_POLL_S = 0.05  # between looks for what a peer downloads
 logger = logging.getLogger("lmms_stream")
-_MD5 = re.compile(r"[0-9a-f]{32}")  # what S3 gives as the tag of an object that was written in one request
+_MD5 = re.compile(r"[0-9a-f]{32}")  # the tag that S3 gives to an object of one request, unless a key encrypts it
 
 
 def default_cache_folder(remote: str) -> Path:
@@ -93,6 +93,7 @@ class LocalCache:
         self._checked_here: dict[Path, Record] = {}  # copies in folders that cannot be written
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
         self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
+        self._opaque: set[str] = set()  # those of them whose tags are no digests
 
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
         """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
@@ -213,6 +214,8 @@ class LocalCache:
             found = self.storage.stat(key)
             self._check_time(key, found.written_s)
             self._tags[key] = found.tag
+            if found.has_opaque_tag:
+                self._opaque.add(key)
         return f"{wanted.identity} {self._tags[key]}".rstrip()  # without a tag: of stores that give none
 
     def _check_version(self, key: str, wanted: Wanted, original: Path) -> None:
@@ -329,7 +332,7 @@ class LocalCache:
         tag = self._tags[key] if wanted.by_size else ""
         if not tag or (record.identity == self._identity(key, wanted) and record.fits_copy(path)):
             return True
-        if wanted.decode is None and _MD5.fullmatch(tag):
+        if wanted.decode is None and key not in self._opaque and _MD5.fullmatch(tag):
             with path.open("rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == tag
         return not record.owns(path) and record.identity in ("", wanted.identity)

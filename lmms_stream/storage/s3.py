@@ -152,9 +152,9 @@ class S3Storage:
     def stat(self, key: str) -> StoredObject:
         def stat(client: S3Client, at: Any, proceed: Callable[[], None]) -> StoredObject:
             answer = client.head_object(**at)
-            return StoredObject(
-                key, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp()
-            )
+            tag, written_s = answer["ETag"].strip('"'), answer["LastModified"].timestamp()
+            is_by_key = answer.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in answer
+            return StoredObject(key, answer["ContentLength"], tag, written_s, has_opaque_tag=is_by_key)
 
         return self._run(key, stat)
 

@@ -249,6 +249,7 @@ def test_rows_of_converted_files_are_dropped(
     [
         ("data:100000", r"line 1: data has no sample 100000: it has \d+"),
         ("nowhere.jsonl:3", "nowhere.jsonl:3 is no sample: the sources are data, and as a row of a file"),
+        ("nowhere.jsonl:0", "line 1: nowhere.jsonl:0: rows are counted from 1"),
         ("seven", "line 1: 'seven' names no sample: write SOURCE:ID, or FILE:ROW"),
         ('{"source": "books", "sample_id": 1}', "there is no source 'books': the sources are data"),
         ('{"source": "data"}', "is no JSON with source and sample_id"),

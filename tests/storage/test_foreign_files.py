@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 
+import boto3
 import pytest
 from lmms_stream.errors import StorageError
+from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.storage.cache import LocalCache, Wanted
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.local import CopiedFolder
+from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import StoredObject
 from streaming import MDSWriter
 
 from ..rounds import rounds
@@ -142,6 +149,27 @@ def test_a_file_that_a_user_copies_over_a_copy_of_ours_is_never_deleted(s3_folde
     assert (cache / "shard.00001.mds").read_bytes() == mine
     assert PackedStreamingDataset(remote, cache)[0]["x"] == 0
     assert (cache / "shard.00001.mds.changed-1").read_bytes() == mine
+
+
+class ByKey(CopiedFolder):
+    """A store whose tags look like digests, as S3 gives them to objects that its keys encrypt."""
+
+    def stat(self, key: str) -> StoredObject:
+        return replace(super().stat(key), tag="0123456789abcdef" * 2, has_opaque_tag=True)
+
+
+def test_a_copy_of_an_object_that_a_key_encrypts_is_read_as_it_is(s3: str, s3_folder: str, tmp_path: Path) -> None:
+    store, cache = written(tmp_path / "store", [1, 2]), written(tmp_path / "cache", [1, 2])
+    for folder in (cache, tmp_path / "empty"):
+        dataset = PackedDataset(StreamConfig(remote=store, local=folder, source=ByKey(store)))
+        assert [sample["x"] for sample in dataset.read([0, 1])] == [1, 2]
+        assert (dataset.one.cache.tally.total.misses > 0) == (folder != cache)
+    remote = open_storage(s3_folder)
+    assert isinstance(remote, S3Storage)
+    client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
+    for key, options in (("kms", {"ServerSideEncryption": "aws:kms"}), ("own", {})):
+        client.put_object(Bucket=remote.bucket, Key=f"{remote.prefix}/{key}", Body=b"x", **options)
+        assert remote.stat(key).has_opaque_tag == (key == "kms")
 
 
 @pytest.mark.parametrize("has_links", [True, False])
