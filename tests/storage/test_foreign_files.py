@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import boto3
 import pytest
@@ -166,7 +167,7 @@ def test_a_copy_of_an_object_that_a_key_encrypts_is_read_as_it_is(s3: str, s3_fo
         assert (dataset.one.cache.tally.total.misses > 0) == (folder != cache)
     remote = open_storage(s3_folder)
     assert isinstance(remote, S3Storage)
-    client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
+    client: Any = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
     for key, options in (("kms", {"ServerSideEncryption": "aws:kms"}), ("own", {})):
         client.put_object(Bucket=remote.bucket, Key=f"{remote.prefix}/{key}", Body=b"x", **options)
         assert remote.stat(key).has_opaque_tag == (key == "kms")
