@@ -169,7 +169,8 @@ def test_settings_of_datasets_have_relaxs_names_and_defaults() -> None:
     shared: dict[str, Any] = {
         "prompt_key": "text", "metadata_key": "metadata", "seed": 42, "apply_chat_template": False,
         "use_audio_in_video": False, "multimodal_keys": None, "label_key": None, "tool_key": None,
-        "system_prompt": None, "apply_chat_template_kwargs": None, "multimodal_config": None, "custom_prompt_func": None,
+        "system_prompt": None, "apply_chat_template_kwargs": None, "multimodal_config": None,
+        "custom_prompt_func": None,
     }  # fmt: skip
     of_stream = {
         "buffer_size": 10000, "prefetch_chunk_size": 32, "prefetch_max_cached": 256, "prefetch_num_workers": 1,
