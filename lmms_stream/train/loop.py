@@ -18,7 +18,7 @@ from ..types import Batch
 from .protocol import Trainer
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .run.clipping import clip_gradients
-from .run.counts import TrainedOn, read
+from .run.counts import TrainedOn, Votes, agree, read
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
 from .standing import state_of
@@ -154,22 +154,23 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
-            everyone, sums = trainer.meter.begin_step(
-                batches,
+            agreed = agree(
+                Votes(stop=self._stop.is_received, failed_save=trainer.saver.has_failed, save_due=self._clock.is_due),
                 [*trainer.steps.units(batches), *trainer.steps.of_sources(batches)],
-                told_to_stop=self._stop.is_received,
-                save_failed=trainer.saver.has_failed,
-                save_due=self._clock.is_due,
+                trainer.meter.count(batches),
+                world=trainer.world,
             )
-        units, of_sources = sums[: len(trainer.steps.objectives)], sums[len(trainer.steps.objectives) :]
+            everyone = trainer.meter.add(agreed.counts)
+        num_objectives = len(trainer.steps.objectives)
+        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives:]
         num_units = sum(trainer.steps.units_of_logged(units))
         is_trained_on = self._trained_on.take(
             num_units, [*zip(of_sources[::2], of_sources[1::2], strict=True)], step=counts.step + 1
         )
         if everyone.num_quarantined:
             trainer.data.left_out.take(batches, trainer.counts)
-        self._is_time_to_save = everyone.num_saves_due > 0
-        if everyone.num_failed_saves:
+        self._is_time_to_save = agreed.votes.save_due > 0
+        if agreed.votes.failed_save:
             trainer.saver.tell_failure()
         seed_step(config.seed, step=counts.step, group=trainer.world.rank // config.tensor_parallel)
         trainer.steps.begin_step(counts.step)
@@ -186,7 +187,7 @@ class Loop:
         trainer.run_log.end_step(trainer.position)
         self._alerts.end_step(batches, step=counts.step, grad_norm=grad_norm)
         self._batches = batches
-        return everyone.num_told_to_stop > 0
+        return agreed.votes.stop > 0
 
     def _grad_norm(self) -> torch.Tensor:
         trainer = self.trainer

@@ -19,6 +19,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.step_costs import collectives
+from lmms_stream.train.run.counts import Votes, agree
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 
@@ -67,9 +68,10 @@ def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, An
     trainer.build()
     trainer.model.train()
     batches = next(trainer.data.steps_of(iter(trainer.loader)))
-    _, units = trainer.meter.begin_step(batches, trainer.steps.units(batches), told_to_stop=False, save_failed=False)
+    agreed = agree(Votes(0, 0, 0), trainer.steps.units(batches), trainer.meter.count(batches), world=trainer.world)
+    trainer.meter.add(agreed.counts)
     with collectives() as counts:
-        trainer.training_step(batches, units)
+        trainer.training_step(batches, agreed.units)
     kinds = ("reduce_scatter", "all_reduce", "all_gather")
     return {
         "gradients": {

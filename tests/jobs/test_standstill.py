@@ -43,7 +43,7 @@ def test_a_rank_that_sleeps_in_its_data_is_named_with_the_function(tmp_path: Pat
     assert stacks["rank-1.txt"].startswith("rank 1, waiting for data in step 3, for 1")
     assert "in sleep_on_rank_1\n" in stacks["rank-1.txt"]
     assert "in collate_until_step_2\n" in stacks["rank-1.txt"]
-    assert "in begin_step\n" in stacks["rank-0.txt"]
+    assert "in agree\n" in stacks["rank-0.txt"]
 
 
 @in_long_rounds
@@ -54,7 +54,7 @@ def test_a_rank_that_is_stopped_is_named_and_the_others_leave_their_stacks(tmp_p
         in said
     )
     assert "last heard of, it was " in said
-    assert "in begin_step\n" in stacks["rank-0.txt"]
+    assert "in agree\n" in stacks["rank-0.txt"]
     assert stacks["rank-1.txt"] == ""
 
 

@@ -15,6 +15,7 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.run.counts import Votes, agree
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.tasks.task import Task
@@ -153,9 +154,10 @@ def one_step(trainer: FSDP2SFTTrainer) -> Step:
     set_weights(trainer, whole_weights(TRAINED))
     packs = next(trainer.data.steps_of(iter(trainer.loader)))
     trainer.model.train()
-    _, units = trainer.meter.begin_step(packs, trainer.steps.units(packs), told_to_stop=False, save_failed=False)
-    losses = trainer.training_step(packs, units).cpu()
-    trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=0.0)
+    agreed = agree(Votes(0, 0, 0), trainer.steps.units(packs), trainer.meter.count(packs), world=trainer.world)
+    trainer.meter.add(agreed.counts)
+    losses = trainer.training_step(packs, agreed.units).cpu()
+    trainer.meter.end_step(losses, trainer.steps.units_of_logged(agreed.units), grad_norm=0.0)
     named = ((name, each.grad) for name, each in trainer.model.model.named_parameters())
     gradients = {name: gradient.full_tensor() for name, gradient in named if isinstance(gradient, DTensor)}
     record = trainer.meter.record()

@@ -34,6 +34,7 @@ from lmms_stream.train.report.metrics import (
     source_losses,
 )
 from lmms_stream.train.report.run_log import RunProgress, check_reporters
+from lmms_stream.train.run.counts import Votes, agreed
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
 from lmms_stream.types import Batch
 from rich.console import Console
@@ -52,20 +53,18 @@ def pack(*lengths: int, source: str = "data", pad_to: int | None = None) -> Batc
     return collate(samples, range(len(lengths)), pad_to=pad_to, source=source)
 
 
-def counts(*batches: Batch, wait_s: float = 0.0, told_to_stop: bool = False) -> StepCounts:
+def counts(*batches: Batch, wait_s: float = 0.0) -> StepCounts:
     return count_step(
         batches,
         packing_lengths={"data": 100, "other": 50},
         flops=ModelFlops(per_token=10, per_loss_token=100, per_pair={None: 2, 30: 3}),
         wait_s=wait_s,
-        told_to_stop=told_to_stop,
-        save_failed=False,
     )
 
 
 def test_what_a_step_holds_is_counted_without_its_padding() -> None:
     full, padded, empty = pack(60, 40), pack(20, source="other", pad_to=48), pack(pad_to=100)
-    assert counts(full, padded, empty, wait_s=0.25, told_to_stop=True) == StepCounts(
+    assert counts(full, padded, empty, wait_s=0.25) == StepCounts(
         num_loss_tokens=60,
         num_tokens=120,
         num_samples=3,
@@ -74,8 +73,6 @@ def test_what_a_step_holds_is_counted_without_its_padding() -> None:
         cost=60**2 + 40**2 + 20**2 + LINEAR_COST * 120,
         flops=10 * 120 + 100 * 60 + 2 * (60**2 + 40**2 + 20**2) + 3 * (60 * 30 + 40 * 30 + 20 * 20),
         wait_s=0.25,
-        num_told_to_stop=1,
-        num_failed_saves=0,
         num_packs=2,
         shortest_pack=20,
         longest_pack=100,
@@ -204,11 +201,21 @@ def test_samples_beyond_the_positions_of_a_model_are_told(caplog: pytest.LogCapt
     ]
 
 
-def test_ranks_that_read_the_same_count_once_and_all_may_stop_a_run() -> None:
-    step = [counts(pack(60)), counts(pack(60), wait_s=0.2, told_to_stop=True), counts(pack(40)), counts(pack(40))]
+def test_units_of_ranks_that_read_the_same_count_once_and_every_rank_votes() -> None:
+    stop, save = Votes(stop=1, failed_save=0, save_due=0), Votes(stop=0, failed_save=0, save_due=1)
+    none = Votes(0, 0, 0)
+    ranks = [(none, 3.0, 7.0), (stop, 3.0, 7.0), (none, 4.0, 8.0), (save, 4.0, 8.0)]
+    everyone = np.array([[*votes, units, count] for votes, units, count in ranks])
+    found = agreed(everyone, num_units=1, replication=2)
+    assert (found.votes, found.units) == (Votes(stop=1, failed_save=0, save_due=1), [7.0])
+    assert found.counts.tolist() == [[7.0], [7.0], [8.0], [8.0]]
+
+
+def test_figures_are_of_ranks_that_read_packs_of_their_own() -> None:
+    step = [counts(pack(60)), counts(pack(60), wait_s=0.2), counts(pack(40)), counts(pack(40))]
     window = StepWindow(4, replication=2)
     added = window.add(np.array(step, np.float64))
-    assert (added.num_tokens, added.num_samples, added.num_told_to_stop) == (100, 2, 1)
+    assert (added.num_tokens, added.num_samples) == (100, 2)
     figures = window.figures(1.0)
     assert (figures["perf/global_seq_len_avg"], figures["data/wait_share"]) == (50, 0.2)
 

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...loader.loader import PackedLoader
 from ...storage.tally import FetchCounts
@@ -85,29 +87,15 @@ class Meter:
         yield
         self._aside_s += time.monotonic() - started
 
-    def begin_step(
-        self,
-        batches: Sequence[Batch],
-        units: Sequence[float],
-        *,
-        told_to_stop: bool,
-        save_failed: bool,
-        save_due: bool = False,
-    ) -> tuple[StepCounts, list[float]]:
-        """The counts of all ranks' batches of a step, and the sums of their units, of which each rank has its own."""
-        mine = count_step(
-            batches,
-            packing_lengths=self._packing_lengths,
-            flops=self._flops,
-            wait_s=self._wait_s,
-            told_to_stop=told_to_stop,
-            save_failed=save_failed,
-            save_due=save_due,
-        )
+    def count(self, batches: Sequence[Batch]) -> StepCounts:
+        """Counts of this rank's batches of a step."""
+        mine = count_step(batches, packing_lengths=self._packing_lengths, flops=self._flops, wait_s=self._wait_s)
         self._wait_s = 0.0
-        everyone = gather([*mine, *units], self._world.world_size).numpy()
-        counts = self._window.add(everyone[:, : len(mine)])
-        return counts, everyone[:: self._world.replication, len(mine) :].sum(axis=0).tolist()
+        return mine
+
+    def add(self, everyone: NDArray[np.float64]) -> StepCounts:
+        """Add the counts of all ranks, float64[world_size, counts]; returns their sums."""
+        return self._window.add(everyone)
 
     def end_step(self, losses: torch.Tensor, units: Sequence[float], *, grad_norm: float) -> None:
         """losses: this rank's sums by source, then their units: float64[objectives, 2, sources], on the CPU.

@@ -22,10 +22,9 @@ class StepCounts(NamedTuple):
 
     capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: the sum
     over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
-    wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop. num_patches: rows that the
-    samples give to the tower of their media. num_packs: those with samples; shortest_pack, longest_pack: tokens,
-    whose sums over ranks mean nothing. num_saves_due: ranks by whose clock a checkpoint is due. num_quarantined:
-    samples whose tokens are padding, as they cannot be processed.
+    wait_s: time waited for data. num_patches: rows that the samples give to the tower of their media. num_packs: those
+    with samples; shortest_pack, longest_pack: tokens, whose sums over ranks mean nothing. num_quarantined: samples
+    whose tokens are padding, as they cannot be processed.
     """
 
     num_loss_tokens: float
@@ -36,13 +35,10 @@ class StepCounts(NamedTuple):
     cost: float
     flops: float
     wait_s: float
-    num_told_to_stop: float
-    num_failed_saves: float
     num_patches: float = 0
     num_packs: float = 0
     shortest_pack: float = math.inf
     longest_pack: float = 0
-    num_saves_due: float = 0
     num_quarantined: float = 0
 
 
@@ -64,9 +60,6 @@ def count_step(
     packing_lengths: Mapping[str, int],
     flops: ModelFlops | ImageFlops | None,
     wait_s: float,
-    told_to_stop: bool,
-    save_failed: bool,
-    save_due: bool = False,
 ) -> StepCounts:
     """Counts of the batches of a rank's step. packing_lengths: of each source."""
     lengths = segment_lengths(batches)
@@ -83,13 +76,10 @@ def count_step(
         cost=cost_of(lengths),
         flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, inputs=inputs) if flops is not None else 0.0,
         wait_s=wait_s,
-        num_told_to_stop=told_to_stop,
-        num_failed_saves=save_failed,
         num_patches=sum(batch.num_patches for batch in batches),
         num_packs=len(packs),
         shortest_pack=min(packs, default=math.inf),
         longest_pack=max(packs, default=0),
-        num_saves_due=save_due,
         num_quarantined=sum(each.kind == "quarantined" for batch in batches for each in batch.left_out),
     )
 
@@ -132,9 +122,6 @@ class StepWindow:
         if patches.any():
             self._tower_imbalances.append(float(patches.max() / patches.mean()))
         step = StepCounts(*readers.sum(axis=0).tolist())
-        told = ("num_told_to_stop", "num_failed_saves", "num_saves_due")
-        of_all = {name: float(everyone[:, column(name)].sum()) for name in told}
-        step = step._replace(**of_all)
         self.num_steps += 1
         self.sums = StepCounts(*(total + more for total, more in zip(self.sums, step, strict=True)))
         return step

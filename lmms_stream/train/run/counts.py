@@ -1,14 +1,18 @@
-"""How far a run is: what its checkpoints say of it, besides the cursor of its data."""
+"""Counts of a run, which its checkpoints keep; the values of a step that all ranks agree on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...errors import TrainingError
+from ...types import World
+from .distributed import gather
 
 
 @dataclass(slots=True)
@@ -91,6 +95,44 @@ class TrainedOn:
     @property
     def _named(self) -> str:
         return "the dataset" if len(self._sources) < 2 else ", ".join(self._sources)
+
+
+# Values of a step that all ranks must have alike: units, by whose sums losses are divided, and votes.
+
+
+class Votes(NamedTuple):
+    """Of this rank, or of how many ranks: a signal to stop was received, a save failed, a checkpoint is due."""
+
+    stop: float
+    failed_save: float
+    save_due: float
+
+
+class Agreed(NamedTuple):
+    """units: sums over the ranks that read packs of their own. counts: float64[world_size, n], of each rank."""
+
+    votes: Votes
+    units: list[float]
+    counts: NDArray[np.float64]
+
+
+def agree(votes: Votes, units: Sequence[float], counts: Sequence[float], *, world: World) -> Agreed:
+    """Exchange the values of this rank's step with all ranks, in one collective; all ranks call it."""
+    everyone = gather([*votes, *units, *counts], world.world_size).numpy()
+    return agreed(everyone, num_units=len(units), replication=world.replication)
+
+
+def agreed(everyone: NDArray[np.float64], *, num_units: int, replication: int) -> Agreed:
+    """The sums over ranks, float64[world_size, votes + units + counts]; `replication` consecutive ranks read the same.
+
+    Every rank votes; the units of ranks that read the same count once.
+    """
+    first = len(Votes._fields)
+    return Agreed(
+        votes=Votes(*everyone[:, :first].sum(axis=0).tolist()),
+        units=everyone[::replication, first : first + num_units].sum(axis=0).tolist(),
+        counts=everyone[:, first + num_units :],
+    )
 
 
 # Values that the host reads from the device in a step, in one transfer: the only wait for the device.
