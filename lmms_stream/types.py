@@ -228,7 +228,7 @@ class LeftOutSample:
         return f"{self.source}:{self.sample_id}"
 
 
-class Segments(NamedTuple):
+class PackSegments(NamedTuple):
     """Samples, or pieces of them, that stand one after another in packs: int64[num_segments] each.
 
     Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample sample_ids[s], which is sample indices[s] of

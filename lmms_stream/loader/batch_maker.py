@@ -17,7 +17,7 @@ from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
 from ..processors.base import IGNORED_LABEL, Memory, PackFiller, SegmentError
-from ..types import Batch, Columns, Processed, Segments, TokenRows
+from ..types import Batch, Columns, PackSegments, Processed, TokenRows
 from .bad_samples import BadSamples, SampleClock, is_of_sample, padding_of, reason_of
 from .collate import PAD_TOKEN_ID, check_keys, collate, for_checked, write_padding
 from .drop_list import append_left_out
@@ -289,14 +289,14 @@ def _padded(batch: Batch, total: int) -> Batch:
 
 # Packs that a processor makes straight from the shards, with padding in the place of samples that are left out.
 
-FillPacks = Callable[[Columns, NDArray[np.int64], Segments, TokenRows], NDArray[np.int64]]
+FillPacks = Callable[[Columns, NDArray[np.int64], PackSegments, TokenRows], NDArray[np.int64]]
 
 
 def fill_with_padding(
     fill: FillPacks,
     columns: Columns,
     addresses: NDArray[np.int64],
-    segments: Segments,
+    segments: PackSegments,
     rows: TokenRows,
     *,
     left_out: Sequence[int],
@@ -309,7 +309,7 @@ def fill_with_padding(
         return fill(columns, addresses, segments, rows)
     is_kept = ~np.isin(segments.sample_ids, left_out)
     has_tokens = np.repeat(is_kept, segments.lengths)
-    kept = Segments(*[values[is_kept] for values in segments])
+    kept = PackSegments(*[values[is_kept] for values in segments])
     made = new_rows(int(has_tokens.sum()))
     learnt = np.zeros(len(is_kept), np.int64)
     if len(kept.lengths):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError, PackingError
-from ..types import Segments
+from ..types import PackSegments
 from .lane_cursor import CarriedPacks, LaneAfter, LaneCursor, LaneState
 from .order import EpochOrder, OrderConfig, shards_of
 from .packing import MAX_LENGTH, BlockSegments, OpenPacks, PackingConfig, block_seed, cut_overlong, pack_window
@@ -411,7 +411,7 @@ class LanePlanner:
             pack = lanes[number].next_pack()
             shard_ids = shards_of(pack.sample_ids, self._first_ids)
             indices = pack.sample_ids - self._first_ids[shard_ids]
-            segments = Segments(pack.sample_ids, pack.starts, pack.lengths, shard_ids, indices, pack.expected)
+            segments = PackSegments(pack.sample_ids, pack.starts, pack.lengths, shard_ids, indices, pack.expected)
             step, micro_batch = divmod(batch_number, self._config.micro_batches)
             bounds = np.array([0, len(pack.sample_ids)])
             patches = [int(pack.patches.sum())] if pack.patches.any() else ()

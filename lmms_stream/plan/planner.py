@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types import Segments, World
+from ..types import PackSegments, World
 from .assign import assign_steps, deal_lists, nodes_of_packs
 from .cursor import Cursor
 from .kernels.deal import PAD
@@ -27,7 +27,7 @@ from .source_ranges import SourceBlock, SourceRanges
 STRETCH_PACKS = 1024  # packs of successive global batches that are planned together at first
 MAX_STRETCH_SEGMENTS = 1 << 18  # in packs that are planned together later on: 6 MiB, and as much again for a moment
 _NOTHING = np.empty(0, np.int64)
-NO_SEGMENTS = Segments(*[_NOTHING] * 6)
+NO_SEGMENTS = PackSegments(*[_NOTHING] * 6)
 NO_BOUNDS = np.zeros(2, np.int64)
 
 
@@ -64,7 +64,7 @@ class Work(NamedTuple):
     step: int
     micro_batches: Sequence[int]
     bounds: NDArray[np.int64] = NO_BOUNDS
-    segments: Segments = NO_SEGMENTS
+    segments: PackSegments = NO_SEGMENTS
     patches: Sequence[int] = ()
     epochs: Sequence[int] = ()
 
@@ -219,7 +219,7 @@ class StepPlanner:
                         each.number,
                         micro_batches[first - begin : stop - begin],
                         packs.offsets[first : stop + 1] - bounds[first],
-                        Segments(*[values[at] for values in segments]),
+                        PackSegments(*[values[at] for values in segments]),
                         patches[first:stop],
                         epochs[first:stop],
                     )
@@ -228,7 +228,7 @@ class StepPlanner:
             works += [Work("", each.number, [batch]) for batch in micro_batches[num_packs:]]  # pad packs are the last
             yield works
 
-    def locate(self, packs: PackRange) -> Segments:
+    def locate(self, packs: PackRange) -> PackSegments:
         """The segments of some packs, with the shard, the index in it and the tokens of the sample of each."""
         shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
         sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
@@ -238,7 +238,7 @@ class StepPlanner:
             shard_ids[here] = shards_of(sample_ids, first_ids)
             indices[here] = sample_ids - first_ids[shard_ids[here]]
             expected[here] = plan.lengths[sample_ids]
-        return Segments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
+        return PackSegments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
 
     def _entered(self, stretch: Sequence[_ReaderStep], ranges: SourceRanges) -> dict[int, list[SourceBlock]]:
         """The shuffle blocks that packs of the stretch come from, by the number of the first step that does.

@@ -19,7 +19,7 @@ from .kernels.short_epochs import (
     NEXT_FIT,
     STATE_WORDS,
     WINDOW_N,
-    PackedEpochs,
+    EpochPacks,
     Rules,
     SourceFacts,
     begin_stream,
@@ -78,7 +78,7 @@ class ShortEpochs:
         work = max(segments, num_canonical_nodes, len(samples_per_shard), EPOCH_SEGMENTS)
         self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // work)
         self._most_runs = max(2, min(MAX_RUNS, kept_segments // (self._run_epochs * segments)))
-        self._runs: OrderedDict[int, PackedEpochs] = OrderedDict()
+        self._runs: OrderedDict[int, EpochPacks] = OrderedDict()
         self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of the runs that were used last
         self._most_counts = max(2, kept_segments // 4 // self._run_epochs)
         self._sums: dict[int, int] = {}  # packs of whole runs
@@ -151,7 +151,7 @@ class ShortEpochs:
         firsts = np.sort(order[is_first])
         return firsts, nodes[firsts], turns[firsts]
 
-    def _found(self, epochs: _Numbers, numbers: _Numbers) -> list[tuple[PackedEpochs, _Numbers]]:
+    def _found(self, epochs: _Numbers, numbers: _Numbers) -> list[tuple[EpochPacks, _Numbers]]:
         """The runs that hold packs, one or more, and the packs of each, by their numbers in it."""
         run_numbers = epochs // self._run_epochs
         begins = np.flatnonzero(np.diff(run_numbers, prepend=-1)).tolist()
@@ -162,7 +162,7 @@ class ShortEpochs:
             found.append((run, run.first_packs[of_run] + numbers[begin:end]))
         return found
 
-    def _take(self, run: PackedEpochs, at: _Numbers) -> PackRange:
+    def _take(self, run: EpochPacks, at: _Numbers) -> PackRange:
         begins = run.offsets[at]
         counts = run.offsets[at + 1] - begins
         segments = runs(begins, counts)
@@ -177,7 +177,7 @@ class ShortEpochs:
             canonical_nodes=run.nodes[at].astype(np.int64), sources=np.zeros(len(at), np.int64), patches=patches,
         )  # fmt: skip
 
-    def _run(self, epoch: int) -> PackedEpochs:
+    def _run(self, epoch: int) -> EpochPacks:
         number = epoch // self._run_epochs
         if number not in self._runs:
             self._runs[number] = pack_epochs(self._facts, self._rules, number * self._run_epochs, self._run_epochs)

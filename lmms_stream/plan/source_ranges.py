@@ -85,7 +85,7 @@ class SourceBlock(NamedTuple):
     block: int
 
 
-class EpochPacks(NamedTuple):
+class RangePacks(NamedTuple):
     """Packs of one epoch of a source, or of several short ones: their epochs, numbers and positions in all ranges.
 
     int64[num_packs] each. epoch: the first one's; epochs ascend.
@@ -100,7 +100,7 @@ class EpochPacks(NamedTuple):
 
 def by_epoch(
     ranges: SourceRanges, chosen: NDArray[np.int64] | None = None, *, is_short: NDArray[np.bool_]
-) -> list[EpochPacks]:
+) -> list[RangePacks]:
     """The same packs, each epoch of a source together, and all epochs of a short source: bool[sources].
 
     chosen: positions of the packs that are wanted, which ascend; None: all.
@@ -124,7 +124,7 @@ def by_epoch(
     names, bounds = ranges.names, ends.tolist()
     heads = zip(sources[groups].tolist(), epochs[groups].tolist(), bounds, bounds[1:], strict=False)
     found = [
-        EpochPacks(names[source], epoch, of_packs[a:b], numbers[a:b], positions[a:b]) for source, epoch, a, b in heads
+        RangePacks(names[source], epoch, of_packs[a:b], numbers[a:b], positions[a:b]) for source, epoch, a, b in heads
     ]
     return [found[group] for group in np.argsort(order[groups]).tolist()]  # by the first range of each
 

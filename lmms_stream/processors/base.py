@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..types import Columns, Processed, Sample, Segments, TokenRows
+from ..types import Columns, PackSegments, Processed, Sample, TokenRows
 from .media.memory import Memory as Memory
 
 P = ParamSpec("P")
@@ -217,7 +217,7 @@ class PackFiller(Protocol):
         self,
         columns: Columns,
         addresses: NDArray[np.int64],
-        segments: Segments,
+        segments: PackSegments,
         rows: TokenRows,
     ) -> NDArray[np.int64]:
         """Write segments one after another into rows, which have their tokens in all.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from ..types import Columns, Processed, Role, Sample, Segments, TokenRows
+from ..types import Columns, PackSegments, Processed, Role, Sample, TokenRows
 from .base import IGNORED_LABEL, SegmentError, Tokens
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -135,7 +135,7 @@ class TokensProcessor:
         self,
         columns: Columns,
         addresses: NDArray[np.int64],
-        segments: Segments,
+        segments: PackSegments,
         rows: TokenRows,
     ) -> NDArray[np.int64]:
         """See PackFiller."""

@@ -18,7 +18,7 @@ from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.kernels.best_fit import _sort_few, _sort_window
 from lmms_stream.plan.kernels.short_epochs import (
     STATE_WORDS,
-    PackedEpochs,
+    EpochPacks,
     Rules,
     SourceFacts,
     begin_stream,
@@ -201,9 +201,9 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of epochs in each run of short epochs that a test packs."""
     counts: list[int] = []
 
-    def noted(facts: SourceFacts, rules: Rules, first: int, count: int) -> PackedEpochs:
+    def noted(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
         counts.append(count)
-        packs: PackedEpochs = pack_epochs(facts, rules, first, count)
+        packs: EpochPacks = pack_epochs(facts, rules, first, count)
         return packs
 
     monkeypatch.setattr(short_epochs, "pack_epochs", noted)

@@ -19,7 +19,7 @@ from lmms_stream.mds.shard import Shard
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, PackFiller, SegmentError
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.types import Batch, Segments, TokenRows
+from lmms_stream.types import Batch, PackSegments, TokenRows
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
@@ -66,7 +66,7 @@ def fill(shard: Shard, indices: list[int], starts: list[int], lengths: list[int]
     """The rows of these segments, and the loss tokens of each."""
     rows = np.full((3, sum(lengths)), 99)
     at, begins, sizes, expected = (np.array(values) for values in (indices, starts, lengths, [-1] * len(indices)))
-    segments = Segments(
+    segments = PackSegments(
         sample_ids=at, starts=begins, lengths=sizes, shard_ids=np.zeros_like(at), indices=at, expected=expected
     )
     addresses = np.full(len(indices), shard.address, np.int64)

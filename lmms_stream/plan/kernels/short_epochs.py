@@ -43,6 +43,9 @@ class SourceFacts(NamedTuple):
     num_pieces: NDArray[np.int32]
 
 
+# Numba keeps compiled loops on disk by the names of these classes: a class of another name cannot be loaded there.
+
+
 class Rules(NamedTuple):
     """How samples are packed; see best_fit. kind: BEST_FIT, FIRST_FIT, NEXT_FIT or WINDOW_N.
 
@@ -57,7 +60,7 @@ class Rules(NamedTuple):
     keeps: bool
 
 
-class SegmentArrays(NamedTuple):
+class Segments(NamedTuple):
     """Segments of a block, or of an epoch: int32[num_segments] each, as in PackRange."""
 
     sample_ids: NDArray[np.int32]
@@ -65,14 +68,14 @@ class SegmentArrays(NamedTuple):
     lengths: NDArray[np.int32]
 
 
-class PackedEpochs(NamedTuple):
+class EpochPacks(NamedTuple):
     """Packs of epochs that follow one another; offsets[p]: the first segment of pack p.
 
     nodes, turns: int32[num_packs], the canonical node of each pack, and the turn of its block there. first_packs:
     int64[num_epochs + 1], the first pack of each epoch.
     """
 
-    segments: SegmentArrays
+    segments: Segments
     offsets: _Numbers
     nodes: NDArray[np.int32]
     turns: NDArray[np.int32]
@@ -80,8 +83,8 @@ class PackedEpochs(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _new_segments(count: int) -> SegmentArrays:
-    return SegmentArrays(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
+def _new_segments(count: int) -> Segments:
+    return Segments(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
 
 
 @njit(cache=True, nogil=True)
@@ -115,7 +118,7 @@ def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> No
 
 
 @njit(cache=True, nogil=True)
-def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: SegmentArrays) -> int:
+def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
     """Write what there is to pack of some samples; the number of segments."""
     count = 0
     for sample in ids:
@@ -149,10 +152,10 @@ def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64)
 def _interleave(
     num_packs: int,
     node_firsts: _Numbers,
-    packed: SegmentArrays,
+    packed: Segments,
     ends: _Numbers,
     turns: NDArray[np.int32],
-    found: PackedEpochs,
+    found: EpochPacks,
 ) -> int:
     """Write an epoch's packs behind those before, one of each canonical node that has any left in each round.
 
@@ -188,8 +191,8 @@ def _pack_node(
     node: int,
     ids: _Numbers,
     state: _Words,
-    cut: SegmentArrays,
-    packed: SegmentArrays,
+    cut: Segments,
+    packed: Segments,
     ends: _Numbers,
     turns: NDArray[np.int32],
     num_packs: int,
@@ -227,7 +230,7 @@ def _pack_node(
 
 
 @njit(cache=True, nogil=True)
-def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> PackedEpochs:
+def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
     """The packs of the epochs [first, first + count), in the order of their numbers."""
     num_segments = int(facts.num_pieces.sum())
     has_bins = rules.kind in (BEST_FIT, WINDOW_N)
@@ -240,7 +243,7 @@ def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> Pac
     most = count * num_segments
     segments, offsets = _new_segments(most), np.zeros(most + 1, np.int64)
     nodes, turns_of_packs = np.empty(most, np.int32), np.empty(most, np.int32)
-    found = PackedEpochs(segments, offsets, nodes, turns_of_packs, first_packs)
+    found = EpochPacks(segments, offsets, nodes, turns_of_packs, first_packs)
     num_found = 0
     for number in range(count):
         epoch = first + number
@@ -251,7 +254,7 @@ def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> Pac
             node_firsts[node + 1] = num_packs
         num_found = _interleave(num_found, node_firsts, packed, ends, turns, found)
         first_packs[number + 1] = num_found
-    return PackedEpochs(segments, offsets[: num_found + 1], nodes[:num_found], turns_of_packs[:num_found], first_packs)
+    return EpochPacks(segments, offsets[: num_found + 1], nodes[:num_found], turns_of_packs[:num_found], first_packs)
 
 
 # NumPy's random streams in compiled loops: `default_rng(words)` and its `shuffle`, number for number.
