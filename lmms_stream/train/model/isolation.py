@@ -216,9 +216,11 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
         with torch.enable_grad():
             rows, is_other = second_of(samples, model)
             predicted = model.logits(pack_of(samples).to(device))[0, rows].float().square().mean()
-            gradients = torch.autograd.grad(predicted, embeddings, allow_unused=True)
+            predicted.backward()  # a whole backward pass, after which FSDP2 is as it was
     finally:
         hook.remove()
+        model.zero_grad()
+    gradients = (each.grad for each in embeddings)
     of_tokens = (each for each in gradients if each is not None and each.shape[:2] == (1, len(is_other)))
     return any(reaches(each, is_other) for each in of_tokens)
 
