@@ -67,7 +67,7 @@ class RunData:
         collator: Collator,
         world: World,
         device: torch.device,
-        open_rows: Callable[[Any], Any] = lambda given: given,
+        open_rows: Callable[[Any], Any],
     ):
         self.config, self._collator, self._world, self._device = config, collator, world, device
         self._open_rows = open_rows

@@ -40,11 +40,6 @@ def resolve(given: TrainerInputs, world_of: Callable[..., World]) -> RunInputs:
         return _of_config(given, world_of)
     arguments = _arguments(given)
     check_numbers(arguments)
-    if given.eval_dataset is None and getattr(arguments.eval_strategy, "value", arguments.eval_strategy) != "no":
-        raise ConfigError(
-            f"args.eval_strategy is {arguments.eval_strategy.value}, and there is no eval_dataset: give one, or set it "
-            "to no"
-        )
     world = world_of(float(arguments.ddp_timeout), replication=group_ranks(arguments))
     check(arguments, tells=world.rank == 0)
     unwritten = unwritten_reports(arguments)

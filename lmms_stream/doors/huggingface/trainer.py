@@ -146,6 +146,7 @@ class FSDP2SFTTrainer(PackedTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )  # fmt: skip
         functions.check(model=model, task=task, eval_dataset=eval_dataset)
+        _check_evaluates(args, eval_dataset)
         given = TrainerInputs(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=data_collator,
             processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
@@ -403,6 +404,14 @@ def _compared_by(task: Task | None) -> Compared | None:
     """The objective of rows of a task that compares answers; None of another."""
     name = getattr(task, "name", None)
     return name if name in get_args(Compared) else None
+
+
+def _check_evaluates(args: Any, eval_dataset: Any) -> None:
+    """ConfigError for arguments of transformers that evaluate, without a dataset for it."""
+    strategy = "no" if args is None or isinstance(args, TrainConfig) else getattr(args, "eval_strategy", "no")
+    name = getattr(strategy, "value", strategy)
+    if eval_dataset is None and name != "no":
+        raise ConfigError(f"args.eval_strategy is {name}, and there is no eval_dataset: give one, or set it to no")
 
 
 def _run_inputs(given: TrainerInputs) -> RunInputs:

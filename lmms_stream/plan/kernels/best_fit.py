@@ -323,9 +323,8 @@ def best_fit(
 
     A stretch begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
     firsts: positions in the sequence of their first samples. position: that of the stretch's first sample. last: the
-    sequence ends with the stretch.
-    filler_share: see _sort_window. Returns order and offsets over `lengths`; firsts of the
-    last packs in them, which are still open.
+    sequence ends with the stretch. filler_share: see _sort_window. Returns order and offsets over `lengths`; firsts of
+    the last packs in them, which are still open.
     """
     window = min(window, max(len(lengths) - carried[-1], 1))
     bins = new_bins(window + max(window, carried[-1]), window, limit)

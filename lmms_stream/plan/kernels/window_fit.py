@@ -109,6 +109,12 @@ def _pack_pool(
 
 
 @njit(cache=True, nogil=True)
+def _position(firsts: NDArray[np.int64], position: int, index: int) -> int:
+    """The position in the sequence of a sample of a stretch; see window_fit."""
+    return firsts[index] if index < len(firsts) else index + position - len(firsts)
+
+
+@njit(cache=True, nogil=True)
 def window_fit(
     lengths: NDArray[np.int32],
     firsts: NDArray[np.int64],
@@ -160,8 +166,9 @@ def window_fit_in(
             chosen = bins.opened[at]
             head = bins.head[chosen]
             if closes[at] or bins.size[chosen] >= max_samples or (last and stop == count):
-                where = firsts[head] if head < first_new else head + position - first_new
-                keys[num_closing] = mix(seed + np.uint64(where) * np.uint64(0x9E3779B97F4A7C15))
+                keys[num_closing] = mix(
+                    seed + np.uint64(_position(firsts, position, head)) * np.uint64(0x9E3779B97F4A7C15)
+                )
                 closing[num_closing] = chosen
                 num_closing += 1
                 continue
@@ -174,7 +181,7 @@ def window_fit_in(
     still = np.empty(len(waiting), np.int64)
     for number in range(len(waiting)):
         head = waiting[number]
-        still[number] = firsts[head] if head < first_new else head + position - first_new
+        still[number] = _position(firsts, position, head)
         order[offsets[num_packs]] = head
         num_packs += 1
         offsets[num_packs] = offsets[num_packs - 1] + 1

@@ -31,7 +31,7 @@ _CALLS = {getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu", "__
 _OPERATIONS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 # Functions of this project that read what is on the host.
 _ON_HOST = {
-    "count_step", "gather", "units", "check_tokens", "check_lengths", "join", "seed_step", "add", "record",
+    "count_step", "gather", "units", "check_tokens", "check_lengths", "join", "seed_step", "record",
     "total", "agree", "_gathered_ids", "ids_on_host", "_attend", "router_loss",
 }  # fmt: skip
 _HOME = str(Path(__file__).parents[2])

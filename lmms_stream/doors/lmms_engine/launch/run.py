@@ -88,9 +88,7 @@ def planned_launch(data: Mapping[str, Any], *, source: str, world: World) -> tup
     if world.world_size % ranks:
         raise ConfigError(f"{source}: {ranks} ranks share their packs, of {world.world_size}: name a multiple of ranks")
     world = replace(world, replication=ranks)
-    given = TrainerInputs(
-        model=launch.model, args=arguments, train_dataset=launch.dataset, eval_dataset=launch.dataset.evaluated
-    )  # fmt: skip
+    given = TrainerInputs(model=launch.model, args=arguments, train_dataset=launch.dataset)
     resolved = resolve(given, lambda *_, **__: world)
     assert resolved.train_dataset is not None  # it was given
     return resolved.config, world, resolved.train_dataset
