@@ -46,8 +46,8 @@ def test_a_run_in_the_output_dir_of_another_that_goes_on_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = (
-        "import sys; from pathlib import Path; from lmms_stream.train.report.train_log import JsonLines; "
-        "log = JsonLines(Path(sys.argv[1])); print(log.is_shared, flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from lmms_stream.train.report.train_log import RecordFile; "
+        "log = RecordFile(Path(sys.argv[1])); print(log.is_shared, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / LOG_NAME)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:

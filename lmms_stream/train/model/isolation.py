@@ -212,6 +212,8 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
 
     embedding: Any = model.model.get_input_embeddings()
     hook = embedding.register_forward_hook(listen)
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    model.zero_grad()
     try:
         with torch.enable_grad():
             rows, is_other = second_of(samples, model)
@@ -219,7 +221,8 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
             predicted.backward()  # a whole backward pass, after which FSDP2 is as it was
     finally:
         hook.remove()
-        model.zero_grad()
+        for parameter, gradient in kept:
+            parameter.grad = gradient
     gradients = (each.grad for each in embeddings)
     of_tokens = (each for each in gradients if each is not None and each.shape[:2] == (1, len(is_other)))
     return any(reaches(each, is_other) for each in of_tokens)
