@@ -40,6 +40,7 @@ from ..run.distributed import gather
 from ..run.precision import uses_tf32
 from .loss import has_experts
 from .model import PackedModel
+from .sharding import reshard
 from .towers import media_token_id
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
 
     embedding: Any = model.model.get_input_embeddings()
     hook = embedding.register_forward_hook(listen)
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    reshard(model)  # after a forward pass the root still has whole parameters, which the backward pass replaces
+    gradients_before = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     try:
         with torch.enable_grad():
@@ -221,8 +223,8 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
             predicted.backward()  # a whole backward pass, after which FSDP2 is as it was
     finally:
         hook.remove()
-        for parameter, gradient in kept:
-            parameter.grad = gradient
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients_before[name]
     gradients = (each.grad for each in embeddings)
     of_tokens = (each for each in gradients if each is not None and each.shape[:2] == (1, len(is_other)))
     return any(reaches(each, is_other) for each in of_tokens)
