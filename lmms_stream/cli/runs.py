@@ -39,7 +39,10 @@ def _add_train(commands: Commands) -> None:
         "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.max_steps=100"
     )
     parser.add_argument(
-        "--nproc", type=at_least(1), default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
+        "--nproc",
+        type=at_least(1),
+        metavar="N",
+        help="start N processes, a GPU each; default: 1, or the rank as which torchrun starts the command",
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ..errors import ConfigError
 from ..processes.family import end_process
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each start of the ranks has a store of its own
@@ -96,11 +97,35 @@ def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _RANK_VARIABLES}
 
 
-def start(config: Path, overrides: Sequence[str] = (), *, nproc: int, environment: Mapping[str, str]) -> NoReturn:
-    """Become the command that trains; it does not return."""
-    command = train_command(config, overrides, nproc=nproc)
+def start(
+    config: Path, overrides: Sequence[str] = (), *, nproc: int | None, environment: Mapping[str, str]
+) -> NoReturn:
+    """Become the command that trains; it does not return.
+
+    nproc: processes to start; None: one, or the rank as which torchrun started this process.
+    """
+    if nproc is not None:
+        check_not_in_torchrun(environment, remedy=f"leave out --nproc {nproc}")
+    is_rank = _is_rank_of_torchrun(environment)
+    if not is_rank and environment.get("WORLD_SIZE", "1") != "1":
+        sys.stderr.write(
+            f"WORLD_SIZE={environment['WORLD_SIZE']} is not used: this command trains alone. For one of several ranks, "
+            "start `python -m lmms_stream.train RUN.yaml`\n"
+        )
+    command = train_command(config, overrides, nproc=nproc or 1)
     sys.stdout.flush()
-    os.execve(command[0], command, without_rank(environment))
+    os.execve(command[0], command, dict(environment) if is_rank else without_rank(environment))
+
+
+def check_not_in_torchrun(environment: Mapping[str, str], *, remedy: str) -> None:
+    """Raise ConfigError where torchrun started this process as one of several ranks."""
+    if _is_rank_of_torchrun(environment):
+        rank, size = environment.get("RANK"), environment["WORLD_SIZE"]
+        raise ConfigError(f"torchrun started this command as rank {rank} of {size}: {remedy}")
+
+
+def _is_rank_of_torchrun(environment: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE", "1") != "1"
 
 
 if __name__ == "__main__":

@@ -46,8 +46,29 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1, 2]
     assert "torchrun" not in done.stderr
+    assert done.stderr.startswith("WORLD_SIZE=4 is not used: this command trains alone")
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("attention: ")]
     assert said.endswith("not flex_attention, which has no backward pass on the CPU") or torch.cuda.is_available()
+
+
+def test_torchrun_starts_the_commands_run_as_its_ranks(config: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "lmms_stream", "train", str(config), f"train.output_dir={tmp_path / 'out'}"]
+    done = run_command(*command, "train.max_steps=1")
+    assert done.returncode == 0, done.stderr
+    assert [record["step"] for record in read_log(tmp_path / "out")] == [1]  # two runs would write it twice
+    assert "two runs in one output_dir" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["train", "--nproc", "2"], ["profile"]])
+def test_commands_that_start_ranks_of_their_own_are_refused_in_torchrun(
+    command: list[str], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "job"}.items():
+        monkeypatch.setenv(name, value)
+    done = run_cli(*command, str(config))
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: torchrun started this command as rank 3 of 4: ")
 
 
 def test_the_command_that_becomes_a_run_loads_no_torch() -> None:

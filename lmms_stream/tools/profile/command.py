@@ -59,9 +59,10 @@ def add_commands(commands: Commands) -> None:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from ...train.torchrun import module_command, without_rank
+    from ...train.torchrun import check_not_in_torchrun, module_command, without_rank
     from .rates import check_measured
 
+    check_not_in_torchrun(os.environ, remedy="start it without torchrun; --nproc N starts its ranks")
     check_measured(steps=options.steps, warmup_steps=options.warmup_steps, seconds=options.seconds)
     with tempfile.TemporaryDirectory(prefix="lmms-profile-") as folder:
         out = Path(folder) / "rates.json"
