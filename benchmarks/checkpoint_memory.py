@@ -101,7 +101,9 @@ def save(folder: Path, num_bytes: int) -> None:
 
 def resume(folder: Path, num_bytes: int) -> None:
     model, optimizer, made = parts(folder, num_bytes)
-    assert made.resume(model, optimizer) is not None
+    found = made.find("auto")
+    assert found is not None
+    made.resume(model, optimizer, found)
     dist.destroy_process_group()
 
 

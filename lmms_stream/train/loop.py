@@ -79,7 +79,9 @@ class Loop:
         best = trainer.best.checkpoint
         if trainer.config.load_best_model_at_end and best is not None and trainer.best.step != self._step:
             trainer.saver.wait()
-            trainer.saver.resume(lambda _: None, choice=best)
+            found = trainer.saver.find(best)
+            assert found is not None  # a named checkpoint that is missing is an error
+            trainer.saver.resume(found, lambda _: None)
         output = self._output()
         trainer.callbacks.log({"step": self._step, **output.metrics})
         trainer.callbacks.call("on_train_end")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ..errors import CheckpointError
 from ..loader.loader import begin_stretch, stretch_of
-from .checkpoint.beginning import configs_to_resume
+from .checkpoint.resume import Resumable, configs_of, find_checkpoint
 from .checkpoint.saving import STAGING_NAME
 from .checkpoint.store import checkpoints_url, refuse_theirs
 from .model.build import ModelConfig
@@ -40,15 +40,23 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return state if callbacks is None else {**state, "callbacks": callbacks}
 
 
-def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
-    """Go on from a checkpoint, as trainer.train is asked to; all ranks call it."""
-    choice = resume_choice(asked) or trainer.config.resume
-    state = trainer.saver.resume(lambda state: _begin_from(trainer, state), choice=choice)
-    if state is None and asked is True:
-        refuse_theirs(sorted(Path(trainer.config.output_dir).glob("checkpoint-*")))
-        raise CheckpointError(f"{trainer.saver.url} has no checkpoint to resume from: call train() to begin a run")
-    if state is None and trainer.parts.empty is not None:
+def checkpoint_to_resume(trainer: Trainer, resume_from_checkpoint: bool | str | Path | None) -> Resumable | None:
+    """Choose the checkpoint that train(resume_from_checkpoint) resumes from; all ranks call it."""
+    config = trainer.config
+    url = checkpoints_url(config.output_dir, config.checkpoint_dir)
+    choice = resume_choice(resume_from_checkpoint) or config.resume
+    found = find_checkpoint(url, choice=choice, staging=Path(config.output_dir, STAGING_NAME), group=cpu_group())
+    if found is None and resume_from_checkpoint is True:
+        refuse_theirs(sorted(Path(config.output_dir).glob("checkpoint-*")))
+        raise CheckpointError(f"{url} has no checkpoint to resume from: call train() to begin a run")
+    return found
+
+
+def resume(trainer: Trainer, found: Resumable | None, *, choice: str) -> None:
+    """Load the checkpoint that was chosen, if there is one, and begin the run there; all ranks call it."""
+    if found is None and trainer.parts.empty is not None:
         raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
+    state = None if found is None else trainer.saver.resume(found, lambda state: _begin_from(trainer, state))
     if state is not None:
         trainer.counts.load(state)
         if trainer.best.name is not None and "best" in state:
@@ -138,22 +146,18 @@ def resume_choice(asked: bool | str | Path | None) -> str | None:
 
 
 def model_to_fill(
-    trainer: Trainer, given: object, asked: bool | str | Path | None, *, finish: Finish
+    trainer: Trainer, given: object, found: Resumable | None, *, finish: Finish
 ) -> torch.nn.Module | None:
-    """The model that train(asked) goes on with, without weights; None, on all ranks, where it is built with them.
+    """Build the model that a checkpoint fills, without weights; None, on all ranks, if it is built with them.
 
     That is where the run begins, and where a model is made by others: by the user, by a task, by diffusers, or with an
     adapter, whose checkpoints hold nothing else; and where the starting weights are needed, as a task's reference.
     given: what the trainer was given as its model. finish: see there. All ranks call it.
     """
-    config = trainer.config
     is_compared = getattr(trainer.task, "reference", None) is not None
-    if asked is False or is_compared or _is_others(trainer) or not isinstance(given, ModelConfig):
+    if found is None or is_compared or _is_others(trainer) or not isinstance(given, ModelConfig):
         return None
-    choice = resume_choice(asked) or config.resume
-    staging = Path(config.output_dir) / STAGING_NAME / "configs"
-    url = checkpoints_url(config.output_dir, config.checkpoint_dir)
-    configs = configs_to_resume(url, choice=choice, staging=staging)
+    configs = configs_of(found, cpu_group())
     if not configs:
         return None
     with TemporaryDirectory() as folder:

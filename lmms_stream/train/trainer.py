@@ -17,6 +17,7 @@ from ..lazy import lazy_names
 from ..mds.core import processor_of
 from ..signals import StopSignal
 from ..types import Batch
+from .checkpoint.resume import Resumable
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
 from .inputs import Functions, RunInputs
@@ -35,7 +36,16 @@ from .run.phases import Phases
 from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import TrainConfig
-from .standing import Finish, finish, model_to_fill, model_to_share, resume, resume_choice, trainer_state
+from .standing import (
+    Finish,
+    checkpoint_to_resume,
+    finish,
+    model_to_fill,
+    model_to_share,
+    resume,
+    resume_choice,
+    trainer_state,
+)
 from .tasks.causal import losses_of_function
 from .tasks.task import LossSum, Task
 
@@ -169,17 +179,18 @@ class PackedTrainer(HasParts):
         doing = self.phases.doing
         with StopSignal() as stop, self.data.worker_errors(), self.run_log.watched(self.phases):
             with doing("build"):
-                self.build(resume_from_checkpoint)
+                choice = resume_choice(resume_from_checkpoint) or self.config.resume
+                found = checkpoint_to_resume(self, resume_from_checkpoint)
+                self._build(found)
             with self.saver:
                 with doing("resume"):
-                    resume(self, resume_from_checkpoint)
+                    resume(self, found, choice=choice)
                     self.parts.begin_filled()
                 self.model.train()
                 self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
                 with self.run_log.running(self.schedule, step=self.step, position=self.position):
                     self.saver.probe()
                     self.meter.start()
-                    choice = resume_choice(resume_from_checkpoint) or self.config.resume
                     loop = Loop(self, stop, is_automatic=choice == "auto")
                     loop.run()
                     output = loop.end()
@@ -231,8 +242,12 @@ class PackedTrainer(HasParts):
 
         resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
         """
+        self._build(None if resume_from_checkpoint is False else checkpoint_to_resume(self, resume_from_checkpoint))
+
+    def _build(self, found: Resumable | None) -> None:
+        """Build all parts. found: the checkpoint that fills the model, which is then built without weights."""
         if "model" not in vars(self.parts):
-            self.parts.empty = model_to_fill(self, self._named, resume_from_checkpoint, finish=self._finish)
+            self.parts.empty = model_to_fill(self, self._named, found, finish=self._finish)
         self.parts.build()
 
     # Where it stands.

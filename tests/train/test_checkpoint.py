@@ -101,11 +101,12 @@ def resume(location: str, tmp_path: Path, choice: str = "auto") -> tuple[int, li
     """The step resumed from and what was loaded."""
     parts = make_parts(1)
     with checkpointer(location, tmp_path) as made:
-        found = made.resume(*parts, choice=choice)
-    if found is None:
-        return None
-    assert found.state["cursor"] == found.step == found.state["step"]
-    return found.step, values(parts)
+        found = made.find(choice)
+        if found is None:
+            return None
+        checkpoint = made.resume(*parts, found)
+    assert checkpoint.state["cursor"] == checkpoint.step == checkpoint.state["step"]
+    return checkpoint.step, values(parts)
 
 
 def steps_in(location: str) -> list[int]:
@@ -283,9 +284,9 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_survives(
         assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-00000001"]
         loaded = make_parts(1, width=256)
         with checkpointer(location, tmp_path) as made:
-            found = made.resume(*loaded)
-        assert found is not None
-        assert found.step == 1
+            found = made.find("auto")
+            assert found is not None
+            assert made.resume(*loaded, found).step == 1
         assert same(values(loaded), before)
 
 

@@ -95,7 +95,9 @@ def test_saving_changes_no_bit_and_what_is_resumed_is_what_was_saved(
         saver.wait()
         assert parts.bits == before
         other = Parts(MAKERS[name], 0, seed=1)
-        assert saver.resume(other.model, other.optimizer) is not None
+        found = saver.find("auto")
+        assert found is not None
+        saver.resume(other.model, other.optimizer, found)
     assert other.bits[:2] == before[:2]
     for each in (parts, other):
         each.update(2, seed=7)

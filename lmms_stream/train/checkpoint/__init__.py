@@ -1,6 +1,6 @@
 """A run's state -> checkpoints, whole or absent, that any world size resumes.
 
-beginning       before a model is built: whether a checkpoint will fill it
+resume          the checkpoint that a run resumes from, chosen once
 saving          what a run saves and resumes; the fingerprint of the run
 checkpoint      checkpoints saved while training continues
 store           places and names of checkpoints, and when one is whole

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from ...errors import CheckpointError, LmmsStreamError
 from ...storage.local import LocalStorage
 from ..run.optimizers import Average
+from .resume import Resumable, find_checkpoint, on_all_ranks, on_rank_0
 from .store import (
     METADATA_NAME,
     STATE_NAME,
@@ -36,9 +37,6 @@ from .store import (
     Target,
     folder_name,
     open_target,
-    read_checkpoint,
-    refuse_theirs,
-    split_path,
 )
 from .tensors import (
     NOTHING,
@@ -56,7 +54,6 @@ from .tensors import (
     tied_names,
 )
 
-T = TypeVar("T")
 OPTIMIZER = "optimizer"  # in the state of a checkpoint: the class of its optimizer
 # A stager keeps the memory of its copies for the next save. In torch 2.11 it closes itself after its first save.
 _STAGERS_LAST = torch.__version__ >= "2.15"  # compared as versions, not as texts
@@ -86,8 +83,8 @@ class Checkpointer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
         self.asynchronous = asynchronous
-        self._staging = staging / f"rank-{self.rank}"
-        self._target = open_target(url, staging=self._staging)
+        self._url, self._staging = url, staging
+        self._target = open_target(url, staging=staging / f"rank-{self.rank}")
         self._keep = keep
         if not self._target.reads_in_place:  # before all ranks meet, so nobody writes there yet
             shutil.rmtree(staging, ignore_errors=True)  # what was killed here may have been another rank
@@ -170,8 +167,8 @@ class Checkpointer:
         dist.broadcast_object_list(names, src=0, group=self._group)
         (name,) = names
         try:
-            self._on_rank_0(look)
-            self._on_all(lambda: None if self.rank == 0 else look())
+            on_rank_0(look, self._group)
+            on_all_ranks(lambda: None if self.rank == 0 else look(), self._group)
         finally:
             if self.rank == 0 and self._target.reads_in_place:
                 with suppress(NotADirectoryError):  # the error of the probe names it
@@ -209,121 +206,65 @@ class Checkpointer:
             raise CheckpointError(
                 f"checkpoint {where} was not saved; those before it are untouched: {cause_of(error)}"
             ) from error
-        self._warn(*self._writer.warnings)
+        for message in self._writer.warnings if self.rank == 0 else ():
+            logger.warning("%s", message)
+
+    def find(self, choice: str) -> Resumable | None:
+        """See find_checkpoint."""
+        return find_checkpoint(self._url, choice=choice, staging=self._staging, group=self._group)
 
     def resume(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
+        found: Resumable,
         *,
-        choice: str = "auto",
         check: Callable[[Checkpoint], None] = lambda _: None,
         resets_other_optimizer: bool = False,
-    ) -> Checkpoint | None:
-        """Fill model and optimizer from the latest checkpoint that is whole; None where there is none.
+    ) -> Checkpoint:
+        """Fill model and optimizer from a checkpoint, or from the latest whole one before it if its files are damaged.
 
-        choice: "auto"; "never", an error where there are checkpoints; or the path or URL of one. check may refuse the
-        checkpoint before tensors are read. A damaged one is passed over with a warning that names the file.
-        resets_other_optimizer: the state of another optimizer is left out, and this one begins without; an error
-        otherwise. Raises CheckpointError, also where all are damaged.
+        check may refuse the checkpoint before tensors are read. resets_other_optimizer: the state of another optimizer
+        is left out, and this one begins without; an error otherwise. Raises CheckpointError.
         """
-        target, steps = self._choose(choice)
-        damaged: DamagedError | None = None
-        values = room_for(model, optimizer, self._average) if steps else {}
-        for step in reversed(steps):
+        values = room_for(model, optimizer, self._average)
+        while True:
+            target, checkpoint = found.target, found.checkpoint
+            check(checkpoint)
+            part = partial(
+                _saved_part, values=values, checkpoint=checkpoint, optimizer=optimizer, resets=resets_other_optimizer
+            )
             try:
-                checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))
-                check(checkpoint)
-                part = partial(
-                    _saved_part,
-                    values=values,
-                    checkpoint=checkpoint,
-                    optimizer=optimizer,
-                    resets=resets_other_optimizer,
-                )
                 folder, saved = self._fetch(target, checkpoint, part)
             except DamagedError as error:
-                damaged = error
-                self._warn(f"{error}: the checkpoint of step {step} is passed over")
-                if not target.reads_in_place:
-                    target.discard(step)
+                found = found.pass_over(error, self._group)
                 continue
-            self._on_all(partial(read_tensors, folder, saved))
+            on_all_ranks(partial(read_tensors, folder, saved), self._group)
             set_tensors(model, optimizer, saved, self._average)
             if not target.reads_in_place:
-                target.discard(step)
+                target.discard(checkpoint.step)
             return checkpoint
-        if damaged is not None:
-            raise CheckpointError(
-                f"no checkpoint is whole, and the oldest that is left is damaged ({damaged}): "
-                "restore one, or start over in another output_dir"
-            )
-        return None
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that lie there, in ascending order; all ranks call it."""
-        return self._on_rank_0(self._target.candidates)
-
-    def _choose(self, choice: str) -> tuple[Target, list[int]]:
-        """Where to resume from, and the steps that may be tried."""
-        if choice in ("auto", "never"):
-            steps = self.steps()
-            if steps and choice == "never":
-                raise CheckpointError(
-                    f"{self._target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is "
-                    "never: set it to auto, or call train(resume_from_checkpoint=True), to go on from there, or name "
-                    "another output_dir or checkpoint_dir"
-                )
-            return self._target, steps
-        folder, step = split_path(choice)
-        target = open_target(folder, staging=self._staging)
-        if step is None or step not in self._on_rank_0(target.candidates):
-            refuse_theirs([Path(choice)])
-            raise CheckpointError(
-                f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or "
-                "resume_from_checkpoint, or set that to auto"
-            )
-        return target, [step]
+        return on_rank_0(self._target.candidates, self._group)
 
     def _fetch(self, target: Target, checkpoint: Checkpoint, part: Callable[[Path], Tensors]) -> tuple[Path, Tensors]:
-        """The folder with all files that this rank reads, and the tensors to read: part says them, of that folder.
+        """Return the folder with all files that this rank reads, and the tensors to read from it.
 
-        Each file was checked by one rank, or by each that fetched it.
+        part: the folder -> those tensors. Each file was checked by one rank, or by each rank that fetched it.
         """
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
-            folder = self._on_all(lambda: target.fetch(checkpoint, share))
-            return folder, self._on_all(lambda: part(folder))
-        folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
-        saved = self._on_all(lambda: part(folder))
-        return self._on_all(lambda: target.fetch(checkpoint, needed_files(read_metadata(folder), saved))), saved
+            folder = on_all_ranks(lambda: target.fetch(checkpoint, share), self._group)
+            return folder, on_all_ranks(lambda: part(folder), self._group)
+        folder = on_all_ranks(lambda: target.fetch(checkpoint, [METADATA_NAME]), self._group)
+        saved = on_all_ranks(lambda: part(folder), self._group)
 
-    def _on_rank_0(self, action: Callable[[], T]) -> T:
-        """The result of rank 0, on all ranks; its error is raised on all."""
-        outcome: list[Any] = [None]
-        if self.rank == 0:
-            outcome = [_attempt(action)]
-        dist.broadcast_object_list(outcome, src=0, group=self._group)
-        if isinstance(outcome[0], LmmsStreamError):
-            raise outcome[0]
-        found: T = outcome[0]
-        return found
+        def fetch() -> Path:
+            return target.fetch(checkpoint, needed_files(read_metadata(folder), saved))
 
-    def _on_all(self, action: Callable[[], T]) -> T:
-        """The result of this rank; where a rank fails, all raise the same error, damage only if there is no other."""
-        outcome = _attempt(action)
-        failed: list[Any] = [None] * self.world_size
-        dist.all_gather_object(failed, outcome if isinstance(outcome, LmmsStreamError) else None, group=self._group)
-        errors = sorted(filter(None, failed), key=lambda error: isinstance(error, DamagedError))
-        if errors:
-            raise errors[0]
-        assert not isinstance(outcome, LmmsStreamError)
-        return outcome
-
-    def _warn(self, *messages: str) -> None:
-        if self.rank == 0:
-            for message in messages:
-                logger.warning("%s", message)
+        return on_all_ranks(fetch, self._group), saved
 
 
 def _saved_part(
@@ -353,15 +294,6 @@ def _new_stager() -> DefaultStager:
             use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
         )
     )
-
-
-def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:
-    try:
-        return action()
-    except LmmsStreamError as error:
-        return error
-    except (OSError, RuntimeError, AssertionError) as error:  # torch raises these for files that it cannot read
-        return CheckpointError(f"a checkpoint cannot be read: {cause_of(error)}")
 
 
 def checkpoints(folder: Path) -> list[Path]:

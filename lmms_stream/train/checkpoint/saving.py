@@ -23,6 +23,7 @@ from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
 from .export import check_out, export_checkpoint, is_own_code, model_files
 from .folder import save_folder
+from .resume import Resumable
 from .store import MODEL_FOLDER, Checkpoint, checkpoints_url, folder_name
 from .tensors import NOTHING
 
@@ -116,12 +117,14 @@ class RunSaver:
         """Return when nothing is being saved; CheckpointError when that failed."""
         self._checkpointer.wait()
 
-    def resume(
-        self, load_state: Callable[[Mapping[str, Any]], None], *, choice: str | None = None
-    ) -> Mapping[str, Any] | None:
-        """Load model and optimizer; returns the saved `state` with "step", or None where there is no checkpoint.
+    def find(self, choice: str) -> Resumable | None:
+        """See find_checkpoint."""
+        return self._checkpointer.find(choice)
 
-        load_state may refuse the state before anything is loaded. choice: instead of args.resume.
+    def resume(self, found: Resumable, load_state: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
+        """Load model and optimizer from a checkpoint; return its `state` with "step".
+
+        load_state may refuse the state before anything is loaded.
         """
 
         written_with: list[str] = []
@@ -132,10 +135,10 @@ class RunSaver:
             load_state(checkpoint.state)
 
         try:
-            found = self._checkpointer.resume(
+            loaded = self._checkpointer.resume(
                 self._model,
                 self._optimizer,
-                choice=choice or self._args.resume,
+                found,
                 check=check,
                 resets_other_optimizer=self._args.on_other_optimizer == "reset",
             )
@@ -147,15 +150,13 @@ class RunSaver:
                 f"{error} (it was written with transformers {written_with[0]}, and the models of {installed}, which is "
                 f"installed, may have other parts: pip install transformers=={written_with[0]} to go on)"
             ) from error
-        if found is None:
-            return None
-        self._latest = found.where
-        differences = other_differences(found.state["fingerprint"], self._fingerprint)
+        self._latest = loaded.where
+        differences = other_differences(loaded.state["fingerprint"], self._fingerprint)
         if self._checkpointer.rank == 0:
-            logger.info("resumed from step %d (%s)", found.step, found.where)
+            logger.info("resumed from step %d (%s)", loaded.step, loaded.where)
             if differences:
-                logger.warning("resumed from %s with other settings: %s", found.where, "; ".join(differences))
-        return found.state
+                logger.warning("resumed from %s with other settings: %s", loaded.where, "; ".join(differences))
+        return loaded.state
 
     def write_model(self, out: Path) -> None:
         """Write the model as it is now as a transformers folder; all ranks call it."""

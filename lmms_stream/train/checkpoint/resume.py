@@ -1,0 +1,163 @@
+"""The checkpoint that a run resumes from: the one that it names, or the latest whole one. Chosen once, by all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ...errors import CheckpointError, LmmsStreamError
+from .store import (
+    ADAPTER_NAME,
+    MODEL_FOLDER,
+    Checkpoint,
+    DamagedError,
+    Target,
+    folder_name,
+    open_target,
+    read_checkpoint,
+    refuse_theirs,
+    split_path,
+)
+from .tensors import cause_of
+
+T = TypeVar("T")
+CONFIGS = ("config.json", "generation_config.json")
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumable:
+    """A checkpoint to resume from. target: reads its files. earlier: steps to try if its tensors prove damaged."""
+
+    checkpoint: Checkpoint
+    target: Target
+    earlier: Sequence[int]
+
+    def pass_over(self, damage: DamagedError, group: dist.ProcessGroup) -> Resumable:
+        """Return the latest whole checkpoint before this damaged one, or raise CheckpointError; all ranks call it."""
+        _warn_of(damage, self.checkpoint.step)
+        if not self.target.reads_in_place:
+            self.target.discard(self.checkpoint.step)
+        return _latest_whole(self.target, self.earlier, group, damage=damage)
+
+
+def find_checkpoint(url: str, *, choice: str, staging: Path, group: dist.ProcessGroup) -> Resumable | None:
+    """Choose the checkpoint to resume from; None if there is none. All ranks call it, and get the same one.
+
+    choice: "auto"; "never", an error if there are checkpoints; or the path or URL of a checkpoint. The names and sizes
+    of its files are checked here, and their checksums as they are read. A damaged checkpoint is passed over with a
+    warning that names the file. Raises CheckpointError, also if all are damaged.
+    """
+    staging = staging / f"rank-{dist.get_rank()}"
+    if choice not in ("auto", "never"):
+        folder, step = split_path(choice)
+        target = open_target(folder, staging=staging)
+        if step is None or step not in on_rank_0(target.candidates, group):
+            refuse_theirs([Path(choice)])
+            raise CheckpointError(
+                f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or "
+                "resume_from_checkpoint, or set that to auto"
+            )
+        return _latest_whole(target, [step], group)
+    target = open_target(url, staging=staging)
+    steps = on_rank_0(target.candidates, group)
+    if steps and choice == "never":
+        raise CheckpointError(
+            f"{target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is never: set it "
+            "to auto, or call train(resume_from_checkpoint=True), to go on from there, or name another output_dir or "
+            "checkpoint_dir"
+        )
+    return _latest_whole(target, steps, group) if steps else None
+
+
+def _latest_whole(
+    target: Target, steps: Sequence[int], group: dist.ProcessGroup, *, damage: DamagedError | None = None
+) -> Resumable:
+    """The latest of these steps, in ascending order, whose checkpoint is whole. damage: of the one after them."""
+    for index, step in reversed([*enumerate(steps)]):
+        try:
+            checkpoint = on_rank_0(partial(read_checkpoint, target.storage, step), group)
+        except DamagedError as error:
+            damage = error
+            _warn_of(error, step)
+        else:
+            return Resumable(checkpoint=checkpoint, target=target, earlier=steps[:index])
+    raise CheckpointError(
+        f"no checkpoint is whole, and the oldest that is left is damaged ({damage}): "
+        "restore one, or start over in another output_dir"
+    )
+
+
+def _warn_of(damage: DamagedError, step: int) -> None:
+    if dist.get_rank() == 0:
+        logger.warning("%s: the checkpoint of step %d is passed over", damage, step)
+
+
+def configs_of(found: Resumable, group: dist.ProcessGroup) -> dict[str, bytes]:
+    """The configs in the checkpoint's model folder, by name; all ranks call it.
+
+    The result is empty if the checkpoint holds only an adapter, or if a config is damaged: Checkpointer.resume then
+    passes the checkpoint over.
+    """
+    configs: list[dict[str, bytes]] = [{}]
+    if dist.get_rank() == 0:
+        try:
+            configs = [_read_configs(found)]
+        except (LmmsStreamError, OSError):
+            configs = [{}]
+    dist.broadcast_object_list(configs, src=0, group=group)
+    return configs[0]
+
+
+def _read_configs(found: Resumable) -> dict[str, bytes]:
+    files = found.checkpoint.files
+    if f"{MODEL_FOLDER}/{ADAPTER_NAME}" in files:
+        return {}
+    keys = [f"{MODEL_FOLDER}/{name}" for name in CONFIGS if f"{MODEL_FOLDER}/{name}" in files]
+    folder = found.target.fetch(found.checkpoint, keys)
+    configs = {Path(key).name: (folder / key).read_bytes() for key in keys}
+    if not found.target.reads_in_place:
+        found.target.discard(found.checkpoint.step)
+    return configs
+
+
+# Results and errors of one rank, or of all, on all ranks.
+
+
+def on_rank_0(action: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Run the action on rank 0; return its result, or raise its error, on all ranks."""
+    outcome: list[Any] = [None]
+    if dist.get_rank() == 0:
+        outcome = [_attempt(action)]
+    dist.broadcast_object_list(outcome, src=0, group=group)
+    if isinstance(outcome[0], LmmsStreamError):
+        raise outcome[0]
+    result: T = outcome[0]
+    return result
+
+
+def on_all_ranks(action: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Return this rank's result. If a rank fails, all raise the same error: damage only if there is no other."""
+    outcome = _attempt(action)
+    failed: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failed, outcome if isinstance(outcome, LmmsStreamError) else None, group=group)
+    errors = sorted(filter(None, failed), key=lambda error: isinstance(error, DamagedError))
+    if errors:
+        raise errors[0]
+    assert not isinstance(outcome, LmmsStreamError)
+    return outcome
+
+
+def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:
+    try:
+        return action()
+    except LmmsStreamError as error:
+        return error
+    except (OSError, RuntimeError, AssertionError) as error:  # torch raises these for files that it cannot read
+        return CheckpointError(f"a checkpoint cannot be read: {cause_of(error)}")
