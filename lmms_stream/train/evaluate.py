@@ -19,7 +19,8 @@ from ..types import Batch, World
 from .data import EVAL_NAME, check_evaluated
 from .model.model import LogitsOf, PackedModel
 from .model.sharding import reshard
-from .protocol import Trainer
+from .model.towers import check_text
+from .parts import TrainerParts
 from .report.metrics import objective_losses
 from .run.distributed import cpu_group, gather
 from .run.settings import Packed
@@ -28,7 +29,7 @@ from .tasks.steps import TaskSteps
 EvaluationStep = Callable[[Batch], Sequence[torch.Tensor]]
 
 
-def evaluate(trainer: Trainer, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
+def evaluate(trainer: TrainerParts, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
     """The figures of a dataset, with those of compute_metrics; all ranks call it.
 
     prefix: of names by compute_metrics, which is left out.
@@ -40,7 +41,7 @@ def evaluate(trainer: Trainer, name: str, dataset: Packed, *, prefix: str) -> di
     return {**figures, **figures_of(compute, predictions.gathered(on_all=False), prefix=prefix)}
 
 
-def predict(trainer: Trainer, dataset: Packed, *, prefix: str) -> PredictionOutput:
+def predict(trainer: TrainerParts, dataset: Packed, *, prefix: str) -> PredictionOutput:
     """Predictions and labels of all samples of a dataset, by sample id, and the figures of it; all ranks call it."""
     if not gives_packs(dataset):
         raise ConfigError(f"test_dataset is a {type(dataset).__name__}: give a PackedStreamingDataset")
@@ -56,7 +57,7 @@ def predict(trainer: Trainer, dataset: Packed, *, prefix: str) -> PredictionOutp
 
 
 def _run(
-    trainer: Trainer, name: str, dataset: Packed, *, predicts: bool
+    trainer: TrainerParts, name: str, dataset: Packed, *, predicts: bool
 ) -> tuple[dict[str, float], Predictions | None]:
     """The losses of a dataset, and its predictions, where they are asked for."""
     loader = trainer.data.eval_loader(name, dataset)
@@ -130,15 +131,6 @@ def joined_figures(by_name: Mapping[str, Mapping[str, float]], *, prefix: str) -
 # The logits and labels of evaluated samples, and the figures that compute_metrics makes of them.
 
 Arrays = tuple[NDArray[Any], ...]  # of one sample: its labels, then its predictions
-
-
-def check_text(model: PackedModel, asked: str) -> None:
-    """ConfigError for a model of which ranks cannot compute logits whatever their packs hold."""
-    if model.family is not None:
-        raise ConfigError(
-            f"{asked} is given the logits of texts, and this model reads media: override evaluation_step, or leave it "
-            "out"
-        )
 
 
 class Predictions:

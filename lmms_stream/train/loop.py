@@ -15,7 +15,7 @@ from ..errors import ConfigError, TrainingError
 from ..loader.loader import begin_stretch, stretch_of
 from ..signals import StopSignal
 from ..types import Batch
-from .protocol import Trainer
+from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .run.clipping import clip_gradients
 from .run.counts import TrainedOn, Votes, agree, read
@@ -34,7 +34,7 @@ class Loop:
     is_automatic: the run goes on from its latest checkpoint if it is started again.
     """
 
-    def __init__(self, trainer: Trainer, stop: StopSignal, *, is_automatic: bool = True):
+    def __init__(self, trainer: TrainerParts, stop: StopSignal, *, is_automatic: bool = True):
         self.trainer, self._stop, self._is_automatic = trainer, stop, is_automatic
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)

@@ -1,9 +1,10 @@
-"""What a trainer builds when it is first asked for: the model, and what goes on with it."""
+"""The parts of a trainer, built when they are first asked for, and the methods that users override."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,91 +17,119 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import ConfigError, LmmsStreamError
 from ..loader.collate import join
+from ..loader.loader import PackedLoader
 from ..mds.core import core_of, opens_loader
 from ..processors.base import processor_fingerprint
-from ..types import Batch
+from ..types import Batch, World
 from .checkpoint.saving import RunSaver
-from .data import check_evaluated, eval_source
-from .evaluate import check_text
+from .data import RunData, check_evaluated, eval_source
+from .inputs import Functions, RunInputs
 from .model.accumulation import accumulation_of
+from .model.build import ModelConfig
 from .model.flops import ImageFlops, ModelFlops, image_flops, model_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, freeze, shard_model
 from .model.sharing import share_tokens
 from .model.tensor_parallel import cut_heads_told
-from .model.towers import family_of
-from .protocol import Trainer
+from .model.towers import check_text, family_of
 from .reference.frozen import FrozenWeights
 from .reference.reference import Reference
 from .reference.stored import StoredLogProbs, StoredReference, folder_of
 from .report.meter import Compilations, Meter
+from .report.run_log import RunLog
+from .run.callbacks import Callbacks
+from .run.counts import RunCounts
 from .run.distributed import cpu_group, gather
+from .run.flow import Best
 from .run.mesh import Meshes, build_meshes
-from .run.optimizers import Average, names_of_parameters
+from .run.optimizers import Average, adopt_optimizer, build_optimizer, groups_of, names_of_parameters
+from .run.phases import Phases
 from .run.precision import set_tf32
-from .run.schedules import Schedule, num_kept
-from .run.settings import Packed
+from .run.schedules import Schedule, build_scheduler, num_kept
+from .run.settings import Packed, TrainConfig
+from .tasks.causal import losses_of_function
 from .tasks.preference import StepPasses
 from .tasks.steps import TaskSteps
+from .tasks.task import LossSum, Task
+
+Finish = Callable[[torch.nn.Module], torch.nn.Module]  # a built model -> the model to train
 
 
-class Parts:
-    """Parts of a trainer, each built once, of what the trainer creates. All ranks ask for them in the same order.
+class TrainerParts:
+    """A trainer's settings, its parts, each built once when it is first asked for, and what users may override.
 
-    create: gives the model that a run begins with.
+    All ranks ask for parts in the same order. The rest of a run (loop, evaluation, resuming) sees its trainer as this.
     """
 
-    def __init__(self, trainer: Trainer, create: Callable[[], torch.nn.Module]):
-        self._trainer, self._create = trainer, create
-        self.names: dict[int, str] = {}  # of parameters as they were before the model was sharded, by id
-        self._image_flops: ImageFlops | None = None  # of a task whose units are images
-        # Those that were made last: an overridden method may set them instead of returning them, and read them again.
-        self.set_optimizer: torch.optim.Optimizer | None = None
-        self.set_scheduler: LRScheduler | None = None
-        self.empty: torch.nn.Module | None = None  # the model without weights, which a checkpoint will fill
+    config: TrainConfig
+    inputs: RunInputs
+    functions: Functions
+    task: Task
+    world: World
+    device: torch.device
+    data: RunData
+    loader: PackedLoader
+    counts: RunCounts
+    best: Best
+    callbacks: Callbacks
+    run_log: RunLog
+    phases: Phases
+    evaluate: Callable[..., dict[str, float]]
 
-    def build(self) -> None:
-        """Build all, and those that others need first."""
-        _ = (self.model, self.steps, self.meter, self.optimizer, self.saver, self.schedule)
+    def __init__(self, finish_model: Finish) -> None:
+        self._finish = finish_model
+        self.parameter_names: dict[int, str] = {}  # as they were before the model was sharded, by id
+        self.empty_model: torch.nn.Module | None = None  # a model without weights, which a checkpoint will fill
+        self._image_flops: ImageFlops | None = None  # of a task whose units are images
+        # The latest: an overridden method may set them instead of returning them, and read them again.
+        self._set_optimizer: torch.optim.Optimizer | None = None
+        self._set_scheduler: LRScheduler | None = None
+
+    def begin_model(self) -> torch.nn.Module:
+        """Return the model that a run begins with."""
+        return self.create_model()
+
+    def build_parts(self) -> None:
+        """Build all parts, and those that others need first."""
+        _ = (self.model, self.steps, self.meter, self._built_optimizer, self.saver, self.schedule)
 
     @cached_property
     def model(self) -> PackedModel:
         """The model that the trainer creates with its losses on packs, sharded."""
-        trainer = self._trainer
-        made: Any = self._create() if self.empty is None else self.empty
-        processors = trainer.data.processors
-        wrap = getattr(trainer.task, "wrap", None)  # see Task
-        packed_model = getattr(trainer.task, "packed_model", PackedModel)
+        made: Any = self.begin_model() if self.empty_model is None else self.empty_model
+        processors = self.data.processors
+        wrap = getattr(self.task, "wrap", None)  # see Task
+        packed_model = getattr(self.task, "packed_model", PackedModel)
         packed = packed_model(made, family_of(processors, made.config)) if wrap is None else wrap(made)
         for processor in processors:
             packed.check_processor(processor)
-        if trainer.functions.compute_metrics is not None:
+        if self.functions.compute_metrics is not None:
             check_text(packed, "compute_metrics")
-        self.names = names_of_parameters(packed)
-        freeze(packed.model, trainer.config.frozen)
-        if (run_one := getattr(trainer.task, "run_one", None)) is not None:
+        self.parameter_names = names_of_parameters(packed)
+        freeze(packed.model, self.config.frozen)
+        if (run_one := getattr(self.task, "run_one", None)) is not None:
             self._image_flops = image_flops(packed.model, run_one)
         self._shard(packed)
         return packed
 
     def _shard(self, model: PackedModel) -> None:
         """Shard the model, and prove that it keeps samples apart, if it has its weights."""
-        config, device = self._trainer.config, self._trainer.device
+        config, device = self.config, self.device
         set_tf32(config, device)
         share_tokens(model, self.meshes)
-        shard_model(model, self.meshes, config=config, device=device, is_filled_later=self.empty is not None)
-        if self.empty is None:
+        shard_model(model, self.meshes, config=config, device=device, is_filled_later=self.empty_model is not None)
+        if self.empty_model is None:
             self._prove(model)
 
     def begin_filled(self) -> None:
         """Go on with a model that a checkpoint has filled by now; all ranks call it."""
-        if self.empty is not None:
-            self.empty = None
+        if self.empty_model is not None:
+            self.empty_model = None
             self._prove(self.model)
 
     def _prove(self, model: PackedModel) -> None:
         """Prove that a model keeps samples apart, once more where it is compiled."""
-        config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
+        config, task, device = self.config, self.task, self.device
         with cut_heads_told(config.tensor_parallel):
             task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
         if config.torch_compile:
@@ -109,48 +138,46 @@ class Parts:
 
     @cached_property
     def meshes(self) -> Meshes:
-        trainer = self._trainer
-        return build_meshes(trainer.device, world_size=trainer.world.world_size, config=trainer.config)
+        return build_meshes(self.device, world_size=self.world.world_size, config=self.config)
 
     @cached_property
     def steps(self) -> TaskSteps:
         """The task on packs, with the losses that the trainer computes."""
-        trainer, config = self._trainer, self._trainer.config
+        config = self.config
         accumulation = accumulation_of(
-            self.model, config, device=trainer.device, world_size=trainer.world.world_size,
-            num_micro_batches=-(-trainer.loader.micro_batches // config.per_device_batch),
+            self.model, config, device=self.device, world_size=self.world.world_size,
+            num_micro_batches=-(-self.loader.micro_batches // config.per_device_batch),
         )  # fmt: skip
         return TaskSteps(
-            trainer.task,
+            self.task,
             self.model,
-            device=trainer.device,
-            sources=trainer.loader.sources,
+            device=self.device,
+            sources=self.loader.sources,
             per_device_batch=config.per_device_batch,
             num_averaged=self.meshes.fsdp.size(),
-            losses=trainer.compute_loss,
-            between=lambda: trainer.callbacks.call("on_substep_end"),
+            losses=self.compute_loss,
+            between=lambda: self.callbacks.call("on_substep_end"),
             begin_pass=lambda is_last: accumulation.begin(is_last=is_last),
             seed=config.seed,
-            phases=trainer.phases,
+            phases=self.phases,
             reference=self.reference,
         )
 
     @cached_property
     def reference(self) -> Reference | None:
         """The starting weights, for a task that compares the model with them; ask for it before these change."""
-        return reference_of(self._trainer, self.model)
+        return reference_of(self)
 
     @cached_property
     def meter(self) -> Meter:
-        trainer = self._trainer
         return Meter(
-            trainer.loader,
+            self.loader,
             objectives=self.steps.logged,
-            world=trainer.world,
-            device=trainer.device,
+            world=self.world,
+            device=self.device,
             flops=self._flops,
-            peak=trainer.config.peak_tflops,
-            compilations=Compilations(tells=trainer.world.rank == 0) if trainer.config.torch_compile else None,
+            peak=self.config.peak_tflops,
+            compilations=Compilations(tells=self.world.rank == 0) if self.config.torch_compile else None,
         )
 
     @property
@@ -161,104 +188,163 @@ class Parts:
             return self._image_flops
         return model_flops(model.model, towers=model.towers)
 
-    @cached_property
+    @property
     def optimizer(self) -> torch.optim.Optimizer:
+        return self._set_optimizer or self._built_optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._set_optimizer = optimizer
+
+    @cached_property
+    def _built_optimizer(self) -> torch.optim.Optimizer:
         _ = self.model  # a create_optimizer may ask for it on some ranks only
-        made = self._trainer.create_optimizer() or self.set_optimizer
-        if made is None:
+        optimizer = self.create_optimizer() or self._set_optimizer
+        if optimizer is None:
             raise ConfigError("create_optimizer made no optimizer: return it")
-        self.set_optimizer = made
-        return made
+        self._set_optimizer = optimizer
+        return optimizer
 
     @cached_property
     def saver(self) -> RunSaver:
         return RunSaver(
             self.model.model,
-            self.optimizer,
-            self._trainer.config,
-            datasets=self._trainer.data.train_dataset,
+            self._built_optimizer,
+            self.config,
+            datasets=self.data.train_dataset,
             average=self.average,
         )
 
     @cached_property
     def average(self) -> Average | None:
         """Of the weights, where one is kept."""
-        decay = self._trainer.config.ema_decay
+        decay = self.config.ema_decay
         return None if decay is None else Average(self.model.model, decay=decay)
 
     @cached_property
     def schedule(self) -> Schedule:
         """Sets the learning rate, by the schedulers that the trainer creates."""
-        return Schedule(self._trainer.config, self.optimizer, max_steps=self._max_steps(), create=self._new_scheduler)
+        return Schedule(self.config, self._built_optimizer, max_steps=self._max_steps(), create=self._new_scheduler)
+
+    @property
+    def lr_scheduler(self) -> LRScheduler:
+        return self._set_scheduler or self.schedule.scheduler
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, scheduler: LRScheduler) -> None:
+        self._set_scheduler = scheduler
 
     def _new_scheduler(self, length: int) -> LRScheduler:
-        self.set_scheduler = None
-        made = self._trainer.create_scheduler(length, self.optimizer) or self.set_scheduler
-        if made is None:
+        self._set_scheduler = None
+        scheduler = self.create_scheduler(length, self._built_optimizer) or self._set_scheduler
+        if scheduler is None:
             raise ConfigError("create_scheduler made no scheduler: return it")
-        self.set_scheduler = made
-        return made
+        self._set_scheduler = scheduler
+        return scheduler
 
     def set_length(self) -> None:
-        """Have the schedule end where the run ends, after what is left of the data may have changed."""
-        if self._trainer.config.num_train_epochs is not None:
+        """Recompute the length of the schedule, after the remaining data may have changed."""
+        if self.config.num_train_epochs is not None:
             self.schedule.set_length(self._max_steps() or 0)
-        self.schedule.move(self._trainer.position)
+        self.schedule.move(self.position)
 
     def _max_steps(self) -> int | None:
         """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
-        config, loader = self._trainer.config, self._trainer.loader
+        config, loader = self.config, self.loader
         if config.num_train_epochs is None:
             return config.max_steps
         first = loader.step
         stop = first + loader.steps_to_epoch(config.num_train_epochs)
-        return self._trainer.step + num_kept(first, stop, skipped=config.skip_steps)
+        return self.step + num_kept(first, stop, skipped=config.skip_steps)
 
+    # Methods that users override; the trainer itself calls each.
 
-class HasParts:
-    """A trainer's parts by their names, each of which is built when it is first asked for."""
+    def create_model(self) -> torch.nn.Module:
+        """The transformers model to train, whole: rank 0's weights count, other ranks' may be on the meta device."""
+        given, init = self.inputs.model, self.functions.model_init
+        if init is not None:
+            given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
+        made: Any = given.build() if isinstance(given, ModelConfig) else given
+        return self._finish(made)
 
-    parts: Parts
+    def create_optimizer(self) -> torch.optim.Optimizer:
+        """An optimizer over parameters of self.model, which is sharded."""
+        config, (given, _), chosen = self.config, self.functions.optimizers, self.functions.optimizer_cls_and_kwargs
+        if given is not None:
+            return adopt_optimizer(given, self.parameter_names, self.model)
+        if chosen is None:
+            return build_optimizer(self.model.model, config)
+        kind, options = chosen
+        return kind(groups_of(self.model.model, config), **options)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """torch's scheduler of a run of as many steps (tokens, with max_tokens), to be stepped after each step.
+
+        It is made anew where a run resumes, and stepped to there: its state is not saved.
+        """
+        given = self.functions.optimizers[1]
+        return given or build_scheduler(self.config, optimizer or self.optimizer, num_training_steps)
+
+    def compute_loss(
+        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], units: Mapping[str, float]
+    ) -> Mapping[str, LossSum]:
+        """The losses of each objective of the task, summed over packs: their total, to be differentiated, and by pack.
+
+        batch: the packs joined to one sequence, on the device. units: of each objective in the global batch, by which
+        totals are divided afterwards (in an evaluation, of this pack).
+        """
+        function = self.functions.compute_loss_func
+        if function is not None:
+            return losses_of_function(function, model, batch, packs, units)
+        return self.steps.task_losses(model, batch, packs)
+
+    def training_step(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
+        """Add up the gradients of this rank's packs of a step. units: of each objective in the global batch.
+
+        Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
+        """
+        return self.steps.backward(packs, units)
+
+    def evaluation_step(self, pack: Batch) -> Sequence[torch.Tensor]:
+        """The losses of a pack, summed, of each objective that is logged: float64[] each."""
+        return self.steps.forward(pack)
+
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
+        """Write a record, and give it to the callbacks. All ranks log those of the run, which have a "step".
+
+        A script may log figures of its own on any rank; outside of train the callbacks alone get them.
+        """
+        record = {"step": self.step, **logs}
+        self.run_log.write(record, position=self.position)
+        self.callbacks.log({**record, "epoch": self.data.epoch}, agrees="step" in logs)
+
+    # The position of the run.
 
     @property
-    def model(self) -> PackedModel:
-        return self.parts.model
+    def step(self) -> int:
+        """Finished steps."""
+        return self.counts.step
 
     @property
-    def steps(self) -> TaskSteps:
-        return self.parts.steps
+    def position(self) -> int:
+        """The position of the run in its schedule, in steps or tokens."""
+        return self.schedule.position(step=self.counts.step, tokens_seen=self.counts.tokens_seen)
 
     @property
-    def meter(self) -> Meter:
-        return self.parts.meter
+    def is_finished(self) -> bool:
+        return self.position >= self.schedule.length
 
     @property
-    def saver(self) -> RunSaver:
-        return self.parts.saver
+    def max_steps(self) -> int:
+        """Steps of the whole run; 0 where they are not known: before anything is built, and with max_tokens."""
+        schedule: Schedule | None = vars(self).get("schedule")
+        return 0 if schedule is None or schedule.counts_tokens else schedule.length
 
-    @property
-    def average(self) -> Average | None:
-        return self.parts.average
+    def is_world_process_zero(self) -> bool:
+        return self.world.rank == 0
 
-    @property
-    def schedule(self) -> Schedule:
-        return self.parts.schedule
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.parts.set_optimizer or self.parts.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.parts.set_optimizer = optimizer
-
-    @property
-    def lr_scheduler(self) -> LRScheduler:
-        return self.parts.set_scheduler or self.parts.schedule.scheduler
-
-    @lr_scheduler.setter
-    def lr_scheduler(self, scheduler: LRScheduler) -> None:
-        self.parts.set_scheduler = scheduler
+    def is_local_process_zero(self) -> bool:
+        return self.world.is_first_of_node
 
 
 # The reference of a run's task: its starting weights, or what they gave to the answers of its datasets.
@@ -267,7 +353,7 @@ STEPS_AT_ONCE = 16  # packs of each rank that are measured before what they gave
 logger = logging.getLogger("lmms_stream")
 
 
-def reference_of(trainer: Trainer, model: PackedModel) -> Reference | None:
+def reference_of(trainer: TrainerParts) -> Reference | None:
     """None for a task that compares with none. All ranks call it, before the weights change.
 
     With a stored reference, what is not yet measured of the run's datasets is measured here.
@@ -275,7 +361,7 @@ def reference_of(trainer: Trainer, model: PackedModel) -> Reference | None:
     kind = getattr(trainer.task, "reference", None)
     if kind is None:
         return None
-    frozen = FrozenWeights(model, keeps=kind == "model")
+    frozen = FrozenWeights(trainer.model, keeps=kind == "model")
     if kind == "model":
         return frozen
     datasets = {name: (name, each) for name, each in _training_datasets(trainer).items()}
@@ -285,13 +371,13 @@ def reference_of(trainer: Trainer, model: PackedModel) -> Reference | None:
     return StoredReference(values, digest=frozen.digest)
 
 
-def _training_datasets(trainer: Trainer) -> dict[str, Packed]:
+def _training_datasets(trainer: TrainerParts) -> dict[str, Packed]:
     """The datasets that are trained on, by the names of their sources."""
     dataset: Any = trainer.data.train_dataset
     return dict(dataset) if isinstance(dataset, Mapping) else {trainer.loader.sources[0]: dataset}
 
 
-def _stored(trainer: Trainer, frozen: FrozenWeights, dataset: Packed, name: str) -> NDArray[np.float32]:
+def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name: str) -> NDArray[np.float32]:
     """The log-probabilities of a dataset's samples, which rank 0 reads or keeps; all ranks have them at the end."""
     if opens_loader(dataset):
         raise ConfigError(
@@ -329,7 +415,7 @@ def _stored(trainer: Trainer, frozen: FrozenWeights, dataset: Packed, name: str)
 
 
 def _measured(
-    trainer: Trainer,
+    trainer: TrainerParts,
     frozen: FrozenWeights,
     files: StoredLogProbs,
     *,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,29 +18,25 @@ from .checkpoint.saving import STAGING_NAME
 from .checkpoint.store import checkpoints_url, refuse_theirs
 from .model.build import ModelConfig
 from .model.pretrained import unread_weights
-from .protocol import Trainer
+from .parts import Finish, TrainerParts
 from .run.distributed import cpu_group
 from .run.settings import TrainConfig
-
-if TYPE_CHECKING:
-    from .protocol import Trainer
-
 
 logger = logging.getLogger("lmms_stream")
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
+def state_of(trainer: TrainerParts) -> dict[str, Any]:
     """What a checkpoint holds besides tensors, as JSON values; all ranks call it."""
     state = {"cursor": trainer.data.cursor(), **trainer.counts.state_dict()}
     if trainer.best.name is not None:
         state["best"] = trainer.best.state_dict()
-    if trainer.parts.reference is not None:
-        state["reference"] = trainer.parts.reference.digest
+    if trainer.reference is not None:
+        state["reference"] = trainer.reference.digest
     callbacks = trainer.callbacks.state_dict()
     return state if callbacks is None else {**state, "callbacks": callbacks}
 
 
-def checkpoint_to_resume(trainer: Trainer, resume_from_checkpoint: bool | str | Path | None) -> Resumable | None:
+def checkpoint_to_resume(trainer: TrainerParts, resume_from_checkpoint: bool | str | Path | None) -> Resumable | None:
     """Choose the checkpoint that train(resume_from_checkpoint) resumes from; all ranks call it."""
     config = trainer.config
     url = checkpoints_url(config.output_dir, config.checkpoint_dir)
@@ -52,9 +48,9 @@ def checkpoint_to_resume(trainer: Trainer, resume_from_checkpoint: bool | str | 
     return found
 
 
-def resume(trainer: Trainer, found: Resumable | None, *, choice: str) -> None:
+def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> None:
     """Load the checkpoint that was chosen, if there is one, and begin the run there; all ranks call it."""
-    if found is None and trainer.parts.empty is not None:
+    if found is None and trainer.empty_model is not None:
         raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
     state = None if found is None else trainer.saver.resume(found, lambda state: _begin_from(trainer, state))
     if state is not None:
@@ -85,7 +81,7 @@ def resume(trainer: Trainer, found: Resumable | None, *, choice: str) -> None:
     }
 
 
-def _tell_later_steps(trainer: Trainer) -> None:
+def _tell_later_steps(trainer: TrainerParts) -> None:
     """Warn if checkpoints of later steps lie where a run that resumes from a named one saves its own."""
     later = [step for step in trainer.saver.steps() if step > trainer.step]
     if later and trainer.world.rank == 0:
@@ -103,9 +99,9 @@ def _unit_of_length(config: TrainConfig) -> tuple[str, str]:
     return "steps", "max_steps" if config.num_train_epochs is None else "num_train_epochs"
 
 
-def _begin_from(trainer: Trainer, state: Mapping[str, Any]) -> None:
+def _begin_from(trainer: TrainerParts, state: Mapping[str, Any]) -> None:
     """Have the loader go on from a checkpoint's cursor; CheckpointError where that had another reference."""
-    reference = trainer.parts.reference
+    reference = trainer.reference
     if reference is not None and state.get("reference", reference.digest) != reference.digest:
         raise CheckpointError(
             f"the checkpoint compares with starting weights of digest {state['reference']}, and this run begins with "
@@ -114,7 +110,7 @@ def _begin_from(trainer: Trainer, state: Mapping[str, Any]) -> None:
     trainer.loader.load_state_dict(state["cursor"])
 
 
-def trainer_state(trainer: Trainer) -> dict[str, Any]:
+def trainer_state(trainer: TrainerParts) -> dict[str, Any]:
     """The fields of transformers' TrainerState, as they are now; before the schedule is built, without its length."""
     config = trainer.config
     return {
@@ -137,8 +133,6 @@ def trainer_state(trainer: Trainer) -> dict[str, Any]:
 
 # A model that is built without weights: a checkpoint fills it, or each rank's part is read where the weights lie.
 
-Finish = Callable[[torch.nn.Module], torch.nn.Module]  # what makes of a model that is built the one that is trained
-
 
 def resume_choice(asked: bool | str | Path | None) -> str | None:
     """What train(resume_from_checkpoint) asks for, in the words of train.resume; None: as that says."""
@@ -146,7 +140,7 @@ def resume_choice(asked: bool | str | Path | None) -> str | None:
 
 
 def model_to_fill(
-    trainer: Trainer, given: object, found: Resumable | None, *, finish: Finish
+    trainer: TrainerParts, given: object, found: Resumable | None, *, finish: Finish
 ) -> torch.nn.Module | None:
     """Build the model that a checkpoint fills, without weights; None, on all ranks, if it is built with them.
 
@@ -171,7 +165,7 @@ def model_to_fill(
     return finish(made) if told[0] else None
 
 
-def model_to_share(trainer: Trainer, given: object, *, finish: Finish) -> torch.nn.Module:
+def model_to_share(trainer: TrainerParts, given: object, *, finish: Finish) -> torch.nn.Module:
     """The model that a run begins with; its weights stay in their files where ranks can get them from there.
 
     What others make has its weights, see model_to_fill. given: as there; None where create_model is overridden.
@@ -194,7 +188,7 @@ def finish(model: torch.nn.Module, *, token_ids: Mapping[str, int | None], has_d
     return model
 
 
-def _is_others(trainer: Trainer) -> bool:
+def _is_others(trainer: TrainerParts) -> bool:
     """Whether a model is made, or run, by a function of the user's or a task."""
     is_set = trainer.functions.model_init is not None or "create_model" in vars(trainer)
     return is_set or getattr(trainer.task, "wrap", None) is not None

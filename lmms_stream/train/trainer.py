@@ -1,43 +1,35 @@
-"""Training with FSDP2 over packed batches: inputs, parts, override points."""
+"""Training with FSDP2 over packed batches."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..errors import ConfigError
 from ..lazy import lazy_names
 from ..mds.core import processor_of
 from ..signals import StopSignal
-from ..types import Batch
 from .checkpoint.resume import Resumable
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
 from .inputs import Functions, RunInputs
 from .loop import Loop
-from .model.build import ModelConfig
 from .model.isolation import positions_of
-from .model.model import PackedModel
-from .parts import HasParts, Parts
+from .parts import TrainerParts
 from .report.run_log import RunLog
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.flow import Best
 from .run.mesh import join_world
-from .run.optimizers import adopt_optimizer, build_optimizer, groups_of
 from .run.phases import Phases
 from .run.precision import with_precision
-from .run.schedules import Schedule, build_scheduler
 from .run.settings import TrainConfig
 from .standing import (
-    Finish,
     checkpoint_to_resume,
     finish,
     model_to_fill,
@@ -46,14 +38,13 @@ from .standing import (
     resume_choice,
     trainer_state,
 )
-from .tasks.causal import losses_of_function
-from .tasks.task import LossSum, Task
+from .tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
 
-class PackedTrainer(HasParts):
+class PackedTrainer(TrainerParts):
     """Trains a transformers model on packed samples, sharded with FSDP2.
 
     The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
@@ -80,7 +71,7 @@ class PackedTrainer(HasParts):
         self.functions = functions or Functions()
         self.config: TrainConfig = with_precision(inputs.config)
         self.processing_class = inputs.processing_class
-        self._finish: Finish = partial(finish, token_ids=inputs.token_ids, has_dropout=inputs.has_dropout)
+        super().__init__(partial(finish, token_ids=inputs.token_ids, has_dropout=inputs.has_dropout))
         self._named = inputs.model if type(self).create_model is PackedTrainer.create_model else None
         trained_on = map(processor_of, named_evaluations(inputs.train_dataset).values())
         self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
@@ -93,7 +84,6 @@ class PackedTrainer(HasParts):
         )  # fmt: skip
         self.loader = self.data.loader
         self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
-        self.parts = Parts(self, lambda: model_to_share(self, self._named, finish=self._finish))
         self.callbacks = Callbacks(
             callbacks, world_size=self.world.world_size, standing=lambda: trainer_state(self),
             arguments=self.callback_arguments,
@@ -103,70 +93,12 @@ class PackedTrainer(HasParts):
             _ = self.callbacks.state  # its log_history is kept, which users of transformers read at the end
         self.callbacks.call("on_init_end")
 
+    def begin_model(self) -> torch.nn.Module:
+        return model_to_share(self, self._named, finish=self._finish)
+
     def callback_arguments(self) -> Any:
         """The arguments that callbacks are given."""
         return self.inputs.arguments or self.config
-
-    # What may be overridden: the trainer itself calls each.
-
-    def create_model(self) -> torch.nn.Module:
-        """The transformers model to train, whole: rank 0's weights count, other ranks' may be on the meta device."""
-        given, init = self.inputs.model, self.functions.model_init
-        if init is not None:
-            given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
-        made: Any = given.build() if isinstance(given, ModelConfig) else given
-        return self._finish(made)
-
-    def create_optimizer(self) -> torch.optim.Optimizer:
-        """An optimizer over parameters of self.model, which is sharded."""
-        config, (given, _), chosen = self.config, self.functions.optimizers, self.functions.optimizer_cls_and_kwargs
-        if given is not None:
-            return adopt_optimizer(given, self.parts.names, self.model)
-        if chosen is None:
-            return build_optimizer(self.model.model, config)
-        kind, options = chosen
-        return kind(groups_of(self.model.model, config), **options)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """torch's scheduler of a run of as many steps (tokens, with max_tokens), to be stepped after each step.
-
-        It is made anew where a run resumes, and stepped to there: its state is not saved.
-        """
-        given = self.functions.optimizers[1]
-        return given or build_scheduler(self.config, optimizer or self.optimizer, num_training_steps)
-
-    def compute_loss(
-        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], units: Mapping[str, float]
-    ) -> Mapping[str, LossSum]:
-        """The losses of each objective of the task, summed over packs: their total, to be differentiated, and by pack.
-
-        batch: the packs joined to one sequence, on the device. units: of each objective in the global batch, by which
-        totals are divided afterwards (in an evaluation, of this pack).
-        """
-        function = self.functions.compute_loss_func
-        if function is not None:
-            return losses_of_function(function, model, batch, packs, units)
-        return self.steps.task_losses(model, batch, packs)
-
-    def training_step(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
-        """Add up the gradients of this rank's packs of a step. units: of each objective in the global batch.
-
-        Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
-        """
-        return self.steps.backward(packs, units)
-
-    def evaluation_step(self, pack: Batch) -> Sequence[torch.Tensor]:
-        """The losses of a pack, summed, of each objective that is logged: float64[] each."""
-        return self.steps.forward(pack)
-
-    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
-        """Write a record, and give it to the callbacks. All ranks log those of the run, which have a "step".
-
-        A script may log figures of its own on any rank; outside of train the callbacks alone get them.
-        """
-        record = {"step": self.step, **logs}
-        self.run_log.write(record, position=self.position)
-        self.callbacks.log({**record, "epoch": self.data.epoch}, agrees="step" in logs)
 
     # What is done.
 
@@ -185,7 +117,7 @@ class PackedTrainer(HasParts):
             with self.saver:
                 with doing("resume"):
                     resume(self, found, choice=choice)
-                    self.parts.begin_filled()
+                    self.begin_filled()
                 self.model.train()
                 self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
                 with self.run_log.running(self.schedule, step=self.step, position=self.position):
@@ -246,41 +178,9 @@ class PackedTrainer(HasParts):
 
     def _build(self, found: Resumable | None) -> None:
         """Build all parts. found: the checkpoint that fills the model, which is then built without weights."""
-        if "model" not in vars(self.parts):
-            self.parts.empty = model_to_fill(self, self._named, found, finish=self._finish)
-        self.parts.build()
-
-    # Where it stands.
-
-    @property
-    def step(self) -> int:
-        """Finished steps."""
-        return self.counts.step
-
-    @property
-    def position(self) -> int:
-        """The position of the run in its schedule, in steps or tokens."""
-        return self.schedule.position(step=self.counts.step, tokens_seen=self.counts.tokens_seen)
-
-    @property
-    def is_finished(self) -> bool:
-        return self.position >= self.schedule.length
-
-    @property
-    def max_steps(self) -> int:
-        """Steps of the whole run; 0 where they are not known: before anything is built, and with max_tokens."""
-        schedule: Schedule | None = vars(self.parts).get("schedule")
-        return 0 if schedule is None or schedule.counts_tokens else schedule.length
-
-    def set_length(self) -> None:
-        """Have the schedule end where the run ends, after what is left of the data may have changed."""
-        self.parts.set_length()
-
-    def is_world_process_zero(self) -> bool:
-        return self.world.rank == 0
-
-    def is_local_process_zero(self) -> bool:
-        return self.world.is_first_of_node
+        if "model" not in vars(self):
+            self.empty_model = model_to_fill(self, self._named, found, finish=self._finish)
+        self.build_parts()
 
 
 # FSDP2SFTTrainer was defined here, and programs import it from this module.

@@ -100,7 +100,7 @@ class Changed(FSDP2SFTTrainer):
 def test_each_override_point_is_what_the_trainer_itself_uses(config: Path, tmp_path: Path) -> None:
     overrides = [f"train.output_dir={tmp_path}", "train.eval_on_start=true", "train.eval_strategy=no"]
     trainer = Changed(**parts_of(config, *overrides))
-    assert "model" not in vars(trainer.parts)  # the constructor builds nothing
+    assert "model" not in vars(trainer)  # the constructor builds nothing
     output = trainer.train()
     first, *records = read_log(tmp_path)
     chance = math.log(VOCABULARY)

@@ -77,7 +77,7 @@ class _Measurement:
         self._world_size = trainer.world.world_size
         self._begin = trainer.data.cursor()
         # Building a saver begins to use the folder of the checkpoints; nothing is to be written here.
-        cast(Any, trainer.parts).saver = cast(Any, trainer).run_log = _Nowhere()
+        cast(Any, trainer).saver = cast(Any, trainer).run_log = _Nowhere()
 
     def rates(self) -> Rates:
         trainer = self._trainer

@@ -181,6 +181,15 @@ def _name_of(family: Any) -> str:
     return family.name if isinstance(family, AsInstalled) else type(family).__name__
 
 
+def check_text(model: Any, what: str) -> None:
+    """Raise ConfigError for a model that reads media: its ranks cannot compute logits of every pack."""
+    if model.family is not None:
+        raise ConfigError(
+            f"{what} is given the logits of texts, and this model reads media: override evaluation_step, or leave it "
+            "out"
+        )
+
+
 def media_token_id(family: Family, config: Any, kind: str) -> int:
     """The token that stands for a medium; ConfigError for a model that has none."""
     if kind in (of_family := getattr(family, "token_ids", {})):

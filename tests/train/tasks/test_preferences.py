@@ -138,7 +138,7 @@ def test_an_adapter_is_compared_with_the_weights_under_it(folder: Path) -> None:
     lora = ModelConfig(config=MODEL, adapter={"r": 4, "target_modules": "all-linear", "lora_dropout": 0.0})
     trainer = trainer_of(folder, DPO(), model=lora)
     trainer.build()
-    reference = trainer.parts.reference
+    reference = trainer.reference
     assert reference is not None
     packs = next(trainer.data.steps_of(iter(trainer.loader)))
     passes = StepPasses([[pack] for pack in packs], joined=join, device=torch.device("cpu"))
