@@ -59,13 +59,12 @@ ALLOWED: dict[str, set[str]] = {
     "train/model": {
         *BASE, "versions", "freed_memory", "processors", "processors/families", "processes", "loader", "train/run",
     },
-    "train/reference": {*BASE, "storage", "train/run", "train/model"},
-    "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},
+    "train/tasks": {*BASE, "storage", "processors", "loader", "train/run", "train/model"},
     "train/checkpoint": {*BASE, "version", "versions", "freed_memory", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train": {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
-        "train/tasks", "train/checkpoint", "train/report", "train/reference",
+        "train/tasks", "train/checkpoint", "train/report",
     },
     "doors/huggingface": {
         *BASE, "versions", "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows",
@@ -104,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": set(),
     "plugins/families": {*BASE, "versions", "processors/media", "processors/families"},
     "plugins/tasks": {
-        *BASE, "processors", "loader", "train/run", "train/model", "train/reference", "train/tasks",
+        *BASE, "processors", "loader", "train/run", "train/model", "train/tasks",
     },
     "plugins/stores": {*BASE, "storage"},
     "plugins/engines": {"errors", "version", "storage", "processes"},

@@ -32,9 +32,6 @@ from .model.sharding import compile_blocks, freeze, shard_model
 from .model.sharing import share_tokens
 from .model.tensor_parallel import cut_heads_told
 from .model.towers import check_text, family_of
-from .reference.frozen import FrozenWeights
-from .reference.reference import Reference
-from .reference.stored import StoredLogProbs, StoredReference, folder_of
 from .report.meter import Compilations, Meter
 from .report.run_log import RunLog
 from .run.callbacks import Callbacks
@@ -49,6 +46,7 @@ from .run.schedules import Schedule, build_scheduler, num_kept
 from .run.settings import Packed, TrainConfig
 from .tasks.causal import losses_of_function
 from .tasks.preference import StepPasses
+from .tasks.reference import FrozenWeights, Reference, StoredLogProbs, StoredReference, folder_of
 from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
 

@@ -11,8 +11,8 @@ from torch.nn.functional import logsigmoid
 from ...errors import ConfigError
 from ...train.model.log_probs import OfPacks, num_learnt
 from ...train.model.model import PackedModel
-from ...train.reference.reference import ReferenceKind
 from ...train.tasks.preference import CHOSEN, REJECTED, PreferenceTask, collate_pairs, figures_of
+from ...train.tasks.reference import ReferenceKind
 from ...train.tasks.task import LossSum, Objective
 from ...types import Batch
 

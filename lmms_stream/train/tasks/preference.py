@@ -17,9 +17,9 @@ from ...types import Batch, Processed, Role
 from ..model.choice import prove_compiled, prove_packing
 from ..model.log_probs import OfPacks, log_probs_of
 from ..model.model import PackedModel
-from ..reference.reference import Reference, ReferenceKind
 from .causal import ROUTER
 from .copies import on_device
+from .reference import Reference, ReferenceKind
 from .task import LossSum, Objective
 
 CHOSEN, REJECTED = "rewards/chosen", "rewards/rejected"

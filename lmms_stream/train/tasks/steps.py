@@ -14,10 +14,10 @@ from ...loader.collate import join
 from ...types import Batch
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
-from ..reference.reference import Reference
 from ..run.phases import Phases
 from .copies import on_device
 from .preference import StepPasses
+from .reference import Reference
 from .task import Draw, LossSum, Task
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]

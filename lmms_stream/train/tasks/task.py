@@ -62,7 +62,7 @@ class Task(Protocol):
 
     One that compares the model with its starting weights has `reference`, where these come from ("model", "stored"),
     and `prepare(model, passes, *, reference, is_training)`: it is called before the losses of a step or of a pack to
-    evaluate, with a Reference (train/reference) and the packs by forward pass (StepPasses, preference.py). Its
+    evaluate, with a Reference (reference.py) and the packs by forward pass (StepPasses, preference.py). Its
     result is passed to `losses` as `known`.
 
     One of TASKS (registry.py) that reads samples of one kind alone has a `name`, see check_objective there.

@@ -21,10 +21,10 @@ from lmms_stream.plugins.tasks.kto import KTO, mismatched
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.inputs import Functions
 from lmms_stream.train.model.build import ModelConfig
-from lmms_stream.train.reference.stored import StoredReference, folder_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
 from lmms_stream.train.tasks.preference import StepPasses
+from lmms_stream.train.tasks.reference import StoredReference, folder_of
 from lmms_stream.train.tasks.registry import build_task
 from transformers import DataCollatorWithFlattening
 

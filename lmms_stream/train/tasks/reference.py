@@ -1,30 +1,85 @@
-"""Log-probabilities that the starting weights gave to the answers of a dataset, measured once. -> [stored] -> a file
-
-They lie beside the dataset, in `_lmms/reference/`: `<fingerprint>.npy`, float32[num_samples, k], of the k sequences of
-each sample in order; and `<fingerprint>.json`, which says what measured them and is written last. While they are
-measured, those that are known lie in `<fingerprint>.part.npy`, the others are NaN there.
-"""
+"""The starting weights of a run, with which tasks compare the model: their digest, a copy, or their stored results."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import xxhash
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 
 from ...errors import CheckpointError, ConfigError
 from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.locks import temporary_name
 from ...storage.storage import Storage
-from ..model.log_probs import OfPacks, Passes
+from ..model.adapters import adapter_of, without_adapter
+from ..model.log_probs import OfPacks, Passes, measured_log_probs
+from ..model.model import PackedModel
+from ..model.sharding import reshard
+from ..run.distributed import cpu_group
+
+ReferenceKind = Literal["model", "stored"]
+
+
+class Reference(Protocol):
+    """The starting weights of a run, as far as a task compares with them. All ranks make the same calls.
+
+    digest: of those weights.
+    """
+
+    @property
+    def digest(self) -> str: ...
+
+    def log_probs(self, passes: Passes) -> OfPacks:
+        """Of each pack, those of its sequences, on any device."""
+        ...
+
+
+def weights_digest(model: PackedModel) -> str:
+    """xxh3 of the names, types and numbers of a sharded model's weights, the same for any number of ranks.
+
+    Of a model with an adapter: of the weights under it, which are its reference. All ranks call it; each weight is
+    gathered, one after another.
+    """
+    if (adapter := adapter_of(model.model)) is not None:
+        return adapter.base
+    digest = xxhash.xxh3_64()
+    for name, parameter in model.model.named_parameters():
+        value = parameter.detach()
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if dist.get_rank() == 0:
+            digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
+            values: Any = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(values)
+    told = [digest.hexdigest()]
+    dist.broadcast_object_list(told, src=0, group=cpu_group())
+    return told[0]
+
+
+def check_adapter(model: PackedModel) -> None:
+    """ConfigError for an adapter that begins otherwise than without effect, so that its base is no reference."""
+    adapter = adapter_of(model.model)
+    begins = True if adapter is None else adapter.config.get("init_lora_weights", True)
+    if begins not in (True, "gaussian"):
+        raise ConfigError(
+            f"the adapter's init_lora_weights {begins!r} changes the weights under it or what they make, and these are "
+            "the reference: leave it out"
+        )
+
+
+# Log-probabilities of a dataset's samples under the starting weights, kept in a file.
+
 
 REFERENCE_FOLDER = "_lmms/reference"
 
@@ -163,3 +218,49 @@ class StoredReference:
                 "were measured: set the task's reference to model, or keep the settings of the packs"
             )
         return torch.from_numpy(values.reshape(-1))
+
+
+# The starting weights, kept next to the trained ones.
+
+
+class FrozenWeights:
+    """A Reference: the weights that a sharded model has now. All ranks make it, before anything is trained or resumed.
+
+    keeps: whether they are copied; without, it is the reference as long as nothing was trained.
+    """
+
+    def __init__(self, model: PackedModel, *, keeps: bool = True):
+        check_adapter(model)
+        self._model, self.digest = model, weights_digest(model)
+        self._has_adapter = adapter_of(model.model) is not None
+        trained = [each for each in model.parameters() if each.requires_grad] if keeps and not self._has_adapter else []
+        self._pairs = [(_local(each), _local(each).clone()) for each in trained]
+
+    def log_probs(self, passes: Passes) -> OfPacks:
+        """See Reference."""
+        with without_adapter(self._model.model) if self._has_adapter else self._in_place():
+            return measured_log_probs(self._model, passes)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Inside, the model has the starting weights."""
+        reshard(self._model)  # parts that stay gathered after a forward pass have the other weights
+        self._swap()
+        try:
+            yield
+        finally:
+            reshard(self._model)
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for trained, kept in self._pairs:
+            before = trained.clone()
+            trained.copy_(kept)
+            kept.copy_(before)
+
+
+def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The memory of this rank's part."""
+    value = parameter.detach()
+    return value.to_local() if isinstance(value, DTensor) else value
