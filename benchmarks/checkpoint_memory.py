@@ -27,9 +27,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer
-from lmms_stream.train.checkpoint.configs import save_config
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
-from lmms_stream.train.checkpoint.weight_files import write_weights
+from lmms_stream.train.checkpoint.weight_files import save_config, write_weights
 from lmms_stream.train.model.adapters import adapter_of, add_adapter, base_digest
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel

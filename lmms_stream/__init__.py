@@ -128,6 +128,7 @@ keep_names(
         "rl": "doors.relax",
         "datasets.multimodal": "doors.lmms_engine.datasets.naive",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
+        "train.model.block_attention": "plugins.tasks.bagel_model",
         **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
     },
 )

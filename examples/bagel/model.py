@@ -10,8 +10,7 @@ import math
 from typing import Any
 
 import torch
-from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockOutput
-from lmms_stream.train.model.block_attention import BlockLayout, attend
+from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockLayout, BlockOutput, attend
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..errors import ConfigError, LmmsStreamError
 from ..loader.bad_samples import BadSamples
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
 from ..loader.workers import is_of_worker_code
-from ..mds.core import gives_packs, opens_loader, processor_of
+from ..mds.core import core_of, gives_packs, opens_loader, processor_of
+from ..mds.peers import meet_peers
 from ..processors.base import Processor
 from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut, tell_beyond_positions, tell_overlong
-from .run.distributed import gather_objects
-from .run.peers import share_shards
+from .run.distributed import address_for_others, cpu_group, gather_objects
 from .run.settings import Datasets, Packed, TrainConfig
+
+logger = logging.getLogger("lmms_stream")
 
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
 
@@ -222,3 +227,26 @@ class RunData:
         """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""
         if self._world.rank == 0 and not loader.state_is_per_rank:
             tell_overlong(loader.mixture.plans)
+
+
+# Nodes that take shards from each other.
+
+
+def share_shards(datasets: Sequence[Any], world: World) -> None:
+    """Let nodes take shards from each other, of datasets with `fetch: {peers: true}`; all ranks call it.
+
+    The first rank of each node starts the node's server, which ends with the datasets, or with the rank.
+    """
+    cores = [core_of(each) for each in datasets if not opens_loader(each)]
+    sharing = [core for core in cores if core.fetch.peers]
+    if not sharing or world.num_nodes == 1:
+        return
+    meet_peers(sharing, host=address_for_others(os.environ), gather=_gather, world=world)
+    if world.rank == 0:
+        logger.info("%d nodes take shards from each other", world.num_nodes)
+
+
+def _gather(mine: Any) -> list[Any]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine, group=cpu_group())
+    return everyone

@@ -17,10 +17,10 @@ from ..signals import StopSignal
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
-from .run.clipping import clip_gradients
 from .run.counts import TrainedOn, Votes, agree, read
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
+from .run.optimizers import clip_gradients
 from .standing import state_of
 
 

@@ -24,11 +24,10 @@ from ..types import Batch, World
 from .checkpoint.saving import RunSaver
 from .data import RunData, check_evaluated, eval_source
 from .inputs import Functions, RunInputs
-from .model.accumulation import accumulation_of
 from .model.build import ModelConfig
 from .model.flops import ImageFlops, ModelFlops, image_flops, model_flops
 from .model.model import PackedModel
-from .model.sharding import compile_blocks, freeze, shard_model
+from .model.sharding import accumulation_of, compile_blocks, freeze, shard_model
 from .model.sharing import share_tokens
 from .model.tensor_parallel import cut_heads_told
 from .model.towers import check_text, family_of

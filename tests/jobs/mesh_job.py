@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.clipping import clip_gradients
 from lmms_stream.train.run.distributed import end_distributed, group_timeout_s
 from lmms_stream.train.run.mesh import Meshes, build_meshes, join_world
+from lmms_stream.train.run.optimizers import clip_gradients
 from lmms_stream.train.run.settings import TrainConfig
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor

@@ -10,8 +10,8 @@ import pytest
 import torch
 from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
-from lmms_stream.train.model.accumulation import fits
 from lmms_stream.train.model.loss import learnt_tokens
+from lmms_stream.train.model.sharding import fits
 from lmms_stream.train.report.step_costs import reads
 from lmms_stream.train.run.counts import read
 

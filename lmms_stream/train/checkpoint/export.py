@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, ConfigError
 from ..model.adapters import adapter_of
-from .plain_export import is_plain, plain_config, weights_stem, write_plain_weights
+from .folder import is_plain, plain_config, weights_stem, write_plain_weights
 from .store import ADAPTER_NAME, Dtype
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def export_checkpoint(
     whole or not at all; `out` may be new, empty, or an earlier export, which is replaced. Raises ConfigError for
     another `out`, CheckpointError and StorageError.
     """
-    from .choice import empty_model
     from .export_adapter import write_adapter
     from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, split_path
+    from .weight_files import empty_model
 
     out = Path(out)
     check_out(out)
@@ -177,11 +177,9 @@ def _write_weights(
     """
     import torch
 
-    from .choice import chosen, weights_or_average
-    from .configs import save_config
     from .store import METADATA_NAME
     from .tensors import files_with, read_metadata, read_tensors, stored_tensors
-    from .weight_files import write_weights
+    from .weight_files import chosen, save_config, weights_or_average, write_weights
 
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
     stored = stored_tensors(metadata, "model.")

@@ -16,11 +16,9 @@ from ...errors import CheckpointError
 from ...versions.transformers import without_progress
 from ..model.adapters import Adapter, adapter_of, add_adapter, base_digest, name_under, peft_model, take_adapter
 from ..model.pretrained import PretrainedTensors, WholeOnlyError, find_tensors
-from .choice import chosen, empty_model, model_class_of, weights_or_average
-from .configs import save_config
 from .store import ADAPTER_NAME, BASE_CONFIGS, METADATA_NAME, Checkpoint, Dtype, Target
 from .tensors import files_with, read_metadata, read_tensors, stored_tensors
-from .weight_files import write_weights
+from .weight_files import chosen, empty_model, model_class_of, save_config, weights_or_average, write_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

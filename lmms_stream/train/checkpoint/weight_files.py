@@ -10,16 +10,125 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
+import transformers
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ConfigError
 from ...freed_memory import give_back_memory
 from ...storage.failures import disk_errors
+from ...versions.transformers import KEEPS_NAMES, as_in_files, without_progress
+from ..model.build import class_of_family, class_of_slow_frames
+from .store import Checkpoint
+from .tensors import Tensors, stored_tensors, tied_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+# The configs of a transformers folder, and the weights as its files name them.
+
+
+Fill = Callable[[dict[str, torch.Tensor]], None]  # reads values into tensors, by their names
+
+
+def save_config(model: PreTrainedModel, made: Path, empty: Mapping[str, torch.Tensor]) -> WeightsInFiles:
+    """Write config and generation config; the weights of transformers' files.
+
+    transformers renames the weights of some models and leaves out tied ones. To learn the new names, each weight is
+    replaced by a number, and the file that transformers writes is read. empty: the weights by their names in the
+    model, on the meta device.
+    """
+    parameter_of = dict(model.named_parameters(remove_duplicate=False))
+    names = list(model.state_dict())
+    numbers: dict[int, torch.Tensor] = {}  # by the id of a parameter: its tied names share one tensor
+    as_numbers = {
+        name: numbers.setdefault(id(parameter_of.get(name, name)), torch.tensor([number]))
+        for number, name in enumerate(names)
+    }
+    with without_progress():  # of numbers
+        model.save_pretrained(made, state_dict=as_numbers, **KEEPS_NAMES)
+    path = made / "model.safetensors"
+    number_of = {saved: int(number) for saved, number in load_file(path).items()}
+    path.unlink()
+    in_order = sorted(number_of.items(), key=lambda item: item[1])
+    return WeightsInFiles(model, {saved: names[number] for saved, number in in_order}, empty)
+
+
+class WeightsInFiles:
+    """The weights of a model as they are in files: renamed, or parts of them, or joined of several.
+
+    empty: by their names in files, on the meta device, in the order of the files. sources: names in the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, name_of: Mapping[str, str], empty: Mapping[str, torch.Tensor]):
+        self._model, self._name_of, self._of_model = model, name_of, empty
+        self.sources = list(name_of.values())
+        before = {saved: _Traced.of(empty[name], saved) for saved, name in name_of.items()}
+        after = as_in_files(model, {**before})
+        self.empty = {saved: torch.empty(each.shape, dtype=each.dtype, device="meta") for saved, each in after.items()}
+        self._renamed = {
+            saved: name_of[each.made_of[0]]
+            for saved, each in after.items()
+            if len(each.made_of) == 1 and each is before[each.made_of[0]]
+        }
+        self._made_of = {saved: each.made_of for saved, each in after.items()}
+        self._made: dict[tuple[str, ...], Mapping[str, torch.Tensor]] = {}  # of what was filled last
+
+    def filled_by(self, fill: Fill) -> Fill:
+        """fill: by names in the model. What parts are made of is read once, as long as they are asked for in order."""
+
+        def fill_saved(tensors: dict[str, torch.Tensor]) -> None:
+            if renamed := {self._renamed[saved]: each for saved, each in tensors.items() if saved in self._renamed}:
+                fill(renamed)
+            others = [saved for saved in tensors if saved not in self._renamed]
+            wanted = dict.fromkeys(self._made_of[saved] for saved in others)
+            self._made = {key: made for key, made in self._made.items() if key in wanted}
+            for key in wanted:
+                if key not in self._made:
+                    self._made[key] = self._make(key, fill)
+            for saved in others:
+                tensors[saved].copy_(self._made[self._made_of[saved]][saved])
+
+        return fill_saved
+
+    def _make(self, names: Sequence[str], fill: Fill) -> Mapping[str, torch.Tensor]:
+        whole = {
+            self._name_of[name]: torch.empty_like(self._of_model[self._name_of[name]], device="cpu") for name in names
+        }
+        fill(whole)
+        return as_in_files(self._model, {name: whole[self._name_of[name]] for name in names})
+
+
+class _Traced(torch.Tensor):
+    """A tensor that keeps the names of the tensors it was computed from."""
+
+    made_of: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(tensor: torch.Tensor, name: str) -> _Traced:
+        made: Any = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").as_subclass(_Traced)
+        made.made_of = (name,)
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, _Traced)]
+        for each in tree_leaves(made):
+            if isinstance(each, _Traced) and not any(each is one for one in given):
+                each.made_of = tuple(dict.fromkeys(name for one in given for name in one.made_of))
+        return made
+
 
 SHARD_SIZE = "5GB"
 AT_ONCE_BYTES = 1 << 26  # size of the tensors that are read together; a single one may be larger
@@ -100,3 +209,72 @@ def _parts(weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
             part = {}
         part[name] = tensor
     yield part
+
+
+# The weights that an export takes, or their average; and the model of a checkpoint, without weights.
+
+
+Choice = Mapping[str, tuple[str, str]]  # name in the model -> part of the checkpoint, and name there
+
+
+def weights_or_average(metadata: Metadata, found: Checkpoint, model: torch.nn.Module, *, average: bool) -> Choice:
+    """By the names of a model's state_dict. What is frozen has no average. CheckpointError where nothing has one."""
+    names = list(model.state_dict())
+    if not average:
+        return {name: ("model", name) for name in names}
+    averaged = stored_tensors(metadata, "average.")
+    if not averaged:
+        raise CheckpointError(f"{found.where} holds no average of its weights: train with ema_decay, or export without")
+    return of_average(names, averaged, tied_names(model))
+
+
+def of_average(names: Iterable[str], averaged: Container[str], tied: Mapping[str, str]) -> Choice:
+    """Choose the average of the names that have one. tied: see tied_names; a tied name has that of the first."""
+    first = {name: tied.get(name, name) for name in names}
+    return {name: ("average", first[name]) if first[name] in averaged else ("model", name) for name in first}
+
+
+def chosen(choice: Choice, values: Mapping[str, Any]) -> Tensors:
+    """Values by the names of the model, as they lie in the checkpoint."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        part, stored = choice[name]
+        found.setdefault(part, {})[stored] = value
+    return found
+
+
+# The model of a checkpoint without weights, from its config.
+
+
+def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[type[PreTrainedModel], Any]:
+    """The class and the config of the model of a checkpoint, whose config is in `folder`."""
+    own = json.loads((folder / "config.json").read_text()).get("auto_map") or {}
+    if own and not trust_remote_code:
+        raise ConfigError(
+            f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
+            "export with --trust-remote-code if you trust them"
+        )
+    said = json.loads((folder / "config.json").read_text())
+    family_class = class_of_family(said.get("model_type", "")) or class_of_slow_frames(said)
+    if family_class is not None:
+        return family_class, family_class.config_class.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    for auto, name in own.items():
+        if auto.startswith("AutoModel"):
+            of_files: type[PreTrainedModel] = get_class_from_dynamic_module(name, folder)
+            return of_files, config
+    name = (config.architectures or [""])[0]
+    model_class = getattr(transformers, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise CheckpointError(f"{found.where}: transformers {transformers.__version__} has no model {name!r}")
+    return model_class, config
+
+
+def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
+    """The model on the meta device."""
+    model_class, config = model_class_of(folder, found, trust_remote_code)
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(config)
+    if (folder / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model

@@ -1,7 +1,7 @@
 """A transformers model -> what each rank runs on packs.
 
 attention   which implementations of attention to try; varlen: each sample by itself; torch_varlen: by torch's kernel;
-            block_attention: among blocks of texts and images; ulysses: of tokens that lie on several ranks
+            ulysses: of tokens that lie on several ranks
 loss        hidden states -> a loss of each target token, a few logits at a time; the loss of a router of experts
 sequence    the part of a pack's tokens that a rank runs
 exchanges   what ranks send each other of a tensor, and of its gradient
@@ -12,9 +12,8 @@ isolation   the proof that it keeps the samples of a pack apart; choice: the att
             own_loop: both for a loop of the user's own
 sharing     has it run on parts of the tokens of packs
 sharding    what each rank holds, and how it gets there; pretrained: read one by one; unused: gradients of what a
-            rank does not use
+            rank does not use; when gradients of micro-batches are summed over ranks
 tensor_parallel  parts of matrices, by transformers' plan, and what their ranks send each other
 expert_parallel  experts of each rank, by transformers' plan; tokens to them and back
-accumulation  when gradients of micro-batches are summed over ranks
 flops       arithmetic of training, of models that make images too; media_flops: of parts that read media
 """

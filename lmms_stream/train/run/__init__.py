@@ -2,14 +2,12 @@
 
 settings        the section `train` of a run's YAML file, checked
 distributed     its processes: how they join, their network interface, their end, NCCL's flight recorder
-peers           where they take shards from each other's nodes
 mesh            ranks that share a copy of the model, the tokens of a pack, a matrix
 precision       number formats
 phases          what a rank is doing
 flow            what is due after a step, an epoch, a time
 callbacks       callbacks of transformers
 counts          progress of a run; what the host reads once a step; whether steps train on anything
-clipping        the norm of gradients
-optimizers      optimizers by name, groups of parameters, Muon, adopted optimizers, the average of weights
+optimizers      optimizers by name, groups of parameters, Muon, adopted optimizers, the average of weights, clipping
 schedules       the learning rate
 """

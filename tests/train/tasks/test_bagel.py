@@ -15,12 +15,11 @@ from examples.bagel.latents import KLLatents
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.plugins.tasks.bagel import Bagel
-from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockOutput, draw_blocks
+from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockLayout, BlockOutput, attend, draw_blocks
 from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.bagel_images import Grid, Side
 from lmms_stream.processors.blocks import LATENTS, BlockKind, visible
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.train.model.block_attention import BlockLayout, attend
 from lmms_stream.train.tasks.registry import build_task
 from lmms_stream.train.tasks.task import Draw
 from lmms_stream.types import Batch, Processed
