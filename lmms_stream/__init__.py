@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
     from .train.model.build import ModelConfig as ModelConfig
-    from .train.model.own_loop import check_isolation as check_isolation
+    from .train.model.choice import check_isolation as check_isolation
     from .train.run.settings import TrainConfig as TrainConfig
     from .train.run_config import RunConfig as RunConfig
     from .types import Batch as Batch
@@ -103,7 +103,7 @@ _HOME = {
     "TrainConfig": "train.run.settings",
     "World": "types",
     "XSVWriter": "converters.writing.mosaic_writers",
-    "check_isolation": "train.model.own_loop",
+    "check_isolation": "train.model.choice",
     "clean_stale_shared_memory": "mds.mosaic",
     "convert": "converters.convert",
     "join_peers": "mds.peers",
@@ -128,6 +128,8 @@ keep_names(
         "rl": "doors.relax",
         "datasets.multimodal": "doors.lmms_engine.datasets.naive",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
+        "processors.blocks": "processors.bagel",
+        "train.model.own_loop": "train.model.choice",
         "train.model.block_attention": "plugins.tasks.bagel_model",
         **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
     },

@@ -326,7 +326,7 @@ class Batch:
         made them. The first call for a model proves it, see check_isolation: all ranks make it together. Raises
         ConfigError for a model, or an attention, that mixes samples.
         """
-        own_loop = import_module(".train.model.own_loop", __package__)
+        own_loop = import_module(".train.model.choice", __package__)
         arguments: dict[str, Any] = own_loop.arguments_of(self, model, processor)
         return arguments
 

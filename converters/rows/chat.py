@@ -88,7 +88,7 @@ def _read_chat(
     """The stored messages of a row and its media: a list of messages as JSON, or {"messages", "tools"}.
 
     What the loss leaves out has "learn": false; parts of media have {"type", "mime", "span": [offset, size]} and the
-    facts about them (see fact_types.py).
+    facts about them (see media/types.py).
     """
     turns = add_system(read_turns(fields, {**USUAL_ROLES, **options.roles}), fields, options.system)
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}

@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..converters.append import append
     from ..converters.convert import Progress, convert
     from ..converters.part import convert_part
-    from ..processors.parallelism import tokenize_in_one_thread
+    from ..processors.tokenizers import tokenize_in_one_thread
     from .console import bar, print_found, print_next, print_record
     from .console_datasets import print_notes, print_summary
 

@@ -120,8 +120,8 @@ def _index(options: argparse.Namespace) -> int:
     from ..converters.stored.index import index_dataset
     from ..processors.base import cut_media
     from ..processors.not_shown import counts_text
-    from ..processors.parallelism import tokenize_in_one_thread
     from ..processors.text import TokensProcessor
+    from ..processors.tokenizers import tokenize_in_one_thread
     from .console import bar, console, print_found, print_next, print_record
     from .console_datasets import plan_command
 
@@ -162,7 +162,7 @@ def _index(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from ..converters.stored.verify import verify_dataset
-    from ..processors.parallelism import tokenize_in_one_thread
+    from ..processors.tokenizers import tokenize_in_one_thread
     from .console import bar
     from .console_datasets import print_verification
 

@@ -2,8 +2,7 @@
 
 worker          a worker: work -> ready batches, with shards fetched, samples measured and counts kept
 blocks_ahead    shards to fetch ahead, and shards that a limited cache may evict
-batch_maker     the batch of a pack, with padding for samples that are left out
-segment         a sample of a pack, processed, or the piece of it in the pack
+batch_maker     the batch of a pack: samples processed, pieces of samples, padding for samples that are left out
 collate         samples -> batch: media, token inputs, sequences; several packs -> one batch for a plain DataLoader
 media_memory    memory for media and rows
 wire            batches on their way to the loader

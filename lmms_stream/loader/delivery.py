@@ -16,7 +16,7 @@ from ..plan.pack_plan import plan_fingerprint
 from ..plan.planner import After, StepConfig
 from ..processors.base import processor_fingerprint
 from ..storage.retry import start_thread
-from .segment import processor_that_packs
+from .batch_maker import processor_that_packs
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
 LANES_WINDOW_VERSION = "lanes4"  # the same for window_N

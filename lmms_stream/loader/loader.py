@@ -26,11 +26,10 @@ from ..storage.tally import FetchCounts
 from ..types import Batch, World
 from .agreement import Agreement
 from .bad_samples import BadSamples, check_padded
-from .batch_maker import Collator, LoaderSettings, Ready
+from .batch_maker import Collator, LoaderSettings, Ready, processor_that_packs
 from .collate import collate
 from .delivery import LaneDelivery, PlanDelivery
 from .drop_list import Drop, dropped
-from .segment import processor_that_packs
 from .wire import WireBatch, from_wire
 from .worker import FetchMeter, LaneWorker, PackWorker, PlanWorker
 from .workers import StartMethod, Workers

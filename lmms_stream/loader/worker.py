@@ -28,15 +28,14 @@ from ..plan.source_ranges import Weights
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Measured, Processor
 from ..processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
-from ..processors.parallelism import tokenize_in_one_thread
+from ..processors.tokenizers import tokenize_in_one_thread
 from ..storage.tally import FetchCounts, FetchTally, sum_counts
 from ..types import Batch, Sample
 from .bad_samples import SampleClock
-from .batch_maker import BatchMaker, LoaderSettings, Ready
+from .batch_maker import BatchMaker, LoaderSettings, Ready, name_sample, naming, processor_that_packs
 from .blocks_ahead import BlocksAhead
 from .collate import collate
 from .media_memory import SharedBlocks
-from .segment import name_sample, naming, processor_that_packs
 from .wire import to_wire
 
 START_BYTES = 1 << 20  # memory that persistent workers share for a start, unless a longer start comes

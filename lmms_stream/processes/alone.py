@@ -16,7 +16,7 @@ from multiprocessing import Pipe, connection
 from typing import Any
 
 from ..errors import LmmsStreamError, WorkerError
-from ..processors.parallelism import ONE_THREAD
+from ..processors.tokenizers import ONE_THREAD
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.processes import alone; alone.answer({pipe})"
 

@@ -24,7 +24,7 @@ from types import FunctionType
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
-from ..processors.parallelism import ONE_THREAD
+from ..processors.tokenizers import ONE_THREAD
 from .family import end_with_parent
 from .fork_server import check_main_guard, start_context
 

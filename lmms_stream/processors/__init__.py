@@ -2,13 +2,12 @@
 
 base            the interface of a processor; spans of tokens that are trained on
 measured        lengths of samples, several at once
-tokenizers      fast tokenizers; it and families/installed alone import transformers; parallelism: their threads
-byte_tokens     places of the tokens of byte-level tokenizers, from their ids
+tokenizers      fast tokenizers; it and families/installed alone import transformers; their threads; places of
+                byte-level tokens in a text
 json_text       JSON texts -> values, integers of any size unchanged
 stored_chat     a stored conversation -> its messages, checked
-chat_template   a conversation -> its text and marks, thoughts of answers among it
+chat_template   a conversation -> its text and marks, thoughts of answers among it; tokens that end its answers
 not_shown       content that a template does not show, counted
-stops           tokens that end the answers of a template
 conversation    a stored conversation -> its text, tokens and trained spans
 chat, text      processors of texts and documents; token_kernels: the compiled loop that fills packs from shards
 image           the processor of images to generate, and its settings
@@ -16,8 +15,8 @@ media/          bytes of media -> facts and pixels; families/: what is special a
 preference      processors of answers to compare; preference_media: of those with media
 installed       families whose media transformers' own processor reads; agreement: whether it reads them as we do
 multimodal      the processor of conversations with media, and the places of media in text
-blocks          which tokens attend to which in sequences of texts and images
-bagel_images    images as BAGEL's encoders take them; bagel: the processor of its sequences
+bagel_images    images as BAGEL's encoders take them
+bagel           the processor of its sequences of texts and images, and which tokens attend to which
 """
 
 from __future__ import annotations

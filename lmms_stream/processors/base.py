@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..types import Columns, PackSegments, Processed, Sample, TokenRows
-from .media.memory import Memory as Memory
+from .media.types import Memory as Memory
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,12 +12,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
 from .base import Tokens, learnt_of, or_error, spans_of
-from .byte_tokens import Span
-from .chat_template import TODAY, ChatTemplate, Messages, Render, Thoughts
+from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Thoughts
 from .not_shown import NotShown, bits_of_ends
-from .stops import Stops
 from .stored_chat import read_chat
-from .tokenizers import FastTokenizer, digest
+from .tokenizers import FastTokenizer, Span, digest
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
 RENDERING_VERSION = 4  # raised when a template is given other values for the same conversation

@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError
 from .families.family import Family, Layout
 from .families.installed import Answer, Installed, surrounded
 from .families.vision import check_decoded
-from .media.memory import Memory, new_memory
+from .media.types import Memory, new_memory
 from .tokenizers import FastTokenizer
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from .base import (
     or_error,
     through,
 )
-from .byte_tokens import Span
 from .conversation import Chat, Conversations, Learn, Parts, Rendered
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import ProcessorFiles, read_files
@@ -37,9 +36,9 @@ from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, sound_of_video, stored_facts, stored_sound
 from .media.intervals import interval_of
-from .media.memory import new_memory
 from .media.stored import media_part
-from .tokenizers import FastTokenizer, load_tokenizer
+from .media.types import new_memory
+from .tokenizers import FastTokenizer, Span, load_tokenizer
 
 if TYPE_CHECKING:
     from .media.facts import AudioFacts, Facts

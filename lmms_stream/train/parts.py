@@ -31,7 +31,7 @@ from .model.sharding import accumulation_of, compile_blocks, freeze, shard_model
 from .model.sharing import share_tokens
 from .model.tensor_parallel import cut_heads_told
 from .model.towers import check_text, family_of
-from .report.meter import Compilations, Meter
+from .report.metrics import Compilations, Meter
 from .report.run_log import RunLog
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts

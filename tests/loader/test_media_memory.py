@@ -21,7 +21,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import Measured, Memory
-from lmms_stream.processors.media.memory import new_memory
+from lmms_stream.processors.media.types import new_memory
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Batch, Processed, Sample
 

@@ -17,7 +17,7 @@ from lmms_stream.plan.packing import Overlong
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.processors.base import Tokens
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.parallelism import is_parallel
+from lmms_stream.processors.tokenizers import is_parallel
 from lmms_stream.storage.local import CopiedFolder
 from lmms_stream.types import Processed, Sample, World
 

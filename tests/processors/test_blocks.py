@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lmms_stream.processors.blocks import BlockKind, Blocks, blocks_of, positions, visible
+from lmms_stream.processors.bagel import BlockKind, Blocks, blocks_of, positions, visible
 
 from tests.rounds import rounds
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmms_stream.processors.byte_tokens import ByteTokens
-from lmms_stream.processors.tokenizers import FastTokenizer
+from lmms_stream.processors.tokenizers import ByteTokens, FastTokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Sequence, Split, WhitespaceSplit
 

@@ -16,12 +16,17 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.families.family import Family
 from lmms_stream.processors.families.files import read_files
-from lmms_stream.processors.families.frames import FrameChoice, ends_and_between, starts_of_equal_parts
 from lmms_stream.processors.families.qwen3_vl import Qwen3VL
 from lmms_stream.processors.families.qwen_vl import fitting
 from lmms_stream.processors.families.registry import family_of
 from lmms_stream.processors.families.settings import MediaSettings
-from lmms_stream.processors.families.vision import Vision, check_decoded
+from lmms_stream.processors.families.vision import (
+    FrameChoice,
+    Vision,
+    check_decoded,
+    ends_and_between,
+    starts_of_equal_parts,
+)
 from lmms_stream.processors.media.facts import ImageFacts, VideoFacts
 from lmms_stream.versions.transformers import CUTS_SECONDS_OF_FRAMES
 from transformers import AutoTokenizer, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel

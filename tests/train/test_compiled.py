@@ -13,7 +13,7 @@ from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.train.model.sharding import compile_blocks
-from lmms_stream.train.report.meter import MOST_GRAPHS, Compilations
+from lmms_stream.train.report.metrics import MOST_GRAPHS, Compilations
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig

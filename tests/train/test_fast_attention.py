@@ -11,11 +11,11 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
+from lmms_stream.train.model.attention import VARLEN
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing, step_seconds
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.model.torch_varlen import VARLEN
-from lmms_stream.train.tasks.copies import on_device
+from lmms_stream.train.tasks.task import on_device
 
 from .test_model import TINY
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
 from ...processors.families.settings import MediaSettings
-from ...processors.families.tile_settings import refuse_pixels, square_side
+from ...processors.families.vision import refuse_pixels, square_side
 from .tiles import HALF, TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:

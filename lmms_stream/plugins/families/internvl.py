@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
-from ...processors.families.frames import Section, middles_of_equal_parts
 from ...processors.families.settings import MediaSettings
-from ...processors.families.tile_settings import choice_of, numbers_of_tiles, refuse_pixels, square_side
-from ...processors.families.vision import CLIP_MEAN, CLIP_STD
+from ...processors.families.vision import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Section,
+    choice_of,
+    middles_of_equal_parts,
+    numbers_of_tiles,
+    refuse_pixels,
+    square_side,
+)
 from .tiles import TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:

@@ -18,12 +18,17 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
-from ...processors.families.frames import Section, starts_of_equal_parts
 from ...processors.families.settings import MediaSettings
-from ...processors.families.tile_settings import choice_of, refuse_pixels, square_side
-from ...processors.families.vision import CLIP_MEAN, CLIP_STD
-from ...processors.media.fact_types import ImageFacts
-from ...processors.media.memory import Memory, new_memory
+from ...processors.families.vision import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Section,
+    choice_of,
+    refuse_pixels,
+    square_side,
+    starts_of_equal_parts,
+)
+from ...processors.media.types import ImageFacts, Memory, new_memory
 from ...versions.transformers import ENDS_FEATURES_OF_LLAVA_VIDEOS
 from .tiles import TiledFamily, TileGrid, Tiles
 

@@ -17,10 +17,10 @@ from ...errors import DataError
 from ...processors.families.clips import Clips, ClipShape, check_model_settings, waveform_of
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
-from ...processors.families.frames import Section
 from ...processors.families.qwen_vl import FramesOfTheirOwn, PatchGrid
 from ...processors.families.settings import MediaSettings
-from ...processors.media.memory import Memory, new_memory
+from ...processors.families.vision import Section
+from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import AudioFacts, Facts, VideoFacts

@@ -18,7 +18,7 @@ from ...processors.families.clips import Clips, ClipShape, check_model_settings,
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
 from ...processors.families.settings import MediaSettings
-from ...processors.media.memory import Memory, new_memory
+from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import AudioFacts, Facts

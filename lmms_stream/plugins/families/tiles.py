@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ...processors.families.family import AUTO_CLASS, Layout
 from ...processors.families.files import check_followed
-from ...processors.families.frames import FrameChoice, Section
-from ...processors.families.vision import check_decoded
-from ...processors.media.memory import Memory, new_memory
+from ...processors.families.vision import FrameChoice, Section, check_decoded
+from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import Facts, ImageFacts, VideoFacts

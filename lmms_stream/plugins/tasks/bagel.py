@@ -14,8 +14,8 @@ import torch
 
 from ...errors import ConfigError
 from ...loader.collate import collate
+from ...processors.bagel import LATENTS, BlockKind
 from ...processors.base import IGNORED_LABEL
-from ...processors.blocks import LATENTS, BlockKind
 from ...train.model.loss import learnt_tokens, losses_of_logits
 from ...train.model.plain import PlainModel
 from ...train.model.sharding import reshard

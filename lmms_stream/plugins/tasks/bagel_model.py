@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...processors.blocks import LATENTS, BlockKind, Blocks, blocks_of, positions, visible
+from ...processors.bagel import LATENTS, BlockKind, Blocks, blocks_of, positions, visible
 from ...train.model.loss import learnt_tokens
 from ...train.model.plain import PlainModel
 from ...train.tasks.task import Draw

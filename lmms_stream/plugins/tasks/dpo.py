@@ -9,10 +9,9 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from ...errors import ConfigError
-from ...train.model.log_probs import OfPacks, num_learnt
 from ...train.model.model import PackedModel
 from ...train.tasks.preference import CHOSEN, REJECTED, PreferenceTask, collate_pairs, figures_of
-from ...train.tasks.reference import ReferenceKind
+from ...train.tasks.reference import OfPacks, ReferenceKind, num_learnt
 from ...train.tasks.task import LossSum, Objective
 from ...types import Batch
 

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...processors.base import IGNORED_LABEL
-from ...train.model.log_probs import OfPacks, measured_log_probs
 from ...train.model.model import PackedModel
 from ...train.run.distributed import gather
 from ...train.tasks.preference import CHOSEN, REJECTED, PreferenceTask, StepPasses, collate_answers, figures_of
-from ...train.tasks.reference import Reference, ReferenceKind
+from ...train.tasks.reference import OfPacks, Reference, ReferenceKind, measured_log_probs
 from ...train.tasks.task import LossSum, Objective
 from ...types import Batch, Role
 

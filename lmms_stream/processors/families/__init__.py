@@ -4,8 +4,8 @@ files       a processor's folder or hub id -> its settings, as they are written 
 settings    what a user may choose of how media are read
 family      what a family tells: counts from facts, positions, the tower's tensors
 registry    a processor's folder, or a model's type -> its family; other families are in plugins/families
-vision      images and frames -> patches; frames: which frames of a video are read; clips: sounds -> mel features
-tile_settings   how towers of square tiles are set
+vision      images and chosen frames of videos -> patches; settings of towers of square tiles
+clips       sounds -> mel features
 qwen_vl     what the Qwen-VL families share: qwen2_vl, qwen2_5_vl, qwen3_vl
 installed   transformers' processor of a folder, which is run to learn what it does with media
 as_installed    families without code of their own for media; asked: a processor of any family -> its kinds of media

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
-from ..media.memory import Memory, new_memory
+from ..media.types import Memory, new_memory
 from .clips import Clips, ClipShape, check_model_settings, waveform_of
 from .family import Layout
-from .frames import FrameChoice
 from .settings import MediaSettings
-from .tile_settings import NO_LIMIT
+from .vision import NO_LIMIT, FrameChoice
 
 if TYPE_CHECKING:
     from ..media.facts import AudioFacts, Facts, ImageFacts, VideoFacts

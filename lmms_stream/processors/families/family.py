@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ..media.memory import Memory, new_memory
+from ..media.types import Memory, new_memory
 from .files import ProcessorFiles
 from .settings import MediaSettings
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...versions.transformers import CUTS_SECONDS_OF_FRAMES
 from .files import ProcessorFiles
-from .frames import Section
 from .qwen2_vl import Qwen2VL
+from .vision import Section
 
 _RELEASED = 2  # tokens a second of the models that were released
 _UNSAID = 4  # of a config that does not say

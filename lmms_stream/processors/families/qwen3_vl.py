@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
-from .frames import Section, ends_and_between
 from .qwen_vl import END, START, VIDEO, PatchGrid, QwenVL, check_aspect
 from .settings import MediaSettings
+from .vision import Section, ends_and_between
 
 if TYPE_CHECKING:
     from typing import Self

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
-from ..media.memory import Memory, new_memory
+from ..media.types import Memory, new_memory
 from .family import AUTO_CLASS, Layout, TokenIds
 from .files import ProcessorFiles
-from .frames import FrameChoice, Section, starts_of_equal_parts
 from .settings import MediaSettings
-from .vision import Vision, check_decoded
+from .vision import FrameChoice, Section, Vision, check_decoded, starts_of_equal_parts
 
 if TYPE_CHECKING:
     from typing import Self

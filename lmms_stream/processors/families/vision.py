@@ -1,19 +1,92 @@
-"""Images and frames -> rows of patches, as a folder's image or video processor is set. Settings in, patches out."""
+"""Images and chosen frames of videos -> rows of patches, by the settings of a folder's image or video processor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
-from .files import check_followed
+from ..media.intervals import Interval
+from .files import ProcessorFiles, check_followed
+from .settings import MediaSettings
 
 if TYPE_CHECKING:
-    from ..media.facts import ImageFacts
+    from ..media.facts import ImageFacts, VideoFacts
+
+
+# Which frames of a video are read: facts and settings -> numbers of frames.
+
+
+class Section(NamedTuple):
+    """The frames [first, first + num_frames) of a video, which are shown for so many seconds."""
+
+    first: int
+    num_frames: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameChoice:
+    """fps frames a second, or frame_num where that is given; at least min_frames and at most max_frames of them.
+
+    Neither is more than the section has. start, end: the section, in seconds, of videos that do not say their own; end
+    None: to the end of the video.
+    """
+
+    fps: float
+    frame_num: int | None
+    min_frames: int
+    max_frames: int
+    start: float = 0.0
+    end: float | None = None
+
+    def section(self, video: VideoFacts, interval: Interval | None = None) -> Section:
+        """interval: the video's own. DataError where the video ends before the section begins."""
+        frames = (interval or Interval(self.start, self.end)).frames(video)
+        return Section(frames.start, len(frames), len(frames) / video.fps)
+
+    def num_frames(self, section: Section) -> int:
+        """How many are read of a section."""
+        wanted = self.frame_num
+        if wanted is None:
+            wanted = max(int(section.seconds * self.fps), self.min_frames)
+        return min(wanted, self.max_frames, section.num_frames)
+
+
+def starts_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
+    """The first frame of each of num_frames parts of a section.
+
+    >>> starts_of_equal_parts(Section(100, 10, 1.0), 4)
+    (100, 102, 105, 107)
+    """
+    return tuple(section.first + each * section.num_frames // num_frames for each in range(num_frames))
+
+
+def middles_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
+    """The frame in the middle of each of num_frames parts of a section.
+
+    >>> middles_of_equal_parts(Section(100, 10, 1.0), 4)
+    (101, 103, 106, 108)
+    """
+    total = section.num_frames
+    return tuple(section.first + (2 * each + 1) * total // (2 * num_frames) for each in range(num_frames))
+
+
+def ends_and_between(section: Section, num_frames: int) -> tuple[int, ...]:
+    """The first frame and the last and, equally far apart, those between, to the nearest; halves to the even one.
+
+    >>> ends_and_between(Section(100, 10, 1.0), 4)
+    (100, 103, 106, 109)
+    """
+    last = section.num_frames - 1
+    numbers = np.rint(np.arange(num_frames) * last / max(num_frames - 1, 1)).astype(np.int64)
+    return tuple((section.first + numbers).tolist())
+
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -100,4 +173,67 @@ def check_decoded(shape: tuple[int, ...], facts: ImageFacts) -> None:
     raise DataError(
         f"an image is stored as of {facts.width} x {facts.height} pixels, and its bytes are of {shape[1]} x "
         f"{shape[0]}: convert the dataset again"
+    )
+
+
+# How towers of square tiles are set.
+
+NO_LIMIT = 1 << 31  # of frames
+_LIMITS_OF_PIXELS = ("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels")
+
+
+def square_side(size: Mapping[str, Any] | int | None, *, name: str, default: int) -> int:
+    """The side of a size that a folder's file says; ConfigError for one that is no square. name: the folder."""
+    if isinstance(size, int):
+        return size
+    said = {key: value for key, value in (size or {}).items() if value is not None}
+    sides = {int(said[key]) for key in ("height", "width", "shortest_edge", "longest_edge") if key in said}
+    if len(sides) > 1:
+        raise ConfigError(f"processor {name!r} has tiles of size {said}, and only squares are read here: save it anew")
+    return next(iter(sides), default)
+
+
+def numbers_of_tiles(files: ProcessorFiles, settings: MediaSettings, *, side: int) -> tuple[int, int]:
+    """The least and the most tiles that an image is cut into: the folder's limits, which give way to the user's."""
+    lowest, highest = int(files.image.get("min_patches", 1)), int(files.image.get("max_patches", 12))
+    if settings.image_max_pixels is not None:
+        highest = max(1, settings.image_max_pixels // side**2)
+        lowest = min(lowest, highest)
+    if settings.image_min_pixels is not None:
+        lowest = math.ceil(settings.image_min_pixels / side**2)
+        highest = max(lowest, highest)
+    return lowest, highest
+
+
+def refuse_pixels(settings: MediaSettings, names: Sequence[str] = _LIMITS_OF_PIXELS, *, family: str) -> None:
+    """ConfigError for limits on pixels that are set, of a family whose tiles have one size."""
+    for name in names:
+        if (value := getattr(settings, name)) is not None:
+            raise ConfigError(
+                f"processor.{name} {value} cannot be followed: {family} reads tiles of one size, whose number follows "
+                "from its own settings: leave it out"
+            )
+
+
+def choice_of(
+    files: ProcessorFiles,
+    settings: MediaSettings,
+    *,
+    fps: float | None = None,
+    num_frames: int | None = None,
+    max_frames: int = NO_LIMIT,
+) -> FrameChoice:
+    """The user's settings, those of a folder's file, or the defaults given here: frames a second, or a number."""
+    said_fps, said_num = settings.fps, settings.frame_num
+    if said_fps is None and said_num is None:
+        said_fps, said_num = files.video.get("fps"), files.video.get("num_frames")
+    if said_fps is None and said_num is None:
+        said_fps, said_num = fps, num_frames
+    return FrameChoice(
+        fps=float(said_fps or 1.0),
+        frame_num=said_num,
+        min_frames=1,
+        max_frames=settings.video_max_frames or max_frames,
+        start=settings.video_start or 0.0,
+        end=settings.video_end,
     )

@@ -1,14 +1,16 @@
-"""Containers of videos and sounds, opened by PyAV. bytes -> a container and the stream of a kind in it."""
+"""Containers of videos and sounds, opened by PyAV. bytes -> a stream in them; frames, average rates, samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 from ...errors import ConfigError, DataError, LmmsStreamError
 from .formats import media_format
+from .types import AudioFacts, VideoFacts
 
 MAX_FRAME_PIXELS = 178_956_970  # of a video: as many as Pillow decodes of an image, against decompression bombs
 _DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others by their name
@@ -63,3 +65,132 @@ def _library() -> Any:
             'videos and sounds are decoded by PyAV, which is missing: pip install "lmms-stream[media]"'
         ) from error
     return av
+
+
+# Frames and rates of videos, and samples of sounds whose headers do not tell.
+
+_PACKET_IS_FRAME = {"mov": ("h264", "hevc", "mpeg4", "vp9", "av1", "mjpeg", "prores"), "avi": ("mpeg4", "mjpeg")}
+
+
+def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
+    """The facts about a video. is_checked: all of it is decoded, and must need no repair.
+
+    DataError for a video without frames, for what cannot be decoded, and for frames that are too large.
+    """
+    with opened(data, "video") as (container, stream):
+        listed = _listed_frames(data, container, stream)
+        if listed is not None and not is_checked:
+            first = next(container.decode(stream), None)
+            if first is not None and not first.interlaced_frame:  # a packet may hold one field of two
+                fps = listed.fps or _average_rate(_packet_times(data), container, stream)
+                return VideoFacts(*_size_shown(first), listed.num_frames, fps)
+    found = _decoded_facts(data, is_checked=is_checked)
+    if is_checked and listed is not None and listed.num_frames != found.frames:
+        raise DataError(f"its header lists {listed.num_frames} frames, {found.frames} are there: repair or remove it")
+    return found
+
+
+def _decoded_facts(data: bytes, *, is_checked: bool) -> VideoFacts:
+    first: Any = None
+    times: list[int | None] = []
+    with opened(data, "video", is_strict=is_checked) as (container, stream):
+        for frame in container.decode(stream):
+            if is_checked and frame.is_corrupt:
+                raise DataError(f"its frame {len(times)} is damaged: repair or remove it")
+            first = first or frame
+            times.append(frame.pts)
+        if first is None:
+            raise DataError("it has no frames: remove it")
+        return VideoFacts(*_size_shown(first), len(times), _average_rate(times, container, stream))
+
+
+def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
+    """The facts about a sound, all of which is decoded; DataError for one without samples, or of several rates."""
+    samples, rates = 0, set()
+    with opened(data, "audio", is_strict=is_checked) as (container, stream):
+        for frame in container.decode(stream):
+            samples += frame.samples
+            rates.add(frame.sample_rate)
+    if len(rates) > 1:
+        raise DataError(f"its sample rate changes ({', '.join(map(str, sorted(rates)))} Hz): resample or remove it")
+    if not samples:
+        raise DataError("it has no samples: remove it")
+    return AudioFacts(samples, rates.pop())
+
+
+def _size_shown(frame: Any) -> tuple[int, int]:
+    return (frame.height, frame.width) if frame.rotation % 180 == 90 else (frame.width, frame.height)
+
+
+class _Listed(NamedTuple):
+    """fps: None where the frames are not equally long."""
+
+    num_frames: int
+    fps: float | None
+
+
+def _listed_frames(data: bytes, container: Any, stream: Any) -> _Listed | None:
+    """The frames that the header lists, where decoding gives exactly these; None where that is not certain."""
+    codec, entries = stream.codec_context.name, list(stream.index_entries)
+    container_name = container.format.name.partition(",")[0]
+    if codec not in _PACKET_IS_FRAME.get(container_name, ()) or not entries or len(entries) != stream.frames:
+        return None
+    num_missing = sum(entry.pos + entry.size > len(data) for entry in entries)
+    if num_missing:
+        raise DataError(
+            f"it is cut short: of its {len(entries)} frames {num_missing} lie behind its end: repair or remove it"
+        )
+    if any(entry.is_discard or not entry.size for entry in entries) or not _decodes_from(data, entries[0], stream):
+        return None
+    lengths = {after.timestamp - before.timestamp for before, after in pairwise(entries)}
+    if len(lengths) > 1 or min(lengths, default=1) < 1:
+        return _Listed(len(entries), None)
+    rate = 1 / (lengths.pop() * stream.time_base) if lengths else stream.average_rate
+    return _Listed(len(entries), float(rate) if rate else None)
+
+
+def _decodes_from(data: bytes, entry: Any, stream: Any) -> bool:
+    """Whether the first packet is one that none of those behind it reaches back beyond, so that all are decoded."""
+    codec = stream.codec_context.name
+    if codec == "mpeg4" and stream.codec_context.has_b_frames:
+        return False
+    if codec in ("h264", "hevc"):
+        return _first_slice_is_idr(data[entry.pos : entry.pos + entry.size], stream.codec_context)
+    return bool(entry.is_keyframe)
+
+
+def _first_slice_is_idr(packet: bytes, context: Any) -> bool:
+    """Of NAL units behind their lengths (ISO 14496-15, 5.3 and 8.3; types: ITU-T H.264, 7.4.1, and H.265, 7.4.2.2)."""
+    extradata, is_h264 = context.extradata or b"", context.name == "h264"
+    length_at = 4 if is_h264 else 21
+    if len(extradata) <= length_at:
+        return False
+    num_length_bytes, offset = (extradata[length_at] & 3) + 1, 0
+    while offset + num_length_bytes < len(packet):
+        size = int.from_bytes(packet[offset : offset + num_length_bytes], "big")
+        header = packet[offset + num_length_bytes]
+        kind, num_slice_kinds = (header & 31, 6) if is_h264 else (header >> 1 & 63, 32)
+        if kind in range(1 if is_h264 else 0, num_slice_kinds):
+            return kind == 5 if is_h264 else kind in (19, 20)
+        offset += num_length_bytes + size
+    return False
+
+
+def _packet_times(data: bytes) -> list[int | None]:
+    """When each packet of a video is shown, in units of its time base; nothing is decoded."""
+    with opened(data, "video") as (container, stream):
+        return [packet.pts for packet in container.demux(stream) if packet.size]
+
+
+def _average_rate(times: Sequence[int | None], container: Any, stream: Any) -> float:
+    """Frames a second, from when each is shown; what the header says where that is as exact as times are."""
+    said = stream.average_rate or stream.guessed_rate
+    if container.format.name == "avi" and said and stream.frames:  # it has frames of one length, and no times
+        return float(said * len(times) / stream.frames)
+    known = sorted(time for time in times if time is not None)
+    if len(known) < 2 or known[0] == known[-1]:
+        return float(said or 1)
+    tick = float(stream.time_base)
+    if said and all(abs((t - known[0]) * tick - n / float(said)) <= 1.001 * tick for n, t in enumerate(known)):
+        return float(said)
+    return (len(known) - 1) / ((known[-1] - known[0]) * tick)

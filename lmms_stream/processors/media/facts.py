@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigError, DataError
-from .fact_types import FACT_TYPES, AudioFacts, Facts, ImageFacts, VideoFacts
 from .formats import is_cut_short
 from .image_header import check_image, image_facts
+from .types import FACT_TYPES, AudioFacts, Facts, ImageFacts, VideoFacts
 
 __all__ = [
     "FACT_TYPES", "SOUND_OF_VIDEO", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of",
@@ -28,14 +28,14 @@ def facts_of(data: bytes, kind: str) -> Facts:
     if kind == "image":
         return image_facts(data)
     if kind == "video":
-        from .av_facts import video_facts
+        from .containers import video_facts
 
         return video_facts(data)
     if kind == "audio":
         known = sound_facts_of_header(data)
         if known is not None:
             return known
-        from .av_facts import sound_facts
+        from .containers import sound_facts
 
         return sound_facts(data)
     raise ConfigError(f"media of kind {kind!r} have no facts: choose one of {', '.join(FACT_TYPES)}")
@@ -43,8 +43,7 @@ def facts_of(data: bytes, kind: str) -> Facts:
 
 def sound_of_video(data: bytes) -> AudioFacts | None:
     """The facts about the sound of a video, all of which is decoded; None for a video without sound."""
-    from .av_facts import sound_facts
-    from .containers import has_sound
+    from .containers import has_sound, sound_facts
 
     return sound_facts(data) if has_sound(data) else None
 
@@ -82,7 +81,7 @@ def checked_facts(data: bytes, kind: str) -> Facts:
     if kind == "image":
         check_image(data)
         return image_facts(data)
-    from .av_facts import sound_facts, video_facts
+    from .containers import sound_facts, video_facts
 
     if is_cut_short(data):
         raise DataError("it is cut short: its header says that more bytes follow: repair or remove it")

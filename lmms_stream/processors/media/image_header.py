@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...extras import need
-from .fact_types import ImageFacts
 from .formats import media_format
+from .types import ImageFacts
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...errors import DataError
-from .fact_types import VideoFacts
+from .types import VideoFacts
 
 INTERVAL_KEYS = ("video_start", "video_end")
 _ROUNDING = 1e-6  # of a frame: seconds times frames a second may miss a whole number by so much

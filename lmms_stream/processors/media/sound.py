@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from .containers import opened
-from .fact_types import AudioFacts
+from .types import AudioFacts
 
 _MARGIN_S = 1  # read behind what is needed: more than the filter of the resampler reaches
 _FULL_SCALE = {"u1": 128.0, "i2": 2.0**15, "i4": 2.0**31, "i8": 2.0**63}  # of whole numbers, by their NumPy type

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ...errors import TrainingError
-from ...processors.parallelism import ONE_THREAD
+from ...processors.tokenizers import ONE_THREAD
 from ...train.report.train_log import read_log
 from ...train.torchrun import train_command, without_rank
 

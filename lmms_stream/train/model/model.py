@@ -18,6 +18,7 @@ from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
+from .attention import VARLEN
 from .build import check_config
 from .by_sample import BySample, PackSamples
 from .loss import (
@@ -32,7 +33,6 @@ from .loss import (
     token_losses,
 )
 from .sequence import SequenceParts
-from .torch_varlen import VARLEN
 from .towers import Dummies, has_modules, model_inputs, parts_of, positions_along_axes, without_bounds_of_text
 from .varlen import SDPA_VARLEN, has_axes
 

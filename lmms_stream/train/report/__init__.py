@@ -1,7 +1,6 @@
 """Steps -> what a run reports.
 
-meter       times and waits of steps, warnings of too many compilations
-metrics     counts -> figures, by our names and LMMS Engine's
+metrics     counts and times of steps, too many compilations -> figures, by our names and LMMS Engine's
 alerts      unusual figures -> warnings, with packs, samples and source rows
 left_out    warnings of samples that are left out, or too long for a pack
 run_log     all that a run shows: records, progress, traces, reporters, the log next to checkpoints

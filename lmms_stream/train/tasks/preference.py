@@ -15,12 +15,10 @@ from ...errors import ConfigError, did_you_mean
 from ...loader.collate import collate
 from ...types import Batch, Processed, Role
 from ..model.choice import prove_compiled, prove_packing
-from ..model.log_probs import OfPacks, log_probs_of
 from ..model.model import PackedModel
 from .causal import ROUTER
-from .copies import on_device
-from .reference import Reference, ReferenceKind
-from .task import LossSum, Objective
+from .reference import OfPacks, Reference, ReferenceKind, log_probs_of
+from .task import LossSum, Objective, on_device
 
 CHOSEN, REJECTED = "rewards/chosen", "rewards/rejected"
 

@@ -15,10 +15,9 @@ from ...types import Batch
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
 from ..run.phases import Phases
-from .copies import on_device
 from .preference import StepPasses
 from .reference import Reference
-from .task import Draw, LossSum, Task
+from .task import Draw, LossSum, Task, on_device
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
 

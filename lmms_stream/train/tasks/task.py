@@ -7,8 +7,9 @@ batch), so it does not depend on how packs fall to ranks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -153,3 +154,36 @@ def samples_of(packs: Sequence[Batch]) -> Iterator[tuple[str, int]]:
 
 def _number(name: str) -> int:
     return zlib.crc32(name.encode())
+
+
+# Batches on the device, copied ahead.
+
+
+def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device; on a GPU each is taken, and its copy begun, before the one before it is given."""
+    if device.type != "cuda":
+        yield from (batch.to(device) for batch in batches)
+        return
+    stream, waiting = _side_stream(device), None
+    for batch in batches:
+        pinned = batch if batch.input_ids.is_pinned() else batch.pin_memory()
+        with torch.cuda.stream(stream):
+            copied = pinned.to(device), stream.record_event()
+        if waiting is not None:
+            yield _ready(*waiting)
+        waiting = copied
+    if waiting is not None:
+        yield _ready(*waiting)
+
+
+def _ready(batch: Batch, event: torch.cuda.Event) -> Batch:
+    """The batch, once what is computed from here on waits for its copy; its memory is kept until that is computed."""
+    current = torch.cuda.current_stream()
+    current.wait_event(event)
+    batch.record_stream(current)
+    return batch
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -16,9 +16,8 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.plugins.tasks.bagel import Bagel
 from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockLayout, BlockOutput, attend, draw_blocks
-from lmms_stream.processors.bagel import BagelProcessor
+from lmms_stream.processors.bagel import LATENTS, BagelProcessor, BlockKind, visible
 from lmms_stream.processors.bagel_images import Grid, Side
-from lmms_stream.processors.blocks import LATENTS, BlockKind, visible
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.train.tasks.registry import build_task
 from lmms_stream.train.tasks.task import Draw

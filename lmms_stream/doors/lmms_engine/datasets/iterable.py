@@ -22,7 +22,7 @@ from ....plan.lane_cursor import LaneState
 from ....plan.lanes import check_lanes
 from ....plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ....processors.base import Processor
-from ....processors.parallelism import tokenize_in_one_thread
+from ....processors.tokenizers import tokenize_in_one_thread
 from ....types import Batch, World
 from .epoch_turns import EpochTurns
 from .moot import check_packing_kwargs, strategy_of, tell

@@ -15,8 +15,8 @@ from ....converters.rows.options import SchemaOptions
 from ....converters.sources.table import by_index
 from ....converters.sources.units import NoRowsError, Row, Unit
 from ....errors import ConfigError, DataError, EmptyRowError, PackingError
+from ....loader.batch_maker import cut
 from ....loader.collate import check_keys
-from ....loader.segment import cut
 from ....plan.packing import Overlong
 from ....processors.base import Processor, or_error, process_all, process_sample, tokenizes_all
 from ....processors.measured import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes

@@ -20,7 +20,7 @@ from ....loader.workers import StartMethod, Workers
 from ....plan.assign import check_global_batch
 from ....plan.cursor import SOURCE
 from ....plan.lanes import check_lanes
-from ....processors.parallelism import tokenize_in_one_thread
+from ....processors.tokenizers import tokenize_in_one_thread
 from ....storage.tally import FetchCounts
 from ....types import Batch, Processed, World
 from .source_reader import SourcePack, check_readers

@@ -1,8 +1,11 @@
-"""What is known of media without decoding them: the numbers that their tokens are counted from."""
+"""Facts of media, from which their tokens are counted; and memory for their arrays."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 
 class ImageFacts(NamedTuple):
@@ -35,3 +38,19 @@ FACT_TYPES: dict[str, type[ImageFacts] | type[VideoFacts] | type[AudioFacts]] = 
     "video": VideoFacts,
     "audio": AudioFacts,
 }
+
+
+# Memory of large arrays of media.
+
+
+class Memory(Protocol):
+    """Gives memory for arrays of media."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An uninitialised array of that name; arrays of a name are joined on axis 0."""
+        ...
+
+
+def new_memory(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Memory of its own for each array."""
+    return np.empty(shape, dtype)
