@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-# Attention of each sample of a pack by itself, by torch's own kernel for GPUs: "varlen". torch >= 2.10; float16 and bfloat16.
+# Attention of each sample of a pack by itself, by torch's own kernel for GPUs: "varlen", for float16 and bfloat16.
 
 VARLEN = "varlen"
 
