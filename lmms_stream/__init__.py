@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
     from .processors.multimodal import MultimodalProcessor as MultimodalProcessor
+    from .processors.preference import MediaPreferenceProcessor as MediaPreferenceProcessor
     from .processors.preference import PreferenceProcessor as PreferenceProcessor
-    from .processors.preference_media import MediaPreferenceProcessor as MediaPreferenceProcessor
     from .processors.text import DocumentsProcessor as DocumentsProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
@@ -78,7 +78,7 @@ _HOME = {
     "LmmsStreamError": "errors",
     "LocalDataset": "mds.mosaic_shards",
     "MDSWriter": "converters.writing.mosaic_writers",
-    "MediaPreferenceProcessor": "processors.preference_media",
+    "MediaPreferenceProcessor": "processors.preference",
     "ModelConfig": "train.model.build",
     "MultimodalProcessor": "processors.multimodal",
     "OrderConfig": "plan.order",
@@ -128,6 +128,7 @@ keep_names(
         "rl": "doors.relax",
         "datasets.multimodal": "doors.lmms_engine.datasets.naive",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
+        "processors.preference_media": "processors.preference",
         "processors.blocks": "processors.bagel",
         "train.model.own_loop": "train.model.choice",
         "train.model.block_attention": "plugins.tasks.bagel_model",

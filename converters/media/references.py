@@ -19,7 +19,7 @@ from ...processors.media.facts import SOUND_OF_VIDEO, Facts, VideoFacts, checked
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
 from ...processors.media.formats import usual_kind as usual_kind
 from ...processors.media.image_header import fit_image, has_more_frames
-from ...processors.media.intervals import INTERVAL_KEYS, interval_of
+from ...processors.media.types import INTERVAL_KEYS, interval_of
 from ...storage.storage import shared_storage
 
 MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more

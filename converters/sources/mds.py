@@ -24,8 +24,8 @@ from ...mds.index import INDEX_NAME, ShardInfo
 from ...mds.listed_samples import read_listing
 from ...mds.shard import Shard, fetch_shard
 from ...processors.media.facts import FACT_TYPES, SOUND_OF_VIDEO
-from ...processors.media.intervals import INTERVAL_KEYS
 from ...processors.media.stored import MediaPart, media_part
+from ...processors.media.types import INTERVAL_KEYS
 from ...processors.stored_chat import read_chat, read_preference
 from ...storage.cache import LocalCache
 from ...storage.local import LocalStorage

@@ -12,7 +12,7 @@ conversation    a stored conversation -> its text, tokens and trained spans
 chat, text      processors of texts and documents; token_kernels: the compiled loop that fills packs from shards
 image           the processor of images to generate, and its settings
 media/          bytes of media -> facts and pixels; families/: what is special about a family of models
-preference      processors of answers to compare; preference_media: of those with media
+preference      processors of answers to compare, also with media
 installed       families whose media transformers' own processor reads; agreement: whether it reads them as we do
 multimodal      the processor of conversations with media, and the places of media in text
 bagel_images    images as BAGEL's encoders take them
@@ -145,7 +145,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
             return ImageProcessor.of(self)
         if self.kind == "preference" and self.path is not None:
-            from .preference_media import MediaPreferenceProcessor
+            from .preference import MediaPreferenceProcessor
 
             return MediaPreferenceProcessor(self._of_media(learn="last", learn_stop=None), objective=self._compared)
         if not self.tokenizer:

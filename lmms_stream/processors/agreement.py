@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..extras import need
 from ..version import VERSION
-from .families.as_installed import AsInstalled
 from .families.family import Family, Layout
 from .families.files import ProcessorFiles
-from .families.installed import Answer, Installed
+from .families.installed import Answer, AsInstalled, Installed
 from .installed import PLURALS, ByInstalled, runs_of, version_name
 from .media.facts import AudioFacts, facts_of
 from .tokenizers import FastTokenizer

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-# Which tokens attend to which in sequences of texts and images.
+# Which tokens attend to which: a sample is a sequence of blocks, each a run of tokens of one kind. Pure.
+#
+# A text sees all tokens before it. An image sees all of itself and all tokens before it. An image that is to be made,
+# and a dropped block, are seen only from inside. Samples of a pack never see each other.
+#
+# After BAGEL (Deng et al. 2025, "Emerging Properties in Unified Multimodal Pretraining").
 
 
 class BlockKind(IntEnum):

@@ -327,7 +327,10 @@ def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tu
     return "".join(thoughts), said if closing else "\n\n" + content.lstrip()
 
 
-# Ends of answers: what a chat template writes behind an answer, and whether that is trained on.
+# Ends of answers: the tokens that a chat template writes behind an answer, and whether they are trained on.
+#
+# Some templates end an answer by the token of the next speaker (GLM: <|user|>, <|observation|>). The marked spans then
+# lack the end, and a model that is trained on the answers does not stop.
 
 _ANSWER = "zqanswerkx"  # letters, which no template escapes, cuts or trims
 _QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}

@@ -23,7 +23,7 @@ from .tokenizers import FastTokenizer
 
 if TYPE_CHECKING:
     from .media.facts import AudioFacts, Facts, ImageFacts, VideoFacts
-    from .media.intervals import Interval
+    from .media.types import Interval
 
 PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
 _MOST_SIZES = 1 << 16  # of media whose layouts are kept

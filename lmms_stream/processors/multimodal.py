@@ -35,9 +35,8 @@ from .families.files import ProcessorFiles, read_files
 from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, sound_of_video, stored_facts, stored_sound
-from .media.intervals import interval_of
 from .media.stored import media_part
-from .media.types import new_memory
+from .media.types import interval_of, new_memory
 from .tokenizers import FastTokenizer, Span, load_tokenizer
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.measured import tells_not_shown
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.processors.not_shown import KINDS, check_shown, counts_text, keys_named, kinds_of
-from lmms_stream.processors.preference import PreferenceProcessor
-from lmms_stream.processors.preference_media import MediaPreferenceProcessor
+from lmms_stream.processors.preference import MediaPreferenceProcessor, PreferenceProcessor
 
 from .test_chat_template import stored, with_template
 from .test_template_inputs import showing

@@ -18,8 +18,7 @@ from lmms_stream.loader.collate import collate
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, Measured, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.preference import PreferenceProcessor
-from lmms_stream.processors.preference_media import MediaPreferenceProcessor
+from lmms_stream.processors.preference import MediaPreferenceProcessor, PreferenceProcessor
 from lmms_stream.types import Processed, Sample
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

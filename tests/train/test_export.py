@@ -14,8 +14,7 @@ from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.checkpoint import tensors, weight_files
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
-from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
-from lmms_stream.train.checkpoint.folder import save_folder
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files, save_folder
 from lmms_stream.train.checkpoint.tensors import read_tensors
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed

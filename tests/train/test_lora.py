@@ -13,8 +13,7 @@ import torch
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
-from lmms_stream.train.checkpoint.folder import save_folder
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files, save_folder
 from lmms_stream.train.checkpoint.tensors import read_metadata, stored_tensors
 from lmms_stream.train.model.adapters import adapter_of, add_adapter, take_adapter
 from lmms_stream.train.model.build import ModelConfig

@@ -20,8 +20,8 @@ from ....mds.index import ShardInfo
 from ....processors.base import IGNORED_LABEL, Processor, SeeMedia, SeenMedium
 from ....processors.media.facts import SOUND_OF_VIDEO
 from ....processors.media.formats import shown_mime
-from ....processors.media.intervals import interval_of
 from ....processors.media.stored import MediaPart, media_part
+from ....processors.media.types import interval_of
 from ....processors.stored_chat import read_chat, read_preference
 from ....processors.text import DocumentsProcessor, TokensProcessor
 from ....types import Processed, Role, Sample

@@ -16,7 +16,7 @@ from ...converters.rows.preference_kinds import num_shared
 from ...errors import ConfigError, DataError
 from ...processors.base import IGNORED_LABEL, Compared, Memory
 from ...processors.multimodal import MultimodalProcessor
-from ...processors.preference_media import MediaPreferenceProcessor
+from ...processors.preference import MediaPreferenceProcessor
 from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer
 from ...types import Processed, Role, Sample

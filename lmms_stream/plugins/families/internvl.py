@@ -28,7 +28,7 @@ from .tiles import TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:
     from ...processors.media.facts import ImageFacts, VideoFacts
-    from ...processors.media.intervals import Interval
+    from ...processors.media.types import Interval
 
 IMAGE, VIDEO = "<IMG_CONTEXT>", "<video>"
 START, END = "<img>", "</img>"

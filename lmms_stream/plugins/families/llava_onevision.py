@@ -34,7 +34,7 @@ from .tiles import TiledFamily, TileGrid, Tiles
 
 if TYPE_CHECKING:
     from ...processors.media.facts import VideoFacts
-    from ...processors.media.intervals import Interval
+    from ...processors.media.types import Interval
 
 IMAGE, VIDEO = "<image>", "<video>"
 _DEFAULTS = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}

@@ -24,7 +24,7 @@ from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import AudioFacts, Facts, VideoFacts
-    from ...processors.media.intervals import Interval
+    from ...processors.media.types import Interval
 
 FRAMES, LENGTHS = "audio_frames", "audio_lengths"  # of a batch: float32[frames, mel bins], int64[clips]
 _LIMITS = ("size", "min_pixels", "max_pixels")

@@ -22,7 +22,7 @@ from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import AudioFacts, Facts
-    from ...processors.media.intervals import Interval
+    from ...processors.media.types import Interval
 
 AUDIO, START, END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 _FEWEST_TOKENS = 2  # of a clip: transformers takes a row whose clips have one token each for one of an older processor

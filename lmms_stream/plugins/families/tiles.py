@@ -17,8 +17,8 @@ from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import Facts, ImageFacts, VideoFacts
-    from ...processors.media.intervals import Interval
     from ...processors.media.resize import Filter
+    from ...processors.media.types import Interval
 
 HALF = (0.5, 0.5, 0.5)
 _FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers of them

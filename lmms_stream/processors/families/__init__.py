@@ -7,6 +7,6 @@ registry    a processor's folder, or a model's type -> its family; other familie
 vision      images and chosen frames of videos -> patches; settings of towers of square tiles
 clips       sounds -> mel features
 qwen_vl     what the Qwen-VL families share: qwen2_vl, qwen2_5_vl, qwen3_vl
-installed   transformers' processor of a folder, which is run to learn what it does with media
-as_installed    families without code of their own for media; asked: a processor of any family -> its kinds of media
+installed   transformers' processor of a folder, and families whose media only it reads
+asked       a processor of any family -> its kinds of media, learned by running it
 """

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ..media.facts import VideoFacts
-from .as_installed import RECIPE, AsInstalled, Kind, Same, as_it_is, in_rows
 from .clips import Clips
 from .family import AUTO_CLASS, Family, TokenIds
 from .files import ProcessorFiles
-from .installed import Answer, Installed, model_types_of
+from .installed import RECIPE, Answer, AsInstalled, Installed, Kind, Same, as_it_is, in_rows, model_types_of
 from .settings import MediaSettings
 
 if TYPE_CHECKING:

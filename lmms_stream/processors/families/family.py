@@ -16,7 +16,7 @@ from .settings import MediaSettings
 
 if TYPE_CHECKING:
     from ..media.facts import Facts
-    from ..media.intervals import Interval
+    from ..media.types import Interval
 
 # Names of a model's parts that read pictures and sounds, and of those behind them, which the text part reads.
 _SIGHT, _SOUND, _BEHIND = (

@@ -1,21 +1,32 @@
-"""The processor of the installed transformers for a folder: media as its arguments, and what it answers."""
+"""The processor of the installed transformers for a folder, and families whose media only that processor reads.
+
+When such a family is made, the processor is run on a few small media. Its answers show the texts and tokens of a medium,
+and the names of its tensors. A family with a file of its own states the facts that cannot be found in this way.
+"""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .family import Family
+from ...errors import ConfigError, DataError
+from ..media.types import Memory, new_memory
+from .clips import Clips, ClipShape, check_model_settings, waveform_of
+from .family import Family, Layout
+from .settings import MediaSettings
+from .vision import NO_LIMIT, FrameChoice
 
 if TYPE_CHECKING:
-    from ..media.facts import ImageFacts, VideoFacts
+    from ..media.facts import AudioFacts, Facts, ImageFacts, VideoFacts
+    from ..media.types import Interval
 
 
 class Answer(NamedTuple):
@@ -179,3 +190,278 @@ def _quiet() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         torch.set_num_threads(threads)
+
+
+SIZES = ".shapes"  # behind the name of an input: the shapes of its arrays, which are stored one behind the other
+RECIPE = "write a family of your own (docs/families.md) and give it to MultimodalProcessor.from_pretrained"
+_PATCH = 14 * 14 * 3  # numbers of an image that count as a row of the tower's input
+Same = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
+
+
+class Shape(NamedTuple):
+    """numbers: of the frames of a video that are read."""
+
+    facts: ImageFacts | VideoFacts
+    numbers: tuple[int, ...] = ()
+    grid: tuple[int, ...] = ()
+
+
+class Kind(NamedTuple):
+    """What is known of a kind of media. written: by the chat template. tokens: that are repeated, the most frequent
+    first. beside: other tokens of its own. ragged: names of tensors whose shapes differ between media, with the others.
+
+    values: name of an input of one value a token -> its value for each of the repeated tokens. is_alone: several in a
+    sample become something else than each alone.
+    """
+
+    written: str
+    tokens: Mapping[str, int]
+    beside: Sequence[str]
+    tensors: Mapping[str, bool]
+    values: Mapping[str, Mapping[int, int]]
+    is_alone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsInstalled:
+    """See Family. It has no pixels of its own: ByInstalled reads them.
+
+    towers: None where they are found in the model. own_features, own_tensors: what a file of the family says.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    kinds: Mapping[str, Kind]
+    installed: Installed
+    settings: MediaSettings
+    clips: Clips | None
+    settings_digest: str
+    model_class: str
+    attentions: tuple[str, ...]
+    towers: Mapping[str, str] | None
+    own_features: Callable[..., Any] | None
+    own_tensors: Same
+    dummies: Mapping[str, Mapping[str, NDArray[Any]]] = field(repr=False)
+
+    num_axes: ClassVar[int] = 0  # of positions that the processor says: it says none
+    surroundings: ClassVar[tuple[str, str]] = ("", "")
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """See Family."""
+        return {kind: each.written for kind, each in self.kinds.items()}
+
+    @property
+    def repeated_tokens(self) -> Sequence[str]:
+        """See Family."""
+        return [*dict.fromkeys(token for each in self.kinds.values() for token in each.tokens)]
+
+    @property
+    def media_tokens(self) -> Sequence[str]:
+        """See Family."""
+        beside = [token for each in self.kinds.values() for token in each.beside]
+        return [*dict.fromkeys([*self.repeated_tokens, *beside])]
+
+    @property
+    def token_inputs(self) -> tuple[str, ...]:
+        """See Family."""
+        return tuple(dict.fromkeys(name for each in self.kinds.values() for name in each.values))
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """See Family."""
+        chosen = {name: getattr(self.settings, name) for name in MediaSettings.__dataclass_fields__}
+        said = {name: value for name, value in chosen.items() if value is not None}
+        return {"family": self.name, "settings": self.settings_digest, **said}
+
+    def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
+        """What ByInstalled asks about: a placeholder that becomes one token."""
+        if kind == "audio":
+            sound = cast("AudioFacts", facts)
+            assert self.clips is not None
+            num_samples, is_cut = self.clips.read_of(sound)
+            return Layout(kind, (1,), 0, "", ClipShape(sound, num_samples, 0, is_cut=is_cut), is_cut)
+        size = cast("ImageFacts | VideoFacts", facts)
+        numbers = self._numbers(cast("VideoFacts", facts), interval) if kind == "video" else ()
+        return Layout(kind, (1,), 0, "", Shape(size, numbers))
+
+    def _numbers(self, facts: VideoFacts, interval: Interval | None) -> tuple[int, ...]:
+        """The frames that the installed processor chooses of the section that is read."""
+        settings = self.settings
+        start, end = settings.video_start or 0.0, settings.video_end
+        choice = FrameChoice(fps=1.0, frame_num=None, min_frames=1, max_frames=NO_LIMIT, start=start, end=end)
+        section = choice.section(facts, interval)
+        most = settings.video_max_frames or section.num_frames
+        asked = {"fps": settings.fps, "num_frames": settings.frame_num}
+        numbers = self.installed.chosen(section.num_frames, facts.fps, {k: v for k, v in asked.items() if v})
+        if len(numbers) > most:
+            numbers = self.installed.chosen(section.num_frames, facts.fps, {"num_frames": most})[:most]
+        return tuple(section.first + number for number in numbers)
+
+    def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        """See Family."""
+        for kind, each in self.kinds.items():
+            if each.is_alone and (number := sum(layout.kind == kind for layout in layouts)) > 1:
+                raise DataError(
+                    f"it has {number} {kind}s, and the processor of {self.name} reads several otherwise than each "
+                    f"alone: keep one a sample, or {RECIPE}"
+                )
+        kinds = self.never_together
+        if kinds and {layout.kind for layout in layouts}.issuperset(kinds):
+            raise DataError(f"it {self._taken_for_one_another}: leave one of the kinds out")
+        return layouts
+
+    def frames(self, layout: Layout) -> Sequence[int]:
+        """See Family."""
+        return layout.shape.numbers if layout.kind == "video" else ()
+
+    def heard(self, layout: Layout) -> str:
+        """See Family."""
+        if layout.kind != "audio" or self.clips is None:
+            return ""
+        return f"{layout.shape.num_samples / self.clips.rate:.2f} s at {self.clips.rate:,} Hz"
+
+    def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
+        """See Family. It is not asked for any."""
+        return np.zeros((0, len(input_ids)), np.int64)
+
+    def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
+        """See Family."""
+        made = {name: np.zeros(len(input_ids), np.int64) for name in self.token_inputs}
+        tokens = [number for each in self.kinds.values() for number in each.tokens.values()]
+        at = np.flatnonzero(np.isin(input_ids, tokens))
+        parts = [(kind, at) for kind in self.kinds]  # of samples without layouts, by their tokens alone
+        if layouts:
+            bounds = np.cumsum([sum(layout.counts) for layout in layouts])[:-1]
+            parts = [(each.kind, part) for each, part in zip(layouts, np.split(at, bounds), strict=True)]
+        for kind, part in parts:
+            for name, of_tokens in self.kinds[kind].values.items():
+                for token, value in of_tokens.items():
+                    made[name][part[input_ids[part] == token]] = value
+        return made
+
+    def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
+        """See Family: an image or frames as they are stored."""
+        from ..media.images import decode_image
+        from ..media.video import read_frames
+
+        if layout.kind == "audio":
+            assert self.clips is not None
+            return waveform_of(self.clips.samples(layout.shape, data))
+        if layout.kind == "image":
+            return decode_image(data)[None]
+        facts = layout.shape.facts
+        numbers = layout.shape.numbers
+        return read_frames(data, numbers, num_frames=facts.frames, width=facts.width, height=facts.height)
+
+    def tensors(
+        self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
+    ) -> dict[str, NDArray[Any]]:
+        """See Family: they are ByInstalled's."""
+        raise NotImplementedError
+
+    def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """See Family. Arrays of a shape of their own become rows of numbers, with their shapes beside them."""
+        ragged = {name: value for each in self.kinds.values() for name, value in each.tensors.items()}
+        return in_rows({name: values for name, values in self.own_tensors(made).items() if name in ragged}, ragged)
+
+    def num_rows(self, tensors: Mapping[str, NDArray[Any]]) -> int:
+        """Rows of the tower's input, as far as they can be told: patches of 14 x 14 pixels."""
+        return max(1, sum(each.size for each in tensors.values() if each.dtype.kind == "f") // _PATCH)
+
+    def model_inputs(self, model: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of a batch, on any device: arrays of several shapes with zeros behind them, as the processor pads them."""
+        made = {name: values for name, values in inputs.items() if not name.endswith(SIZES)}
+        for name, sizes in inputs.items():
+            if name.endswith(SIZES):
+                of = name.removesuffix(SIZES)
+                made[of] = _padded(inputs[of], sizes.tolist())
+        return made
+
+    def features(self, base: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
+        """See Family: by the model's own method, which is given the arguments that it has."""
+        if self.own_features is not None:
+            return self.own_features(base, kind, inputs)
+        method = getattr(base, f"get_{kind}_features", None)
+        if method is None:
+            raise ConfigError(
+                f"{type(base).__name__} has no get_{kind}_features, by which media are read that no text is beside: "
+                f"{RECIPE}"
+            )
+        names = inspect.signature(method).parameters
+        return method(**{name: value for name, value in inputs.items() if name in names})
+
+    @property
+    def never_together(self) -> tuple[str, ...]:
+        """Two kinds of media that models take for one another, as one token stands for both; see Family."""
+        tokens = {kind: number for kind, number in self.token_ids.items() if kind in self.dummies}
+        return tuple(kind for kind, number in tokens.items() if [*tokens.values()].count(number) > 1)
+
+    def check_pack(self, inputs: Mapping[str, Any]) -> str | None:
+        """See Family."""
+        kinds = self.never_together
+        if kinds and self.kinds_of(inputs).issuperset(kinds):
+            return (
+                f"{self._taken_for_one_another}: keep samples with either in datasets of their own, and "
+                "per_device_batch at 1"
+            )
+        return None
+
+    @property
+    def _taken_for_one_another(self) -> str:
+        kinds = " and ".join(f"{kind}s" for kind in self.never_together)
+        return f"holds {kinds}, and {self.name} has one token for both, so that a model cannot tell them apart in a row"
+
+    def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+        """See Family: of the smallest medium that was asked about."""
+        return self.dummies
+
+    def kinds_of(self, inputs: Container[str]) -> set[str]:
+        """See Family."""
+        return {kind for kind, named in self.dummies.items() if next(iter(named)) in inputs}
+
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        """See Family. Positions along axes, where a model has some, are counted by the model itself."""
+        for kind, each in self.kinds.items():
+            known = {**each.tokens}.values()
+            for name in (f"{kind}_token_id", f"{kind}_token_index"):
+                if isinstance(config.get(name), int) and config[name] not in known:
+                    check_model_settings(config, {name: next(iter(known))})
+
+    @property
+    def token_ids(self) -> Mapping[str, int]:
+        """Kind of media -> the token that stands for one."""
+        return {kind: next(iter(each.tokens.values())) for kind, each in self.kinds.items()}
+
+
+def as_it_is(made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """The tensors of a processor as it gives them."""
+    return made
+
+
+def in_rows(tensors: Mapping[str, NDArray[Any]], ragged: Mapping[str, bool]) -> dict[str, NDArray[Any]]:
+    """Tensors of which those that are ragged become rows of numbers, with their shapes beside them."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, values in tensors.items():
+        found[name] = _in_a_row(values) if ragged[name] else values
+        if ragged[name]:
+            found[f"{name}{SIZES}"] = np.array([values.shape], np.int64)
+    return found
+
+
+def _in_a_row(values: NDArray[Any]) -> NDArray[Any]:
+    if values.size and not any(values.strides):  # of a shape alone, which takes no memory
+        return np.broadcast_to(values.flat[0], values.size)
+    return values.reshape(-1)
+
+
+def _padded(values: Any, sizes: Sequence[Sequence[int]]) -> Any:
+    """One array of arrays that lie one behind the other: along the first axis, padded along the others."""
+    most = [max(size[axis] for size in sizes) for axis in range(len(sizes[0]))]
+    out = values.new_zeros((sum(size[0] for size in sizes), *most[1:]))
+    row = done = 0
+    for size in sizes:
+        number = int(np.prod(size))
+        out[(slice(row, row + size[0]), *map(slice, size[1:]))] = values[done : done + number].view(*size)
+        row, done = row + size[0], done + number
+    return out

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..media.facts import VideoFacts
-    from ..media.intervals import Interval
+    from ..media.types import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

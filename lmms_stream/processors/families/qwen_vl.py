@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..media.facts import Facts, ImageFacts, VideoFacts
-    from ..media.intervals import Interval
+    from ..media.types import Interval
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 START, END = "<|vision_start|>", "<|vision_end|>"

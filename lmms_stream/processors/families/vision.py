@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
-from ..media.intervals import Interval
+from ..media.types import Interval
 from .files import ProcessorFiles, check_followed
 from .settings import MediaSettings
 

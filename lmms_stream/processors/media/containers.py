@@ -67,7 +67,10 @@ def _library() -> Any:
     return av
 
 
-# Frames and rates of videos, and samples of sounds whose headers do not tell.
+# Frames and rates of videos, and samples of sounds whose headers lack them.
+#
+# The headers of MP4, MOV and AVI list the frames. The list is used if decoding gives exactly these frames. Every other
+# file is decoded once, in one thread, and no frame is kept.
 
 _PACKET_IS_FRAME = {"mov": ("h264", "hevc", "mpeg4", "vp9", "av1", "mjpeg", "prores"), "avi": ("mpeg4", "mjpeg")}
 

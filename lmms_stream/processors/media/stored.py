@@ -10,7 +10,7 @@ from ...errors import DataError
 from .facts import AudioFacts, Facts, stored_facts, stored_sound
 from .formats import extension_of, shown_mime
 from .image_header import image_size
-from .intervals import Interval, interval_of
+from .types import Interval, interval_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

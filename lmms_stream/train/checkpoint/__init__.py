@@ -5,8 +5,7 @@ saving          what a run saves and resumes; the fingerprint of the run
 checkpoint      checkpoints saved while training continues
 store           places and names of checkpoints, and when one is whole
 tensors         tensors of model and optimizer <-> files of torch.distributed.checkpoint
-export          a checkpoint -> a folder that from_pretrained loads
+export          a checkpoint, or the present model -> a folder that from_pretrained loads
 weight_files    its configs, and its weights or their average, a few tensors at a time
-folder          the present model -> such a folder, by all ranks; also a model that is not transformers'
-export_adapter  its adapter -> a folder that peft loads, or the merged model, a few tensors at a time
+export_adapter  an adapter -> a folder that peft loads, or the merged model, a few tensors at a time
 """

@@ -21,8 +21,7 @@ from ..model.plain import config_of
 from ..run.optimizers import Average
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
-from .export import check_out, export_checkpoint, is_own_code, model_files
-from .folder import save_folder
+from .export import check_out, export_checkpoint, is_own_code, model_files, save_folder
 from .resume import Resumable
 from .store import MODEL_FOLDER, Checkpoint, checkpoints_url, folder_name
 from .tensors import NOTHING

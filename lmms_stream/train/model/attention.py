@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 # Attention of each sample of a pack by itself, by torch's own kernel for GPUs: "varlen", for float16 and bfloat16.
+# The proof (isolation.py) runs it before a run may train with it.
 
 VARLEN = "varlen"
 

@@ -328,7 +328,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# The choice and its proof for a training loop that users write.
+# The keyword arguments of a batch for a transformers model in a training loop that users write, and the proof.
+#
+# A trainer proves its model once, before the first step. A user's loop has no such moment: the model is proven with its
+# first batch, and again with each other implementation of attention that is set on it.
 
 _ATTRIBUTE = "_lmms_stream_own_loop"
 _WRAPPED = ("module", "_orig_mod")  # what wrappers such as DDP and torch.compile call the model inside of them

@@ -18,8 +18,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...errors import ConfigError
-from ...processors.families.as_installed import AsInstalled
 from ...processors.families.family import Family
+from ...processors.families.installed import AsInstalled
 from ...types import Batch
 from .by_sample import BOUNDS
 

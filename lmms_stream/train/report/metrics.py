@@ -291,7 +291,7 @@ def engine_figures(
     return figures | {f"perf/global_seq_len_{name}": value for name, value in lengths}
 
 
-# Counts and times of a run's steps.
+# Measurements of steps: contents, times, waits and memory.
 
 MIB = 1 << 20
 

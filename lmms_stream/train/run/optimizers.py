@@ -392,7 +392,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-# Gradient clipping.
+# Gradient clipping, by the norm of all gradients, for parameters on any meshes.
 
 
 Parts = tuple[DeviceMesh | None, tuple[int, ...]]  # a mesh, and its dimensions along which ranks have parts

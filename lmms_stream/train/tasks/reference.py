@@ -142,7 +142,11 @@ def check_adapter(model: PackedModel) -> None:
         )
 
 
-# Log-probabilities of a dataset's samples under the starting weights, kept in a file.
+# Log-probabilities of a dataset's samples under the starting weights, measured once and kept in a file.
+#
+# The file is stored next to the dataset, in `_lmms/reference/`: `<fingerprint>.npy`, float32[num_samples, k], for the k
+# sequences of each sample in order. `<fingerprint>.json` names the model that measured them, and is written last. Until
+# then `<fingerprint>.part.npy` holds the measured values, and NaN for the others.
 
 
 REFERENCE_FOLDER = "_lmms/reference"
@@ -285,6 +289,10 @@ class StoredReference:
 
 
 # The starting weights, kept next to the trained ones.
+#
+# Each rank keeps a copy of its shards of the trained parameters, in the same number format. A forward pass of the
+# reference exchanges copy and parameters, and so runs the same model with the same attention, kernels and shards. With
+# an adapter nothing is kept: the reference is the model without its adapter.
 
 
 class FrozenWeights:
