@@ -1,6 +1,6 @@
 """The processor of the installed transformers for a folder, and families whose media only that processor reads.
 
-When such a family is made, the processor is run on a few small media. Its answers show the texts and tokens of a medium,
+When such a family is made, the processor is run on a few small media. Its answers show text and tokens of a medium,
 and the names of its tensors. A family with a file of its own states the facts that cannot be found in this way.
 """
 

@@ -213,8 +213,7 @@ def _write_weights(
     write_weights(made, saved.empty, saved.filled_by(fill))
 
 
-# The present model -> a folder, by all ranks. Rank 0 writes: it gathers a few tensors at a time from the other ranks, and
-# no rank holds the whole model.
+# The present model -> a folder, by all ranks. Rank 0 gathers a few tensors at a time from the other ranks, and writes.
 
 
 def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
