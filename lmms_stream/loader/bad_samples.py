@@ -1,4 +1,4 @@
-"""What is done with samples that cannot be processed: which errors are of one sample, and what stands in its place."""
+"""Samples that cannot be processed: the errors of one sample, and the padding in its place."""
 
 from __future__ import annotations
 
@@ -149,10 +149,9 @@ class SampleClock(SharesTensors):
 
 
 class SampleWatch:
-    """A thread that ends the worker whose sample takes too long, so that whoever waits for it is told.
-
-    end: ends a worker, by its number. None: samples are processed by this process itself, which nobody else can end.
-    It raises the error once the sample is done, and ends if it is not after as long again, or LEAST_GRACE_S.
+    """A thread that ends a worker whose sample takes too long, and reports it. end: ends a worker, by its number. None:
+    this process processes the samples itself. It raises the error after the sample, or ends after twice the time, at
+    least LEAST_GRACE_S more.
     """
 
     def __init__(self, clock: SampleClock, end: Callable[[int], Any] | None):

@@ -133,7 +133,7 @@ def piece_of(dataset: PackedDataset, work: Work, segment: int, processed: Proces
 
 
 def name_sample(error: Exception, sample: str) -> None:
-    """Have an error that is not ours say which sample it is of, where it is shown."""
+    """Add the name of the sample to an error of another library."""
     if not isinstance(error, LmmsStreamError):
         error.add_note(sample)
 

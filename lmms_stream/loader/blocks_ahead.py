@@ -25,10 +25,10 @@ from ..types import World
 class BlocksAhead:
     """Follows packs through their blocks, for the canonical nodes that this machine serves.
 
-    Packs of a block come from all over it, so all its shards are needed soon after the first; those of the next block
-    are requested behind them, so that they come while this one is read; under a cache_limit they are not. Those of the
-    second block wait until all of the first are here: nothing can be read before, and downloads share a link. Later
-    most of a block is here when it is entered, and threads that waited for the rest of it would be idle.
+    The packs of a block read all its shards soon after the first pack. Then the shards of the next block are requested,
+    and arrive while this block is read; not with a cache_limit. The second block waits for all shards of the first:
+    nothing can be read before, and downloads share a link. Later most shards of a block are already here when the block
+    begins, and a thread that waited for the rest would be idle.
 
     margin_steps, epochs: see CacheOutlook; epochs of each source.
     """

@@ -93,7 +93,7 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, HasSamples], *,
 
 
 def _check_dataset(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> None:
-    """ConfigError where a line is of a dataset that is not read as its source."""
+    """ConfigError if a line names a dataset that its source does not read."""
     source = listed.name
     if listed.dataset is None or source not in datasets or (identity := datasets[source].identity) == listed.dataset:
         return

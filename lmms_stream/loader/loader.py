@@ -279,7 +279,7 @@ class PackedLoader:
 
     @property
     def left_out(self) -> LeftOut:
-        """What this rank leaves out: by its drop lists, what it was told, and what was quarantined in its batches."""
+        """Samples that this rank leaves out: by drop lists, by leave_out, and quarantined in its batches."""
         return self._worker.batches.left_out
 
     def leave_out(self, samples: LeftOut) -> None:

@@ -27,10 +27,8 @@ FREE, LENT = 0, 1
 
 
 class Block:
-    """Memory for one array, which other processes open as a file of this one while it runs.
-
-    It has no name that could outlive a process that is killed, and takes no room of /dev/shm, which is small in
-    containers.
+    """Memory for one array, which other processes open as a file of this running process. No name can outlive a killed
+    process, and /dev/shm, which is small in containers, stays free.
     """
 
     def __init__(self, num_bytes: int):
@@ -110,7 +108,7 @@ class PackMemory:
         return np.empty(shape, dtype) if given is None else given
 
     def joined(self, name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """The arrays of a name as one, where they are those that lie one after another; None otherwise."""
+        """Join the arrays of a name if they are adjacent in memory; otherwise return None."""
         region = self._regions.get(name)
         found = None if region is None else region.joined(arrays)
         if found is not None:
@@ -174,7 +172,7 @@ def _received(pid: int, file: int, num_bytes: int, shape: tuple[int, ...], dtype
         memory = mmap(opened, num_bytes)
     finally:
         os.close(opened)
-    # Views refer to it as their base, so it lives as long as they do.
+    # Views keep it alive as their base.
     lent = np.frombuffer(memory, np.uint8)
     weakref.finalize(lent, _give_back, memory, os.getpid()).atexit = False
     data = lent[HEADER : HEADER + math.prod(shape) * np.dtype(dtype).itemsize]
@@ -217,7 +215,7 @@ class RowMemory:
             piece = self._free.pop()
         if piece is None or len(piece) < needed:
             piece = np.empty(needed, np.int64)
-        lent = np.frombuffer(piece.data, np.int64)  # views refer to it as their base, so it lives as long as they do
+        lent = np.frombuffer(piece.data, np.int64)  # views keep it alive as their base
         weakref.finalize(lent, self._take_back, piece).atexit = False
         whole = lent[None]
         first, second, third = (number * (num_tokens + GAP) for number in range(3))

@@ -27,8 +27,8 @@ class WireBatch(NamedTuple):
     """payload: int32 tokens, labels and positions on axes of their own (float32 where these have fractions), int32
     cu_seqlens, int64 sample ids.
 
-    The other position_ids, which restart, follow from cu_seqlens. inputs: the small ones as arrays, and the others as
-    SentTensor, which are tensors when they are received. token_inputs: int64[1, T] each.
+    The other position_ids, which restart, follow from cu_seqlens. inputs: small ones as arrays, others as SentTensor;
+    the receiver gets tensors. token_inputs: int64[1, T] each.
     """
 
     payload: bytes

@@ -73,8 +73,8 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
     def start_at(self, cursor: Mapping[str, Any], *, end_workers: Callable[[], None]) -> None:
         """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out.
 
-        end_workers: end persistent workers that run, as they cannot read a start that is longer than the memory that
-        they share. They end before it gets other memory, so that an interrupt leaves none that reads an earlier start.
+        end_workers: end persistent workers, which cannot read a start that is longer than their shared memory. They end
+        before new memory is made: after an interrupt no worker reads an earlier start.
         """
         text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
         self.batches.begin(cursor["step"])
@@ -259,9 +259,8 @@ PassOver = Callable[[int, Exception], bool]  # sample id and why it has no lengt
 
 
 def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64], *, pass_over: PassOver) -> NDArray[np.int64]:
-    """What the dataset's processor measures of samples: tokens, int64[n], or tokens and patches, int64[n, 2].
-
-    One that cannot be measured is UNMEASURED where pass_over says so, and its error is raised otherwise.
+    """Lengths of samples by the dataset's processor: tokens, int64[n], or tokens and patches, int64[n, 2]. A sample
+    that cannot be measured is UNMEASURED with pass_over; otherwise its error is raised.
     """
     processor = processor_that_packs(dataset)
     has_media = measures_media(processor)

@@ -112,10 +112,8 @@ def visible(blocks: Blocks) -> NDArray[np.bool_]:
 
 
 def positions(blocks: Blocks) -> NDArray[np.int64]:
-    """Where each token stands in its sample: int64[T].
-
-    Each token of a text stands one further. All of an image stand at one position, and what follows it one further;
-    after an image that is to be made, and after a block that was dropped, what follows stands where that did.
+    """Positions of tokens in their samples: int64[T]. Each token of a text takes the next position. All tokens of an
+    image share one position. An image that is to be made, and a dropped block, share the position of the next block.
     """
     lengths, is_text = blocks.lengths, blocks.kinds == BlockKind.TEXT
     advances = np.where(is_text, lengths, 1) * ~blocks.is_hidden

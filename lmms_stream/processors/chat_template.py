@@ -437,7 +437,7 @@ class Stops:
         return own[: start + max(1, token[1])] if token else ""
 
     def _rendered(self, messages: Messages) -> tuple[str, list[Span]] | None:
-        """None for a template that refuses these messages, or whose marks cannot be found."""
+        """None if the template refuses these messages, or its marks cannot be found."""
         try:
             return self._render(messages)
         except (ConfigError, DataError):

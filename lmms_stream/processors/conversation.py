@@ -62,10 +62,8 @@ class Rendered(NamedTuple):
 
 
 class Conversations:
-    """Texts of conversations by a tokenizer's chat templates; what is learnt of them: see ChatProcessor.
-
-    learn_stop: None where it does not matter which ends of answers the template marks.
-    ConfigError for templates that cannot be compiled, or that are missing.
+    """Texts of conversations by a tokenizer's chat templates; for their trained spans see ChatProcessor. learn_stop:
+    None if the ends of answers do not matter. ConfigError for templates that cannot be compiled, or that are missing.
     """
 
     def __init__(self, tokenizer: FastTokenizer, *, learn: Learn, learn_stop: bool | None = False):
@@ -246,9 +244,8 @@ class Conversations:
         return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
 
     def _speakers_of(self, spans: Sequence[Span], chat: Chat) -> list[int]:
-        """The message of each span, for templates that mark one several times, or not at all.
-
-        The spans that a message adds to those before it are its own.
+        """The message of each span, for templates that mark a message several times, or not at all. A message owns the
+        spans that it adds to the text of the messages before.
         """
         indices: list[int] = []
         for index in chat.spoken:

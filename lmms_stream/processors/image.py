@@ -100,7 +100,7 @@ class ImageProcessor:
 
 
 def resized_by_halves(image: Image, size: int) -> Image:
-    """Resize an image so that its shorter side is `size`, as ADM does: by halves while twice as large, then bicubic.
+    """Resize an image to a shorter side of `size`, as ADM does: by halves down to twice the size, then bicubic.
 
     https://github.com/openai/guided-diffusion, image_datasets.py, center_crop_arr.
     """

@@ -27,9 +27,8 @@ _GROUP_BYTES = 1 << 20  # about; what a tokenizer makes of a text takes a hundre
 
 
 def measured(processor: Processor, samples: Sequence[Sample]) -> Iterator[int | DataError]:
-    """What `processor.measure` gives of each sample, or the DataError that it raises; other errors are raised in turn.
-
-    By its `measure_all`, if it has one for the `measure` that it has.
+    """Return the result of `processor.measure` for each sample, or its DataError; other errors are raised in turn. Uses
+    `measure_all` if the processor has one for its `measure`.
     """
     if works_together(type(processor), "measure", "measure_all"):
         measure_all: MeasureAll = processor.measure_all  # type: ignore[attr-defined]

@@ -199,10 +199,9 @@ def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]])
 
 
 class MediaPreferenceProcessor:
-    """Sequences of answers as PreferenceProcessor makes them, of chats that a processor of media reads.
-
-    Each sequence has the media of the prompt, because it sees no other; what the processor makes of one (positions,
-    tensors) stands behind that of the one before. Samples of texts are a DataError.
+    """Sequences of answers as PreferenceProcessor makes them, for chats with media. Each sequence repeats the media of
+    its prompt, because a sequence sees no other. Positions and tensors of sequences are joined in order. Samples of
+    texts are a DataError.
     """
 
     columns = ("messages", "media")

@@ -132,7 +132,7 @@ def fill(
     whose tokens number expected[s], or are enough where that is -1. column_sizes: bytes of each column of a sample, -1
     where they vary. The shards' offsets were checked when they were opened; here a sample's own sizes are.
     Returns what became of it, the segment that does not fit, and a value of it; num_loss_tokens is of each segment.
-    Tokens may lie at any byte, which the processors that NumPy supports read as well as aligned ones.
+    Tokens need no alignment on the CPUs that NumPy supports.
     """
     found = np.empty((len(indices), 4), np.int64)
     torn = _find(addresses, indices, column_sizes, ids_column, spans_column, found)

@@ -50,7 +50,7 @@ def run(path: Path, overrides: Sequence[str]) -> int:
     try:
         return _train(path, overrides)
     finally:
-        gc.unfreeze()  # so that libraries can clean up where the process ends as others do
+        gc.unfreeze()  # libraries clean up if the process ends in the usual way
 
 
 def _train(path: Path, overrides: Sequence[str]) -> int:

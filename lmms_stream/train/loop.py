@@ -1,4 +1,4 @@
-"""One run of a trainer: steps, and what is due after each, from where it stands to its end."""
+"""The training loop: steps, and logs, evaluations and checkpoints after them, to the end of the run."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class TrainerParts:
         return packed
 
     def _shard(self, model: PackedModel) -> None:
-        """Shard the model, and prove that it keeps samples apart, if it has its weights."""
+        """Shard the model. If its weights are loaded, prove that the model keeps samples apart."""
         config, device = self.config, self.device
         set_tf32(config, device)
         share_tokens(model, self.meshes)

@@ -1,4 +1,4 @@
-"""Where a trainer stands: what its checkpoints hold besides tensors, and what its callbacks are told."""
+"""The state of a trainer in checkpoints, next to its tensors, and for callbacks; and the model of a resumed run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checkpoint_to_resume(trainer: TrainerParts, resume_from_checkpoint: bool | s
 
 
 def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> None:
-    """Load the checkpoint that was chosen, if there is one, and begin the run there; all ranks call it."""
+    """Load the chosen checkpoint, if there is one, and begin the run there; all ranks call it."""
     if found is None and trainer.empty_model is not None:
         raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
     state = None if found is None else trainer.saver.resume(found, lambda state: _begin_from(trainer, state))
@@ -144,9 +144,9 @@ def model_to_fill(
 ) -> torch.nn.Module | None:
     """Build the model that a checkpoint fills, without weights; None, on all ranks, if it is built with them.
 
-    That is where the run begins, and where a model is made by others: by the user, by a task, by diffusers, or with an
-    adapter, whose checkpoints hold nothing else; and where the starting weights are needed, as a task's reference.
-    given: what the trainer was given as its model. finish: see there. All ranks call it.
+    A model is built with its weights if the run begins; if the user, a task or diffusers makes the model; if it has an
+    adapter, because checkpoints hold only the adapter; and if a task compares with the starting weights. given: the
+    `model` argument of the trainer. finish: see there. All ranks call it.
     """
     is_compared = getattr(trainer.task, "reference", None) is not None
     if found is None or is_compared or _is_others(trainer) or not isinstance(given, ModelConfig):
@@ -166,9 +166,9 @@ def model_to_fill(
 
 
 def model_to_share(trainer: TrainerParts, given: object, *, finish: Finish) -> torch.nn.Module:
-    """The model that a run begins with; its weights stay in their files where ranks can get them from there.
-
-    What others make has its weights, see model_to_fill. given: as there; None where create_model is overridden.
+    """Build the model that a run begins with. Weights stay in their files if each rank can read its part from there. A
+    model of the user, a task or diffusers has its weights. given: see model_to_fill; None if create_model is
+    overridden.
     """
     if _is_others(trainer) or not isinstance(given, ModelConfig):
         return trainer.create_model()

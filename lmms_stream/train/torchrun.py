@@ -1,9 +1,7 @@
-"""torchrun, which passes SIGUSR1 on to its ranks, and takes nodes back. torchrun alone does neither.
-
-It is ended by SIGUSR1, and nothing is saved. And torch 2.15 keeps one store for the ranks of all starts of a job: they
-find the addresses of those that are gone, and a node that comes back waits for one that nobody tells it. So where ranks
-may be started again, each start gets a store of its own, which its rank 0 serves. Elsewhere torchrun's stays: it
-outlives rank 0, so that others can be told how that ended.
+"""The torchrun command, extended: it passes SIGUSR1 on to its ranks, and nodes may return. Plain torchrun does neither.
+SIGUSR1 ends it, and nothing is saved. torch 2.15 keeps one store for all starts of a job: ranks find the addresses of
+ended ranks, and a returning node waits for ever. So with restarts each start gets a store of its own, served by its
+rank 0. Without restarts the store of torchrun stays, which outlives rank 0, and other ranks can read how rank 0 ended.
 """
 
 from __future__ import annotations

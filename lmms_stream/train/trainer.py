@@ -136,8 +136,8 @@ class PackedTrainer(TrainerParts):
     ) -> dict[str, float]:
         """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it.
 
-        Of several by name, each one's as eval_NAME_loss, and that over all of them. Figures of compute_metrics beside.
-        eval_dataset: instead of the trainer's: a dataset, several by name, or the name of one of the trainer's.
+        Several datasets also have an eval_NAME_loss each. Figures of compute_metrics are added. eval_dataset: replaces
+        the trainer's: a dataset, several by name, or the name of one of the trainer's.
         """
         named = self.data.to_evaluate(eval_dataset)
         if not named:

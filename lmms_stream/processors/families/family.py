@@ -197,10 +197,9 @@ class Family(Protocol):
 
 
 def towers_of(family: Family, named: Callable[[], Iterable[str]] = tuple) -> Mapping[str, str]:
-    """Kind of media -> the module that reads it, also of a family that names one tower for all its kinds, or none.
-
-    named: the names of the parts of a model, among which those of a family that names none are found. ConfigError
-    where they are not.
+    """Return the module of each kind of media, also for a family with one tower for all kinds, or without a name of
+    one. named: the names of the parts of a model, to search for a tower without a name. Raise ConfigError if none is
+    found.
     """
     towers: Mapping[str, str] | None = getattr(family, "towers", None)
     if towers is not None:

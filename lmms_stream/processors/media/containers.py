@@ -153,7 +153,7 @@ def _listed_frames(data: bytes, container: Any, stream: Any) -> _Listed | None:
 
 
 def _decodes_from(data: bytes, entry: Any, stream: Any) -> bool:
-    """Whether the first packet is one that none of those behind it reaches back beyond, so that all are decoded."""
+    """Return whether no later packet depends on data before the first packet, so that all frames can be decoded."""
     codec = stream.codec_context.name
     if codec == "mpeg4" and stream.codec_context.has_b_frames:
         return False
@@ -186,7 +186,7 @@ def _packet_times(data: bytes) -> list[int | None]:
 
 
 def _average_rate(times: Sequence[int | None], container: Any, stream: Any) -> float:
-    """Frames a second, from when each is shown; what the header says where that is as exact as times are."""
+    """Frames a second, from the times of frames; the number of the header if it is as exact as the times."""
     said = stream.average_rate or stream.guessed_rate
     if container.format.name == "avi" and said and stream.frames:  # it has frames of one length, and no times
         return float(said * len(times) / stream.frames)

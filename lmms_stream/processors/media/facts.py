@@ -49,8 +49,8 @@ def sound_of_video(data: bytes) -> AudioFacts | None:
 
 
 def sound_to_store(data: bytes) -> dict[str, int]:
-    """What is stored of the sound of a video beside its other facts, by name; nothing of one without sound that can be
-    decoded, which only a processor that reads it would miss.
+    """Facts of the sound of a video, by name. Empty for a video whose sound cannot be decoded: only a processor that
+    reads the sound needs them.
     """
     try:
         found = sound_of_video(data)

@@ -72,9 +72,8 @@ def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArra
 def _weights(
     size: int, new_size: int, filter: int, reach: float
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """For each new pixel the weights of the old ones (zeros behind them), the first old one, and their number.
-
-    Computed step by step as Pillow does it, so that all numbers are rounded alike.
+    """For each new pixel: the weights of the old pixels (then zeros), the first old pixel, and the number of old
+    pixels. The steps are those of Pillow, with the same roundings.
     """
     scale = size / new_size
     stretch = max(scale, 1.0)

@@ -73,7 +73,8 @@ class Interval(NamedTuple):
     end: float | None = None
 
     def frames(self, video: VideoFacts) -> range:
-        """The numbers of its frames. DataError where there are none, as where the video ends before it begins."""
+        """Return the numbers of its frames. DataError if there are none, because the video ends before the interval
+        begins."""
         first = max(0, math.ceil(self.start * video.fps - _ROUNDING))
         stop = video.frames if self.end is None else min(video.frames, math.ceil(self.end * video.fps - _ROUNDING))
         if first >= stop:

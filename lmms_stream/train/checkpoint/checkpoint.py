@@ -134,7 +134,7 @@ class Checkpointer:
         self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best, beside=beside)
         options: dict[str, Any] = {
             "storage_writer": self._writer,
-            # What several ranks have is written by the first of them, so that fewer files are read for it.
+            # The first of several ranks with the same tensor writes it: fewer files are read later.
             "planner": DefaultSavePlanner(dedup_save_to_lowest_rank=True),
             "process_group": self._group,
         }

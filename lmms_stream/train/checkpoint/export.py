@@ -304,7 +304,7 @@ class _Gathered:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-# A model that is not transformers' -> a folder with its weights and its config, as diffusers loads one.
+# A model of diffusers, or of the user's own class -> a folder with weights and config that diffusers loads.
 
 
 _MARKER = "plain_model"  # in the config of one that is neither transformers' nor diffusers'

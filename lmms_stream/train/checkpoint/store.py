@@ -59,7 +59,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: where it lies, its step, its files, and what the trainer saved as `state`."""
+    """A complete checkpoint: its path or URL, step and files, and the trainer's saved `state`."""
 
     where: str
     step: int
@@ -122,7 +122,7 @@ class FolderTarget:
         own.unlink()
 
     def candidates(self) -> list[int]:
-        """Steps whose folder has its final name, even where a file of it was lost."""
+        """Steps whose folder has its final name, even if a file was lost."""
         if not self._folder.is_dir():
             return []
         found = [_FOLDER.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]

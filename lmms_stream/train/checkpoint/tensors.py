@@ -79,7 +79,7 @@ def set_tensors(
 
 def _set_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
+    # A parameter that never had a gradient has no state, and gets it at its first update.
     has_all = {name for group in settings for name in group["params"]} <= state.keys()
     set_optimizer_state_dict(
         model,
@@ -274,9 +274,8 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
 
 
 def remove_old(target: Target, newest: int, *, keep: int | None, best: int | None = None) -> None:
-    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay.
-
-    best: the step of one that stays, also where it is none of the last; it is one of `keep`, unless that is 1.
+    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay. best: the step
+    of a checkpoint that always stays, as one of `keep` if `keep` is more than 1.
     """
     if keep is None:
         return

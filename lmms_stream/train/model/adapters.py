@@ -112,7 +112,7 @@ def take_adapter(model: Any) -> PreTrainedModel:
 
 
 def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
-    """The module itself, or the copy that peft runs instead of one that it trains as a whole (modules_to_save)."""
+    """The module itself, or the copy that peft trains and runs in its place (modules_to_save)."""
     copies = getattr(module, "modules_to_save", None)
     if isinstance(copies, torch.nn.ModuleDict) and len(copies) == 1:
         original: Any = getattr(module, "original_module", None)

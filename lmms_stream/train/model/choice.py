@@ -334,7 +334,7 @@ def _wait(device: torch.device) -> None:
 # first batch, and again with each other implementation of attention that is set on it.
 
 _ATTRIBUTE = "_lmms_stream_own_loop"
-_WRAPPED = ("module", "_orig_mod")  # what wrappers such as DDP and torch.compile call the model inside of them
+_WRAPPED = ("module", "_orig_mod")  # names of the inner model in wrappers (DDP, torch.compile)
 _ONE_SAMPLE = "make packs of one sample (max_samples_per_pack=1, without pad_to)"
 
 

@@ -203,9 +203,8 @@ class ImageFlops:
 
 
 def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None]) -> ImageFlops | None:
-    """run: what a task does with the model of one image, all of whose tensors are on the meta device.
-
-    None where it does nothing, and, with a line in the log, for a model that cannot run there.
+    """run: the task's forward pass of one image on the meta device. None if it has none, and, with a line in the log,
+    if the model cannot run there.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode

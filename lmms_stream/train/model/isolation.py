@@ -174,11 +174,11 @@ class _Proof:
         return _on_any_rank(not float(found.mean()) ** 0.5 <= min(2 * noise(), _MOST_NOISE))
 
     def _noise_of_experts(self) -> float:
-        """Of packs of one shape: none, but where tokens go to experts, as shapes in there are others."""
+        """The tolerance for packs of one shape: 0, except for experts, whose inputs have other shapes."""
         return self._noise_of_roundings() if has_experts(self._model.model.config) else 0.0
 
     def _noise_of_shapes(self) -> float:
-        """What a segment differs by where others follow it in the same sample, which must not change anything."""
+        """The difference of a segment when others follow it in the same sample, which must not change it."""
         longer = self._run_alone(followed(self._segments))[self._rows[0]]
         return max(self._noise_of_roundings(), self._mean_difference(longer, self._alone[0]))
 

@@ -170,7 +170,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def run_to_hidden(model: PreTrainedModel, decoder: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What the model gives, whose logits are the hidden states, and what its decoder gave."""
+    """Return the output of the model, with hidden states as logits, and the output of its decoder."""
     found: list[Any] = []
     listening = decoder.register_forward_hook(lambda _, __, output: found.append(output))
     try:

@@ -171,7 +171,7 @@ class TowerFlops:
 
 
 def tower_flops(tower: torch.nn.Module, config: Any, *, kinds: Sequence[str]) -> TowerFlops | None:
-    """config: of the tower; None for one that is not built of patches and blocks, whose formula is another."""
+    """config: of the tower; None for a tower without patches and blocks, which has another formula."""
     blocks = getattr(tower, _BLOCKS, None)
     width = getattr(config, "embed_dim", None) or getattr(config, "hidden_size", None)
     merge = getattr(config, "spatial_merge_size", None)

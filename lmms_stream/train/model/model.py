@@ -280,7 +280,7 @@ class PackedModel(torch.nn.Module):
         return of_tokens if self.sequence is None else self.sequence.whole(of_tokens, batch.num_tokens, dim=dim)
 
     def plain_logits(self, sample: Batch) -> torch.Tensor:
-        """What the model gives for one sample as transformers' users run it, without packing: float[1, T, V]."""
+        """Logits of one sample without packing, as users of transformers run the model: float[1, T, V]."""
         positions = sample.position_ids
         bounds: dict[str, Any] = {}
         if self.model.config._attn_implementation == SDPA_VARLEN:

@@ -79,7 +79,7 @@ def shard_model(
 def _divide(
     model: PackedModel | PlainModel, meshes: Meshes, *, policy: MixedPrecisionPolicy, config: TrainConfig
 ) -> None:
-    """Leave each rank its parts of matrices, or its experts, which are sharded among those that have the same."""
+    """Leave each rank its parts of matrices, or its experts; ranks with the same part shard it among each other."""
     for setting, mesh in (("tensor_parallel", meshes.tp), ("expert_parallel", meshes.ep)):
         if mesh is not None and not isinstance(model, PackedModel):
             raise ConfigError(
@@ -113,9 +113,8 @@ def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:
-    """Have each block gather as many of those that run after it, in both directions; 0: torch's own order.
-
-    Blocks of one class run one after another; those of a tower of media and those of text each among themselves.
+    """Let each block prefetch the next `num_blocks` blocks, forward and backward; 0: the order of torch. Blocks of one
+    class are a sequence: those of a media tower, and those of text.
     """
     if not num_blocks:
         return
@@ -207,7 +206,7 @@ def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[to
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     """Stop the training of parameters whose names match any pattern (fnmatch); a tied one has several names.
 
-    ConfigError for a pattern that matches none, and where none is left to train.
+    Raise ConfigError if a pattern matches no parameter, or no parameter is left to train.
     """
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
@@ -312,7 +311,7 @@ def _part(
 
 
 def _whole(full_name: str, source: torch.Tensor, unread: PretrainedTensors | None) -> torch.Tensor:
-    """A tensor of rank 0, read from its file where it is still there."""
+    """A tensor of rank 0, read from its file if it was not read before."""
     name = _name_in_files(full_name)
     return source.detach() if unread is None or name not in unread else unread.read(name)
 

@@ -91,7 +91,8 @@ class Dummies:
 
 
 def features_of(found: Any) -> Any:
-    """What get_image_features and so on give that a model puts where tokens of media stand, or adds there later."""
+    """The features in a result of get_image_features and its like, which replace the tokens of media, or are added
+    later."""
     if not hasattr(found, "last_hidden_state"):  # of transformers 4
         return found
     # Until 5.21 the towers of sound of Omni models have no pooler_output.

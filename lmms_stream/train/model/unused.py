@@ -34,7 +34,7 @@ def with_zeros(tensor: torch.Tensor, unused: Iterable[torch.Tensor]) -> torch.Te
 
 
 def _own_parameters(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Those that are trained, without those of blocks inside that are sharded by themselves."""
+    """Trained parameters of the module, without those of inner blocks that are sharded separately."""
     yield from (each for each in module.parameters(recurse=False) if each.requires_grad)
     for child in module.children():
         if not isinstance(child, FSDPModule):

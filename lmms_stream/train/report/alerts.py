@@ -115,7 +115,7 @@ class Alerts:
         return {ALERTS: alerts} if alerts else {}
 
     def _of_steps(self, kind: Kind, steps: StepRange | None, what: str) -> dict[str, Any] | None:
-        """The alert that these steps raise, or that the ordinary ones of a record end."""
+        """The alert that these steps raise, or whose end the normal steps of a record report."""
         episode = self._episodes.setdefault(kind, Episode())
         if steps is None:
             told = self._told.pop(kind, None)
@@ -215,11 +215,10 @@ _LEAST_NOISE = 0.02  # of the median: a loss that hardly varies may still rise b
 
 
 class Spikes:
-    """Tells which values lie far above those before them.
-
-    A spike is a value of more than `deviations` deviations above the median of the last `window` values. The deviation
-    is that of normal noise whose values differ from the next as these do, in the median: so neither a spike among them
-    changes it, nor a loss that falls. Values that stay high become the ordinary ones after half a window.
+    """Find values far above the previous values. A spike is a value of more than `deviations` deviations above the
+    median of the last `window` values. The deviation is estimated from the median difference of neighbours, as of
+    normal noise: neither a spike nor a falling loss changes it. Values that stay high become normal after half a
+    window.
     """
 
     def __init__(self, *, deviations: float, window: int):
@@ -273,7 +272,7 @@ class Episode:
 def rows_of(ids: Sequence[Any], loader: PackedLoader) -> list[str]:
     """`file:row` of each sample, as far as their datasets say; all ranks call it alike, and rank 0 reads a few bytes.
 
-    ids: as a record names them, after their source where there are several.
+    ids: as in a record, with their source if there are several sources.
     """
     told = [_read(ids, loader) if loader.world.rank == 0 else []]
     dist.broadcast_object_list(told, src=0, group=cpu_group())

@@ -193,7 +193,7 @@ def _arm_again() -> None:
 os.register_at_fork(before=_disarm_before_fork, after_in_parent=_arm_again, after_in_child=_armed.clear)
 
 
-# The work of each rank, as the others can know it, and the ranks that the others wait for.
+# The reported work of each rank, and the ranks that others wait for.
 
 _KEY = "lmms_stream/phase"
 _LOOKED_AT = 12  # innermost frames among which one of torch.distributed says that a rank waits in a collective
@@ -203,10 +203,9 @@ _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
 
 
 class RankState(NamedTuple):
-    """The phase that a rank is in, and where it is in it.
-
-    beat: how often it told. at: the function that it is in, where it has been there for long. is_in_collective: whether
-    it waits there for other ranks, as far as its stack tells. ended: the error that ended it.
+    """The phase of a rank, and its function. beat: the number of its reports. at: the function, if the rank has been in
+    it for long. is_in_collective: whether its stack shows that it waits for other ranks. ended: the error that ended
+    the rank.
     """
 
     number: int

@@ -87,10 +87,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def history(records: Iterable[Mapping[str, Any]]) -> History:
-    """The records that count. A run that was killed goes on from a checkpoint, and repeats the steps after it.
-
-    Its first record after that tells by its num_steps which checkpoint that was: earlier records of later steps do not
-    count.
+    """Return the valid records. A killed run resumes from a checkpoint and repeats the steps after it. The first record
+    of the resumed run names that checkpoint by its num_steps: earlier records of later steps are not valid.
     """
     kept = History([], [])
     for record in map(dict, records):

@@ -222,7 +222,7 @@ def within(timeout_s: float, act: Callable[[], object], *, what: str) -> None:
         raise dist.DistError(f"{what} took more than {timeout_s:g} s") from None
 
 
-# Which of a node's network interfaces gloo takes, where the node's own name would lead it to none that others reach.
+# The network interface for gloo, if other nodes cannot reach the address of the node's name.
 #
 # gloo listens at the address that the node's name has. Debian and its like give it 127.0.1.1 in /etc/hosts, and a name
 # that nobody knows counts as 127.0.0.1: other nodes would connect to themselves, and the run would stand still.
@@ -275,8 +275,8 @@ def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) ->
 def address_for_others(environment: Mapping[str, str]) -> str:
     """An address of this node that the other nodes of torchrun's environment reach; of one machine, loopback.
 
-    It is that of gloo's interface where one is named, else the one from which the first rank is reached, else that of
-    the node's own name, else the only one there is. ConfigError: see chosen.
+    The first of: the address of gloo's interface, if it is named; the address that reaches the first rank; the address
+    of the node's name; the only address. ConfigError: see chosen.
     """
     first, named = environment.get("MASTER_ADDR", ""), environment.get(VARIABLE, "").split(",")[0]
     found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}

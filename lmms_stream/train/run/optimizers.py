@@ -215,8 +215,8 @@ def hidden_matrices(model: torch.nn.Module) -> set[int]:
 class Muon(torch.optim.Optimizer):
     """Groups with `is_muon` hold matrices that Muon updates, the others are AdamW's.
 
-    momentum, nesterov, ns_steps: see torch.optim.Muon. adjust_lr_fn: how the learning rate follows the shape of a
-    matrix; by default so that its updates are as large as AdamW's, and both have one learning rate.
+    momentum, nesterov, ns_steps: see torch.optim.Muon. adjust_lr_fn: the scale of the learning rate by the shape of a
+    matrix; by default updates are as large as AdamW's, and both use one learning rate.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Update matrices as torch.optim.Muon does, as many at once as ranks share them."""
+        """Update matrices as torch.optim.Muon does, one matrix a rank at a time."""
         size = max(map(_num_sharing, parameters), default=1)
         for start in range(0, len(parameters), size):
             together = parameters[start : start + size]

@@ -1,4 +1,4 @@
-"""Causal language modelling: each token that is learnt is predicted from those before it in its sample."""
+"""Causal language modelling: predict each trained token from the tokens before it in its sample."""
 
 from __future__ import annotations
 
