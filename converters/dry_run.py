@@ -32,7 +32,7 @@ from .rows import schemas
 from .sources.files import Fetch
 from .sources.specs import Spec
 from .sources.units import NoRowsError, Source, Unit
-from .stored.inspect.sample import SampleView, Viewer
+from .stored.sample_view import SampleView, Viewer
 from .stored.unread import UnreadNames, joined, unread_of
 from .weighted import weighted_parts
 from .writing.dropped_rows import DroppedRows, without

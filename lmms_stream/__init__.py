@@ -127,6 +127,7 @@ keep_names(
         "datasets": "doors.lmms_engine.datasets",
         "rl": "doors.relax",
         "datasets.multimodal": "doors.lmms_engine.datasets.naive",
+        "converters.stored.inspect": "tools.inspect",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
         "processors.preference_media": "processors.preference",
         "processors.blocks": "processors.bagel",

@@ -51,6 +51,7 @@ FORMER = {
     "datasets.multimodal": "doors.lmms_engine.datasets.naive",
     "rl": "doors.relax",
     "rl.sample": "doors.relax.sample",
+    "converters.stored.inspect.summary": "tools.inspect.summary",
     "simulate": "tools.simulate",
     "simulate.cluster": "tools.simulate.cluster",
     "ledger.run": "tools.ledger.run",

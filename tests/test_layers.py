@@ -40,7 +40,6 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "version", "storage", "processors", "processors/media", "processes", "mds", "converters/rows",
         "converters/engines",
     },
-    "converters/stored/inspect": {*BASE, "storage", "processors", "processors/media", "mds", "converters/stored"},
     "converters/writing": {
         *BASE, "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
         "converters/engines", "converters/stored",
@@ -51,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "converters": {
         *BASE, "version", "config", "yaml_text", "lazy", "storage", "processors", "processes", "mds",
         "converters/media", "converters/rows", "converters/sources", "converters/engines", "converters/stored",
-        "converters/stored/inspect", "converters/writing",
+        "converters/writing",
     },
     "doors": {"extras", "mds"},
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
@@ -96,7 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     "doors/relax/engine/rollout": {"doors/relax"},
     "cli": {
         *BASE, "config", "version", "signals", "plan", "storage", "processors", "mds", "converters", "converters/rows",
-        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "loader",
+        "converters/engines", "converters/exporting", "converters/stored", "loader",
         "train", "train/run", "train/checkpoint", "train/report",
     },
     "__main__": {"cli"},
@@ -108,20 +107,21 @@ ALLOWED: dict[str, set[str]] = {
     "plugins/stores": {*BASE, "storage"},
     "plugins/engines": {"errors", "version", "storage", "processes"},
     "tools": set(),
+    "tools/inspect": {"errors", "storage", "processors", "mds", "converters/stored", "cli"},
     "tools/profile": {*BASE, "processes", "loader", "train/run", "train/report", "train", "cli"},
     "tools/watch": {
-        "errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report", "cli",
+        "errors", "config", "storage", "mds", "train/checkpoint", "train/report", "cli", "tools/inspect",
     },
     "tools/ledger": {
-        *BASE, "config", "plan", "storage", "mds", "loader", "converters/stored/inspect", "train", "train/run",
-        "train/checkpoint", "train/report", "cli", "doors/lmms_engine/launch",
+        *BASE, "config", "plan", "storage", "mds", "loader", "train", "train/run",
+        "train/checkpoint", "train/report", "cli", "tools/inspect", "doors/lmms_engine/launch",
     },
     "tools/plan": {
-        *BASE, "config", "plan", "processors", "mds", "converters/stored", "converters/stored/inspect", "loader",
+        *BASE, "config", "plan", "processors", "mds", "converters/stored", "loader",
         "train/run", "train/checkpoint", "cli", "tools/ledger",
     },
     "tools/simulate": {
-        *BASE, "config", "lazy", "plan", "plan/kernels", "storage", "processors", "mds", "converters/stored/inspect",
+        *BASE, "config", "lazy", "plan", "plan/kernels", "storage", "processors", "mds",
         "cli", "tools/ledger", "tools/plan",
     },
     "tools/demo": {

@@ -6,5 +6,5 @@ index           a lengths index for existing shards
 verify          all problems of a dataset; verify_shards: of its shards
 merge           several datasets -> one, in the folder above them
 growing         several datasets -> one, in the place of the first
-inspect/        the content, for people
+sample_view     a sample as a person sees it: messages, media, answers, the text that is trained on
 """

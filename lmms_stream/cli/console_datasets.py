@@ -1,4 +1,4 @@
-"""What `lmms-stream verify`, `inspect`, `merge` and `convert --dry-run` print.
+"""What `lmms-stream verify`, `merge` and `convert --dry-run` print.
 
 Text of a dataset is shown, never obeyed.
 """
@@ -9,7 +9,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +17,24 @@ from rich.table import Table
 from rich.text import Text
 
 from ..converters.report import EMPTY, KEY_OF_MESSAGES, MORE_FRAMES, REPEATED, SPEAKER
-from ..converters.stored.inspect.visible import clip, visible
 from ..processors.not_shown import counts_text
 from ..storage.sizes import shown_bytes
-from .console import console, print_found, print_next, print_record, print_records, print_table, shown_seconds
+from .console import (
+    clip,
+    console,
+    print_found,
+    print_next,
+    print_record,
+    print_records,
+    print_table,
+    shown_seconds,
+    visible,
+)
 
 if TYPE_CHECKING:
     from ..converters.dry_run import DryRun
     from ..converters.report import ConvertReport, RowCounts, Unread, UnreadNames
-    from ..converters.stored.inspect.sample import MediaView, SampleView
-    from ..converters.stored.inspect.summary import Inspection, LengthsView
+    from ..converters.stored.sample_view import MediaView, SampleView
     from ..converters.stored.verify import VerifyReport
 
 
@@ -35,7 +42,6 @@ ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool"
 TRAINED_STYLE = "bold green"
 PLAIN_MARKS = ("⟦", "⟧")  # of what is trained on, where there are no colours
 MAX_TEXT = 8000  # characters of one text; --html shows more
-BAR_CELLS = 40
 MAX_REJECTS = 20  # rows that do not fit, of a dry run
 
 
@@ -47,7 +53,7 @@ def print_notes(notes: Sequence[str]) -> None:
 def print_verification(remote: str, report: VerifyReport, *, as_json: bool) -> None:
     """One line for each problem, and what was looked at."""
     if as_json:
-        _print_json(dataclasses.asdict(report))
+        print_json(dataclasses.asdict(report))
         return
     for problem in report.problems:
         line = Text.assemble((visible(problem.where), "bold red"), " ", visible(problem.what))
@@ -56,26 +62,6 @@ def print_verification(remote: str, report: VerifyReport, *, as_json: bool) -> N
     print_record(remote, report)
     if not report.problems:
         console.print(Text("no problems", style="green"))
-
-
-def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: bool) -> None:
-    """The dataset in tables, its lengths as bars, and the samples that were chosen."""
-    if as_json:
-        record = dataclasses.asdict(inspection, dict_factory=_without_bytes)
-        _print_json(record | {"saved": [str(path) for path in saved]})
-        return
-    from ..converters.stored.inspect.summary import describe_lengths, summary
-
-    _print_rows(inspection.url, summary(inspection))
-    _print_rows("columns", inspection.columns)
-    for lengths in inspection.lengths:
-        _print_rows("lengths", describe_lengths(lengths))
-        _print_bars(lengths)
-    print_notes(inspection.notes)
-    for sample in inspection.samples:
-        print_view(sample, total=inspection.num_samples)
-    for path in saved:
-        console.print(Text(f"saved {path}"), soft_wrap=True)
 
 
 def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
@@ -110,31 +96,8 @@ def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
     print_record("all of it" if found.expected.is_exact else "expected", found.expected, left_out=["is_exact"])
 
 
-def _print_json(record: Mapping[str, Any]) -> None:
+def print_json(record: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(record, indent=1) + "\n")
-
-
-def _without_bytes(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value for key, value in pairs if not isinstance(value, bytes)}
-
-
-def _print_rows(title: str, rows: Mapping[str, str]) -> None:
-    table = Table("", "", show_header=False)
-    for name, value in rows.items():
-        table.add_row(Text(visible(name)), Text(visible(value)))
-    print_table(title, table)
-
-
-def _print_bars(lengths: LengthsView) -> None:
-    most = max(lengths.counts)
-    table = Table.grid(padding=(0, 1))
-    for column in ("right", "left", "right"):
-        table.add_column(justify=column)
-    for first, stop, count in zip(lengths.edges, lengths.edges[1:], lengths.counts, strict=False):
-        cells = -(-count * BAR_CELLS // most)  # a bar for any count but 0
-        span = f"{first:,}" if stop - first == 1 else f"{first:,} to {stop - 1:,}"
-        table.add_row(span, Text("█" * cells, style="cyan"), f"{count:,}")
-    console.print(table)
 
 
 def print_view(sample: SampleView, *, total: int) -> None:

@@ -1,4 +1,4 @@
-"""The commands for datasets that are there: `lmms-stream index | verify | inspect | merge`."""
+"""The commands for datasets that are there: `lmms-stream index | verify | merge`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
-from .command import add_command, at_least, given_options, local_file
+from .command import add_command, at_least, local_file
 from .processor import add_on_dropped, add_options, stored_processor
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 INDEX = "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer"
 VERIFY = "lmms-stream verify s3://bucket/chats --deep --tokenizer path/to/tokenizer"
-INSPECT = "lmms-stream inspect s3://bucket/chats -i -1 --tokenizer path/to/tokenizer --html chats.html"
 MERGE = "lmms-stream merge s3://bucket/all s3://bucket/all/chats s3://bucket/all/code"
 
 
@@ -36,7 +34,6 @@ class IndexReport:
 def add_commands(commands: Commands) -> None:
     _add_index(commands)
     _add_verify(commands)
-    _add_inspect(commands)
     _add_merge(commands)
 
 
@@ -76,26 +73,6 @@ def _add_verify(commands: Commands) -> None:
         type=at_least(1),
         metavar="N",
         help="check N shards at once; default: 8, with --deep one for each core",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-
-
-def _add_inspect(commands: Commands) -> None:
-    summary = "Show what a dataset holds: columns, sizes, lengths, samples."
-    parser = add_command(commands, "inspect", _inspect, summary, example=INSPECT, page="start.md")
-    parser.add_argument("remote", metavar="DATASET", help="show the dataset in this folder or URL")
-    parser.add_argument("-i", "--sample", type=int, metavar="N", help="show sample N, -1 for the last; default: 0")
-    parser.add_argument("--samples", type=at_least(1), metavar="K", help="show K samples from N on; default: 1")
-    parser.add_argument(
-        "--source", metavar="FILE:ROW", help="show what was made of this row of this source, counted from 1"
-    )
-    parser.add_argument(
-        "--tokenizer", metavar="PATH", help="show the text that is trained on, and count tokens: folder or hub id"
-    )
-    add_options(parser)
-    parser.add_argument("--html", type=local_file, metavar="FILE", help="write all of it as one page, too")
-    parser.add_argument(
-        "--save-media", type=local_file, metavar="FOLDER", help="write the shown samples' media as files"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -178,32 +155,6 @@ def _verify(options: argparse.Namespace) -> int:
         )
     print_verification(options.remote, report, as_json=options.json)
     return 1 if report.problems else 0
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from ..converters.stored.inspect.page import write_page
-    from ..converters.stored.inspect.summary import inspect_dataset, save_media
-    from .console import bar
-    from .console_datasets import print_inspection
-
-    if options.source is not None and (given := given_options(options, ("sample", "samples"))):
-        raise ConfigError(f"--source says which samples are shown: leave {given[0]} out")
-    with bar("reading", unit="shards", shown=not options.json) as progress:
-        inspection = inspect_dataset(
-            options.remote,
-            first=options.sample or 0,
-            num_samples=options.samples or 1,
-            source=options.source,
-            tokenizer=options.tokenizer,
-            processor=stored_processor(options.remote, options) if options.processor or options.setting else None,
-            on_start=progress.begin,
-            on_shard=progress.advance,
-        )
-    saved = save_media(inspection, options.save_media) if options.save_media else []
-    print_inspection(inspection, saved, as_json=options.json)
-    if options.html:
-        write_page(inspection, options.html)
-    return 0
 
 
 def _merge(options: argparse.Namespace) -> int:

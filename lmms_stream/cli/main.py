@@ -33,7 +33,8 @@ COMMANDS = Registry["AddCommands"](
         name: f"{module}:add_commands"
         for module, names in {
             "cli.convert": ("convert",),
-            "cli.datasets": ("index", "verify", "inspect", "merge"),
+            "cli.datasets": ("index", "verify", "merge"),
+            "tools.inspect.command": ("inspect",),
             "tools.plan.command": ("plan",),
             "cli.runs": ("train", "plot", "export"),
             "tools.watch.command": ("watch",),
@@ -149,7 +150,7 @@ def _run(words: Sequence[str]) -> int:
             warnings.showwarning = _show_warning
             return run(options)
     except LmmsStreamError as error:
-        from ..converters.stored.inspect.visible import visible
+        from .console import visible
 
         sys.stderr.write(f"error: {visible(str(error))}\n")
         return 1

@@ -12,13 +12,13 @@ from lmms_stream.cli.processor import processor_choice
 from lmms_stream.config import build_config
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.catalog import stored_processor
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorChoice, ProcessorConfig
 from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.base import Processor, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.tools.inspect.summary import inspect_dataset
 
 from tests.conftest import run_cli
 from tests.processors.tiny_vlm import picture, save_processor

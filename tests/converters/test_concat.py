@@ -16,7 +16,6 @@ from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.loader.loader import PackedLoader
@@ -26,6 +25,7 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from lmms_stream.storage.storage import Storage
+from lmms_stream.tools.inspect.summary import inspect_dataset
 from tokenizers import Tokenizer
 
 from ..conftest import run_cli

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.inspect.summary import inspect_dataset
 
 from ..conftest import run_cli
 from .test_convert_runs import chat

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored.inspect.page import render_page
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, ShardError
@@ -28,6 +26,8 @@ from lmms_stream.mds.provenance import (
 )
 from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.inspect.page import render_page
+from lmms_stream.tools.inspect.summary import inspect_dataset
 
 from ..conftest import run_cli
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.inspect.page import render_page
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.stored_chat import read_chat
+from lmms_stream.tools.inspect.page import render_page
+from lmms_stream.tools.inspect.summary import inspect_dataset
 
 from ..conftest import run_cli
 from ..strategies import examples

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.loader.loader import PackedLoader
@@ -26,6 +25,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.tools.inspect.summary import inspect_dataset
 from lmms_stream.train.checkpoint.saving import STAGING_NAME
 from lmms_stream.train.report.train_log import read_log
 

@@ -2,8 +2,8 @@
 
 trainer         FSDP2SFTTrainer: its arguments -> a PackedTrainer; members of transformers' Trainer that scripts call
 inputs          arguments of the constructor
-fields          fields of transformers.TrainingArguments, and what becomes of each; sft_fields: of TRL's
-                SFTConfig; preference_fields: of DPOConfig and KTOConfig
+fields          fields of transformers.TrainingArguments, and what becomes of each; trl_fields: of TRL's
+                SFTConfig, DPOConfig and KTOConfig
 table           all fields: refused, warned of; docs/arguments.md
 arguments       TrainingArguments -> TrainConfig
 tokenizer       processing_class, its end-of-text token and chat template

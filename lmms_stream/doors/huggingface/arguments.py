@@ -13,7 +13,7 @@ import torch
 from ...errors import ConfigError, LmmsStreamError
 from ...train.run.settings import TrainConfig
 from ...types import World
-from . import preference_fields, sft_fields
+from . import trl_fields
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -31,7 +31,7 @@ _REPORTERS = ("tensorboard", "wandb")
 
 def option(arguments: TrainingArguments, name: str) -> Any:
     """A field of TRL's configs; of arguments that do not have it, its default, as TRL takes it."""
-    default = sft_fields.DEFAULTS[name] if name in sft_fields.DEFAULTS else preference_fields.DEFAULTS[name]
+    default = trl_fields.SFT_DEFAULTS[name] if name in trl_fields.SFT_DEFAULTS else trl_fields.PREFERENCE_DEFAULTS[name]
     return getattr(arguments, name, default)
 
 

@@ -10,9 +10,8 @@ dataset         Dataset: all samples in memory
 streaming       StreamingDataset: samples made on demand, chunks of them in the background; SampleBuffer
 arguments       the flags, with their defaults
 opening         arguments -> datasets, functions
-relax_states    Relax's own states, and its order
 in_flight       groups that were handed out and have not come back
-data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups
+data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups; Relax's own states
 rollouts        RolloutManager: groups -> rollouts of finished groups
 refused         names of Relax that are not here
 

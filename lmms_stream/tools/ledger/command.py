@@ -179,7 +179,7 @@ def _named(ledger: Ledger, text: str) -> list[tuple[str, int]]:
 
 def _show(ledger: Ledger, samples: list[tuple[str, int]]) -> None:
     from ...cli.console_datasets import print_view
-    from ...converters.stored.inspect.summary import inspect_sample
+    from ..inspect.summary import inspect_sample
 
     seen: dict[tuple[str, int], Any] = dict.fromkeys(samples)
     for source, sample_id in seen:

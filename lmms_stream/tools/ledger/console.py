@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from ...cli.console import console, print_records
-from ...converters.stored.inspect.visible import visible
+from ...cli.console import console, print_records, visible
 
 if TYPE_CHECKING:
     from ...mds.provenance import SourceRow

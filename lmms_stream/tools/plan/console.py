@@ -11,8 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ...cli.console import console, label_of, print_record, print_records, print_table, shown_value
-from ...converters.stored.inspect.visible import visible
+from ...cli.console import console, label_of, print_record, print_records, print_table, shown_value, visible
 from .report import EpochReport, KindsReport, StepsReport, TrainedReport
 
 COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")

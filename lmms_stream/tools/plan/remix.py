@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ...cli.console import console, print_records
-from ...converters.stored.inspect.visible import visible
+from ...cli.console import console, print_records, visible
 from ...errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from rich.table import Column, Table
 from rich.text import Text
 
-from ...cli.console import console, print_table, shown_seconds
-from ...converters.stored.inspect.visible import visible
+from ...cli.console import console, print_table, shown_seconds, visible
 from ...storage.sizes import shown_bytes
 from .cluster import shown_bandwidth
 from .measured import Simulation

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ...config import build_config
-from ...converters.stored.inspect.page import render_note, render_sample
-from ...converters.stored.inspect.summary import inspect_sample
 from ...errors import ConfigError, LmmsStreamError
+from ..inspect.page import render_note, render_sample
+from ..inspect.summary import inspect_sample
 from .run import WatchedRun
 
 HOST = "127.0.0.1"

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...converters.stored.inspect.visible import visible
+from ...cli.console import visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32  # of a curve

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import FactsMissingError
 from lmms_stream.processors.media.facts import facts_of, sound_of_video, stored_facts, stored_sound
 from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.tools.inspect.summary import inspect_dataset
 from streaming import MDSWriter
 
 from ...conftest import run_cli

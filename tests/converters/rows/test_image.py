@@ -15,10 +15,10 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.options import ConvertOptions
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError
 from lmms_stream.processors.image import ImageProcessor
+from lmms_stream.tools.inspect.summary import inspect_dataset
 from PIL import Image
 from streaming import MDSWriter, StreamingDataset
 

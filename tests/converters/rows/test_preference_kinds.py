@@ -13,10 +13,10 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.exporting.export import export_dataset
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.tools.inspect.summary import inspect_dataset
 
 from ..media_files import image_bytes
 from ..sources.source_rows import write

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import ConfigError, LengthsError, ShardError, StorageError
-from ....mds.index import decoded_columns
-from ....mds.provenance import Provenance
-from ....mds.shard import fetch_shard, open_shard
-from ....processors import ProcessorChoice
-from ....processors.base import Processor
-from ....processors.not_shown import counts_text
-from ....processors.text import TokensProcessor
-from ....storage.cache import LocalCache
-from ....storage.local import LocalStorage
-from ....storage.storage import Storage, open_storage
-from ..catalog import Catalog, columns_of, local_file, open_lengths, read_catalog, stored_processor
-from .sample import SampleView, Viewer
+from ...converters.stored.catalog import Catalog, columns_of, local_file, open_lengths, read_catalog, stored_processor
+from ...converters.stored.sample_view import SampleView, Viewer
+from ...errors import ConfigError, LengthsError, ShardError, StorageError
+from ...mds.index import decoded_columns
+from ...mds.provenance import Provenance
+from ...mds.shard import fetch_shard, open_shard
+from ...processors import ProcessorChoice
+from ...processors.base import Processor
+from ...processors.not_shown import counts_text
+from ...processors.text import TokensProcessor
+from ...storage.cache import LocalCache
+from ...storage.local import LocalStorage
+from ...storage.storage import Storage, open_storage
 
 MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
 MAX_FETCHED = 4  # shards that are downloaded or decompressed for the same

@@ -10,17 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lmms_stream.cli.console import visible
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.inspect.page import MAX_IMAGE_BYTES, MAX_TEXT, render_page, write_page
-from lmms_stream.converters.stored.inspect.sample import TokensView
-from lmms_stream.converters.stored.inspect.summary import (
-    Inspection,
-    histogram,
-    inspect_dataset,
-    inspect_sample,
-    save_media,
-)
-from lmms_stream.converters.stored.inspect.visible import visible
+from lmms_stream.converters.stored.sample_view import TokensView
 from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
@@ -30,11 +22,19 @@ from lmms_stream.processors.media.image_header import image_size
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
+from lmms_stream.tools.inspect.page import MAX_IMAGE_BYTES, MAX_TEXT, render_page, write_page
+from lmms_stream.tools.inspect.summary import (
+    Inspection,
+    histogram,
+    inspect_dataset,
+    inspect_sample,
+    save_media,
+)
 from numpy.typing import NDArray
 from PIL import Image
 from streaming import CSVWriter, MDSWriter
 
-from ...conftest import run_cli, write_tokens
+from ..conftest import run_cli, write_tokens
 
 EVIL = "<script>alert(1)</script>\" onload='x' &amp; \x1b[31mred\x07 \u202eabc [bold]not markup[/bold] \ud800"
 WAV = b"RIFF\0\0\0\0WAVEfmt " + bytes(40)

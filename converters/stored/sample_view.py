@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import ConfigError, DataError
-from ....mds.index import ShardInfo
-from ....processors.base import IGNORED_LABEL, Processor, SeeMedia, SeenMedium
-from ....processors.media.facts import SOUND_OF_VIDEO
-from ....processors.media.formats import shown_mime
-from ....processors.media.stored import MediaPart, media_part
-from ....processors.media.types import interval_of
-from ....processors.stored_chat import read_chat, read_preference
-from ....processors.text import DocumentsProcessor, TokensProcessor
-from ....types import Processed, Role, Sample
+from ...errors import ConfigError, DataError
+from ...mds.index import ShardInfo
+from ...processors.base import IGNORED_LABEL, Processor, SeeMedia, SeenMedium
+from ...processors.media.facts import SOUND_OF_VIDEO
+from ...processors.media.formats import shown_mime
+from ...processors.media.stored import MediaPart, media_part
+from ...processors.media.types import interval_of
+from ...processors.stored_chat import read_chat, read_preference
+from ...processors.text import DocumentsProcessor, TokensProcessor
+from ...types import Processed, Role, Sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ....processors.tokenizers import FastTokenizer
+    from ...processors.tokenizers import FastTokenizer
 
 
 _MAX_VALUES = 32  # shown of an array
@@ -157,7 +157,7 @@ class Viewer:
         processor = TokensProcessor() if schema == TokensProcessor.schema else None
         if tokenizer is None:
             return Viewer(schema=schema, processor=processor, tokenizer=None)
-        from ....processors.tokenizers import load_tokenizer
+        from ...processors.tokenizers import load_tokenizer
 
         return Viewer(schema=schema, processor=processor, tokenizer=load_tokenizer(tokenizer))
 

@@ -8,10 +8,10 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ....errors import ConfigError, StorageError
-from .sample import MediaView, SampleView, SeenView, TokensView
+from ...cli.console import clip, visible
+from ...converters.stored.sample_view import MediaView, SampleView, SeenView, TokensView
+from ...errors import ConfigError, StorageError
 from .summary import Inspection, LengthsView, describe_lengths, summary
-from .visible import clip, visible
 
 MAX_IMAGE_BYTES = 1 << 20  # an image of more bytes is not put into the page
 MAX_PAGE_IMAGE_BYTES = 1 << 24  # all images of the page together

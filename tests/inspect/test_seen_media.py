@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.converters.stored.inspect.page import render_page
-from lmms_stream.converters.stored.inspect.summary import Inspection, inspect_dataset
 from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.tools.inspect.page import render_page
+from lmms_stream.tools.inspect.summary import Inspection, inspect_dataset
 from PIL import Image
 from streaming import MDSWriter
 
-from ...processors.tiny_sound import clip, save_sound_processor, sounding_film
-from ...processors.tiny_vlm import film, picture, save_processor, stored
+from ..processors.tiny_sound import clip, save_sound_processor, sounding_film
+from ..processors.tiny_vlm import film, picture, save_processor, stored
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
