@@ -19,10 +19,10 @@ from .rows.kinds import KINDS
 from .rows.mapper import ROWS_VERSION
 from .rows.options import SchemaOptions
 from .rows.user_functions import code_of
-from .sources.dataset_info import ALL, dataset_info_specs, is_dataset_info
 from .sources.detect import FORMATS
+from .sources.lists import dataset_info_specs, is_dataset_info
 from .sources.mds import StoredSource
-from .sources.specs import Spec, parse_spec
+from .sources.specs import ALL, Spec, parse_spec
 from .sources.units import CUT_VERSION, Source
 from .writing.carried import carried_fingerprints
 from .writing.dropped_rows import DroppedRows

@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "converters/media", "converters/rows", "converters/sources", "converters/engines", "converters/stored",
         "converters/writing",
     },
-    "doors": {"extras", "mds"},
+    "doors": {"errors", "extras", "storage", "mds", "converters/rows", "converters/sources"},
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "train/run": {"loader", *BASE, "mds"},
     "train/model": {

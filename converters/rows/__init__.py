@@ -13,8 +13,7 @@ fields          the role of each column
 chat            parts that all kinds of chats share: turns -> stored messages
 content         content of turns -> text and media parts
 tokens, messages, exchanges, prompts, image     a kind or a family of kinds each
-speakers        unusual keys and speakers of messages -> tags
-llama_factory   rows as LLaMA-Factory's dataset_info.json describes them -> rows of a kind
+speakers        unusual keys and speakers of messages -> tags; tagged messages -> messages
 preference_kinds    rows of answers to compare, as preferences or as chats
 kept_columns    columns that are kept unchanged
 stored          rows of stored datasets

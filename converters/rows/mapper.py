@@ -16,7 +16,6 @@ from .beside import check_beside, check_each_row
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, usual_names
-from .llama_factory import aligned, check_columns, described, untagged
 from .media_columns import any_holds_media, check_media_columns
 from .messages import check_texts
 from .nearest import no_kind
@@ -24,6 +23,7 @@ from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
+from .speakers import untagged
 
 ROWS_VERSION = 11  # raised when rows are stored differently
 
@@ -157,7 +157,7 @@ def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> 
     """The mapper for rows whose columns, or the keys of whose messages, have names of their own."""
     names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
     if info is not None:
-        check_columns(names, info)
+        info.check_columns(names)
     made = [or_error(_usually_named, row, options) for row in rows]
     found = [each for each in made if not isinstance(each, DataError)]
     if not found:
@@ -165,7 +165,7 @@ def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> 
     mapper = _find(found, options)
     if info is None:
         return mapper
-    description = described(info, names, kept=list(mapper.kept))
+    description = info.describe(names, kept=list(mapper.kept))
     return replace(mapper, names=filled_names(rows), description=description)
 
 
@@ -174,7 +174,7 @@ def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping
     info = options.dataset_info
     if info is None:
         return untagged(values, options.tags) if options.tags else values
-    row = aligned(values, info)
+    row = info.align(values)
     others = values.keys() - row.keys() - set(info.columns.values()) if options.keep else ()
     return {**row, **{name: values[name] for name in values if name in others}}
 

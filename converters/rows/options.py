@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from ...checks import check_fields
 from ...errors import ConfigError, did_you_mean
 from ..media.references import CheckMedia
-from ..sources.dataset_info import DatasetInfo
 from ..sources.settings import TAGS
 from .kinds import KINDS, column_roles
 from .row_kind import RowKind
 
 _LATER = ("map", "filter", "tags", "dataset_info")
+
+
+class DescribedRows(Protocol):
+    """An entry of a list of datasets, such as LLaMA-Factory's, that describes its rows: a dataclass of JSON values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Role -> column of the rows."""
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """DataError for columns of the entry that are not among these names of the first rows."""
+
+    def describe(self, names: Sequence[str], *, kept: Sequence[str]) -> str:
+        """Return for people how rows with columns of these names are read. kept: columns stored as they are."""
+
+    def align(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row as one of its kind, with the usual names of columns; DataError for one that does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +65,7 @@ class SchemaOptions:
     map: str | None = None
     filter: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    dataset_info: DatasetInfo | None = None
+    dataset_info: DescribedRows | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, paths=("media_root",))

@@ -2,7 +2,7 @@
 
 specs           typed text -> slices, globs, members
 settings        settings of one source of a list
-lists           YAML lists -> specs with settings; dataset_info: LLaMA-Factory's dataset_info.json -> the same
+lists           YAML lists -> specs with settings; LLaMA-Factory's, by its door
 listing         data files of a folder
 configurations  data files of one configuration and one split
 detect          formats of files, by name and first bytes

@@ -1,21 +1,22 @@
-"""Lists of sources, in YAML -> specs, each with the settings of its entry."""
+"""Lists of sources, in YAML -> specs, each with the settings of its entry; LLaMA-Factory's lists, read by its door."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ...errors import ConfigError, DataError, did_you_mean
+from ...registry import imported
 from ...storage.failures import disk_error
 from ...yaml_text import read_yaml
-from .dataset_info import is_dataset_info, is_v1_list, v1_specs
 from .settings import ROW_KEYS, SETTING_KEYS, settings_of
 from .specs import Spec, parse_spec, resolved
 
 LISTS = (".yaml", ".yml")
+DATASET_INFO = "dataset_info.json"  # the end of the name of LLaMA-Factory's lists
 SOURCE_KEYS = ("path", "data_folder", "data_type")  # as LMMS Engine calls them
 YAML_KEYS = (*SOURCE_KEYS, *SETTING_KEYS)
 
@@ -35,8 +36,9 @@ def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> 
     YAML file's folder. An entry may have settings of its own, see SETTING_KEYS.
     """
     content = _content(path)
-    if is_v1_list(content):
-        return v1_specs(path, content, chosen)
+    if _is_v1(content):
+        described: list[Spec] = imported("doors.llama_factory:v1_specs")(path, content, chosen)
+        return described
     if chosen is not None:
         raise DataError(f"{path}#{chosen}: a list of sources has no names to choose from: leave out #{chosen}")
     entries = enumerate(list_entries(path), start=1)
@@ -44,6 +46,31 @@ def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> 
     for number, spec in enumerate(specs, start=1):
         if spec.path.endswith(LISTS) or spec.format == "yaml":
             raise DataError(f"{_where(path, number)}: {spec.path} is a list itself: name the sources of it here")
+    return specs
+
+
+def _is_v1(content: Any) -> bool:
+    """Return whether a YAML file describes datasets as LLaMA-Factory v1 does: each by its name."""
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(isinstance(entry, dict) and "path" in entry for entry in content.values())
+    )
+
+
+def is_dataset_info(path: Path) -> bool:
+    """Return whether a file is a dataset_info.json of LLaMA-Factory; `datasets` writes other files of this name."""
+    if not path.name.endswith(DATASET_INFO) or not path.is_file():
+        return False
+    is_described: bool = imported("doors.llama_factory:describes_datasets")(path)
+    return is_described
+
+
+def dataset_info_specs(
+    path: Path, chosen: str | None, *, refused: Callable[[DataError], None] | None = None
+) -> list[Spec]:
+    """The datasets of a dataset_info.json that `chosen` names: see doors/llama_factory.py."""
+    specs: list[Spec] = imported("doors.llama_factory:dataset_info_specs")(path, chosen, refused=refused)
     return specs
 
 

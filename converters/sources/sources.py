@@ -16,7 +16,6 @@ from ...storage.local import LocalStorage, missing
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .configurations import README, configurations_of, files_of_configuration, files_of_split
-from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
 from .detect import FORMATS, QUOTES, check_format, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
@@ -33,7 +32,7 @@ from .listing import (
     path_inside,
     without_target,
 )
-from .lists import LISTS, is_list, yaml_specs
+from .lists import DATASET_INFO, LISTS, dataset_info_specs, is_dataset_info, is_list, yaml_specs
 from .mds import DatasetFiles, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import Spec, glob_base, glob_pattern, is_there, literal_prefix, parent_and_key, parse_spec

@@ -21,7 +21,7 @@ CHOICE = re.compile(r"(.*)\?((config|split)=[^?&=]+)(?:&((?!\3=)(?:config|split)
 WILDCARD = re.compile(r"[*?\[]")
 KEY = re.compile(r"(.*)(?<!\[)#(.*)", re.DOTALL)  # in a glob, [#] stands for the character
 SYNTAX = re.compile(r"[*?\[#]")  # characters that names may have and that mean something in what is typed
-ALL = "*"  # configurations of a folder
+ALL = "*"  # configurations of a folder, datasets of a list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

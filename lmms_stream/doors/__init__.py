@@ -4,6 +4,7 @@ huggingface  FSDP2SFTTrainer: transformers' Trainer and TRL's SFTTrainer by thei
 lmms_engine  LMMS Engine's modules, datasets and launch files
 relax        prompts for reinforcement learning behind Relax's names: lmms_stream.rl
 trl          TRL's names, with its trainers replaced
+llama_factory   LLaMA-Factory's lists of datasets, and their rows
 mosaicml     our classes as those of MosaicML Streaming, for programs that ask with isinstance
 
 The core imports none of them.

@@ -11,13 +11,12 @@ import pytest
 from lmms_stream import PackedStreamingDataset
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.kinds import KINDS
-from lmms_stream.converters.rows.llama_factory import aligned
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.sources.dataset_info import dataset_info
+from lmms_stream.doors.llama_factory import dataset_info
 from lmms_stream.errors import DataError, LmmsStreamError
 
-from ..media_files import image_bytes
-from ..sources.source_rows import write
+from ..converters.media_files import image_bytes
+from ..converters.sources.source_rows import write
 
 Entry = dict[str, Any]
 OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
@@ -150,7 +149,7 @@ CASES: dict[str, tuple[Entry, Entry, Entry]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_kind_of_row_is_read_as_llama_factory_reads_it(case: str) -> None:
     entry, row, wanted = CASES[case]
-    assert aligned(row, dataset_info(entry, where="")) == wanted
+    assert dataset_info(entry, where="").align(row) == wanted
 
 
 def described(folder: Path, name: str, entry: Entry, rows: list[Entry]) -> str:
@@ -215,7 +214,7 @@ def said(*texts: str) -> list[Entry]:
 )  # fmt: skip
 def test_rows_that_llama_factory_passes_over_are_errors(entry: Entry, row: Entry, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        aligned(row, dataset_info(entry, where=""))
+        dataset_info(entry, where="").align(row)
 
 
 def test_what_is_left_out_is_said_and_columns_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's `dataset_info.json`, and the YAML files of its v1 -> specs of the datasets that are chosen from them.
+"""LLaMA-Factory's `dataset_info.json`, and YAML files of its v1 -> specs of the chosen datasets; their rows.
 
 Both are read as LLaMA-Factory's own loaders read them.
 
@@ -16,13 +16,14 @@ from urllib.parse import quote
 
 import orjson
 
-from ...errors import ConfigError, DataError, did_you_mean
-from ...storage.failures import disk_errors
-from .settings import TAGS, Settings, num_rows_of
-from .specs import Spec, resolved
+from ..converters.rows.exchanges import exchanges
+from ..converters.rows.fields import head_of, unpacked, value_at
+from ..converters.rows.speakers import tag_of, untagged_message
+from ..converters.sources.settings import TAGS, Settings, num_rows_of
+from ..converters.sources.specs import ALL, Spec, resolved
+from ..errors import ConfigError, DataError, did_you_mean
+from ..storage.failures import disk_errors
 
-DATASET_INFO = "dataset_info.json"  # files are told by the end of their names
-ALL = "*"
 FORMATTINGS = ("alpaca", "sharegpt", "openai")
 COLUMNS = (
     "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
@@ -67,15 +68,53 @@ class DatasetInfo:
             return "preference"
         return "text" if self.formatting == "alpaca" and "response" not in self.columns else "messages"
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """DataError where the entry names columns that the first rows do not have."""
+        missing = [
+            f"{self.columns[role]} ({role})" for role in self.named if head_of(self.columns[role], names) not in names
+        ]
+        if missing:
+            raise DataError(
+                f"no column {', '.join(missing)}, found {', '.join(names)}: correct columns of its entry in "
+                "dataset_info.json"
+            )
 
-def is_dataset_info(path: Path) -> bool:
-    """Whether a file describes datasets as LLaMA-Factory does; `datasets` writes other files of this name."""
-    if not path.name.endswith(DATASET_INFO) or not path.is_file():
-        return False
+    def describe(self, names: Sequence[str], *, kept: Sequence[str]) -> str:
+        """Return for people how rows with columns of these names are read."""
+        read = [
+            f"{column} as {role}" if column != role else role
+            for role, column in self.columns.items()
+            if column in names
+        ]
+        left = [name for name in names if name not in (*self.columns.values(), *kept)]
+        said = [f"{self.kind}, as LLaMA-Factory describes them ({self.formatting})", f"reads {', '.join(read)}"]
+        said += [f"keeps {', '.join(kept)}"] if kept else []
+        return "; ".join([*said, *([f"leaves out {', '.join(left)}"] if left else [])])
+
+    def align(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row as one of `kind`, with the usual names of columns.
+
+        DataError for a row that LLaMA-Factory passes over.
+        """
+        row = _Row(values, self)
+        if self.kind == "text":
+            return {"text": row.asked()}
+        extras = {name: row.value(name) for name in _EXTRAS if row.value(name) is not None}
+        prompt = row.prompt()
+        if self.kind == "preference":
+            return {"prompt": prompt, "chosen": [row.answer("chosen")], "rejected": [row.answer("rejected")], **extras}
+        *before, last = prompt if self.formatting != "alpaca" else [*prompt, row.answer("response")]
+        if self.kind == "kto":
+            return {"prompt": before, "completion": [last], "label": row.label(), **extras}
+        return {"messages": [*before, last], **extras}
+
+
+def describes_datasets(path: Path) -> bool:
+    """Return whether a file dataset_info.json is LLaMA-Factory's; `datasets` writes other files of this name."""
     try:
         content = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError:
-        return True  # which is said when it is read
+        return True  # reading the file says what is wrong
     return isinstance(content, dict) and any(
         isinstance(entry, dict) and not entry.keys().isdisjoint(_PLACES) for entry in content.values()
     )
@@ -251,15 +290,6 @@ _V1_CONVERTERS: Mapping[str | None, Mapping[str, Any]] = {
 }
 
 
-def is_v1_list(content: Any) -> bool:
-    """Whether the content of a YAML file describes datasets as LLaMA-Factory v1 does: each by its name."""
-    return (
-        isinstance(content, dict)
-        and bool(content)
-        and all(isinstance(entry, dict) and "path" in entry for entry in content.values())
-    )
-
-
 def v1_specs(path: Path, content: Mapping[str, Any], chosen: str | None) -> list[Spec]:
     """The datasets of a YAML file that `chosen` names, with commas between them; None for all of them.
 
@@ -306,3 +336,109 @@ def _v1_spec(path: Path, entry: Mapping[str, Any], *, where: str) -> Spec:
     format = "lines" if named.lower().endswith(".txt") else None
     named = f"{named.rstrip('/')}/*" if Path(named).is_dir() else named
     return Spec(text=where, path=named, format=format, folder=str(base.absolute()), settings=settings)
+
+
+# Rows as an entry describes them -> rows of a kind, which say the same. Pure.
+#
+# LLaMA-Factory passes over speakers out of turn and a message too many with a warning: here its row is refused.
+
+_EXTRAS = ("tools", "images", "videos", "audios")  # which every kind of chat may have
+_ASKING = ("user_tag", "observation_tag")  # whose turn is the first, the third, …
+_ANSWERING = ("assistant_tag", "function_tag")
+
+
+class _Row:
+    """The values of a row, by what their columns are for."""
+
+    def __init__(self, values: Mapping[str, Any], info: DatasetInfo):
+        self._values = values
+        self._info = info
+
+    def value(self, role: str) -> Any:
+        column = self._info.columns.get(role)
+        return None if column is None else value_at(self._values, column)
+
+    def text(self, role: str) -> str:
+        """Its text, empty for none."""
+        value = self.value(role)
+        if value is None or isinstance(value, str):
+            return value or ""
+        raise DataError(f"column {self._info.columns[role]!r} ({role}) holds {str(value)[:80]!r}: expected text")
+
+    def asked(self) -> str:
+        """The prompt, and the query behind it."""
+        return self._info.query_after.join(text for text in (self.text("prompt"), self.text("query")) if text)
+
+    def prompt(self) -> list[dict[str, Any]]:
+        """All messages but the answer of an alpaca row, and the two of a preference."""
+        if self._info.formatting == "alpaca":
+            turns = [*exchanges(self.value("history")), {"role": "user", "content": self.asked()}]
+        else:
+            turns = self._conversation()
+        system = self.text("system")
+        if system and turns[0]["role"] != "system":
+            turns.insert(0, {"role": "system", "content": system})
+        return turns
+
+    def answer(self, role: str) -> dict[str, Any]:
+        value = unpacked(self.value(role)) if self._info.formatting != "alpaca" else self.value(role)
+        if self._info.formatting == "alpaca":
+            if not isinstance(value, str):
+                raise DataError(f"no text in column {self._info.columns[role]!r} ({role}): complete or remove the row")
+            return {"role": "assistant", "content": value}
+        message = self._message(value)
+        if self._tag(message) not in _ANSWERING:
+            raise DataError(
+                f"{role} is from {self._speaker(message)!r}, who gives no answers: correct the row or its tags"
+            )
+        return self._untagged(message)
+
+    def label(self) -> bool:
+        value = self.value("kto_tag")
+        if not isinstance(value, bool):
+            raise DataError(f"column {self._info.columns['kto_tag']!r} (kto_tag) is {value!r}: expected true or false")
+        return value
+
+    def _conversation(self) -> list[dict[str, Any]]:
+        """Its messages, whose speakers take turns; the first may be the system prompt."""
+        column, given = self._info.columns["messages"], unpacked(self.value("messages"))
+        if not isinstance(given, list) or not given:
+            raise DataError(
+                f"expected a list of messages in column {column!r}, found {str(given)[:80]!r}: correct the row"
+            )
+        messages = [self._message(each) for each in given]
+        self._check_turns(messages[1:] if self._tag(messages[0]) == "system_tag" else messages)
+        return [self._untagged(each) for each in messages]
+
+    def _untagged(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        turn = untagged_message(message, self._info.tags)
+        return {"role": turn["role"], "content": turn["content"]} | turn
+
+    def _check_turns(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        tags = [self._tag(message) for message in messages]
+        if self._info.formatting == "openai":  # results of several calls are one turn
+            tags = [tag for n, tag in enumerate(tags) if tag != "observation_tag" or tags[n - 1 : n] != [tag]]
+        for number, tag in enumerate(tags):
+            if tag not in (_ANSWERING if number % 2 else _ASKING):
+                raise DataError(
+                    f"turn {number + 1} of {len(tags)} is of {tag or 'nobody whom a tag names'}, and "
+                    f"{' or '.join(_ANSWERING if number % 2 else _ASKING)} is due there: correct the row or its tags"
+                )
+        is_whole = bool(tags) and len(tags) % 2 == (1 if self._info.ranking else 0)
+        if not is_whole:
+            last = "a question, which chosen and rejected answer" if self._info.ranking else "an answer"
+            raise DataError(
+                f"the conversation has {len(tags)} turns and is to end with {last}: correct or remove the row"
+            )
+
+    def _message(self, value: Any) -> Mapping[str, Any]:
+        key = self._info.tags["role_tag"]
+        if not isinstance(value, Mapping) or key not in value:
+            raise DataError(f"a message must be an object with {key!r}, found {str(value)[:80]!r}: correct the row")
+        return value
+
+    def _speaker(self, message: Mapping[str, Any]) -> Any:
+        return message[self._info.tags["role_tag"]]
+
+    def _tag(self, message: Mapping[str, Any]) -> str | None:
+        return tag_of(self._speaker(message), self._info.tags)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from lmms_stream.errors import LmmsStreamError
 
-from .source_rows import json_lines, opened, read, write
+from ..converters.sources.source_rows import json_lines, opened, read, write
 
 ROWS = [{"instruction": str(number), "input": "", "output": "x"} for number in range(4)]
 
