@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from .mds.mosaic_shards import LocalDataset as LocalDataset
     from .mds.mosaic_streams import Stream as Stream
     from .mds.packed import PackedStreamingDataset as PackedStreamingDataset
-    from .mds.peers import join_peers as join_peers
-    from .mds.peers import meet_peers as meet_peers
     from .plan.cursor import Cursor as Cursor
     from .plan.order import OrderConfig as OrderConfig
     from .plan.pack_plan import PackPlan as PackPlan
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from .plan.packing import PackingConfig as PackingConfig
     from .plan.packing import Packs as Packs
     from .plan.packing import pack as pack
+    from .plugins.peers.nodes import join_peers as join_peers
+    from .plugins.peers.nodes import meet_peers as meet_peers
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
@@ -106,9 +106,9 @@ _HOME = {
     "check_isolation": "train.model.choice",
     "clean_stale_shared_memory": "mds.mosaic",
     "convert": "converters.convert",
-    "join_peers": "mds.peers",
+    "join_peers": "plugins.peers.nodes",
     "load_config": "config",
-    "meet_peers": "mds.peers",
+    "meet_peers": "plugins.peers.nodes",
     "merge_index": "converters.stored.merge",
     "pack": "plan.packing",
 }
@@ -128,6 +128,7 @@ keep_names(
         "rl": "doors.relax",
         "datasets.multimodal": "doors.lmms_engine.datasets.naive",
         "converters.stored.inspect": "tools.inspect",
+        "mds.peers": "plugins.peers.nodes",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
         "processors.preference_media": "processors.preference",
         "processors.blocks": "processors.bagel",

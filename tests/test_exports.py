@@ -52,6 +52,7 @@ FORMER = {
     "rl": "doors.relax",
     "rl.sample": "doors.relax.sample",
     "converters.stored.inspect.summary": "tools.inspect.summary",
+    "mds.peers": "plugins.peers.nodes",
     "simulate": "tools.simulate",
     "simulate.cluster": "tools.simulate.cluster",
     "ledger.run": "tools.ledger.run",

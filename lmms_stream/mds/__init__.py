@@ -12,7 +12,6 @@ listed_samples  small files that describe a dataset; lines of a list of samples,
 measuring       shards -> lengths of their samples, in many processes; where a lengths index is kept
 reader      samples by number, from shards fetched on demand
 streams     one stored dataset: index, lengths index, cache folder; filled_folder: a folder filled from a remote dataset
-peers       nodes that give each other shards
 auto        the lengths index of a dataset without one, measured once for all ranks
 core        PackedDataset: streams, samples and packs, for loaders and commands
 dataset_config      PackedDataset as a section of a YAML file; LMMS Engine's fields for sources

@@ -9,7 +9,6 @@ mapping         files in memory, without open descriptors
 locks           locks between processes; names of files while they are written
 fetch_config    settings of downloads
 cache           copies of a remote dataset's files on this node; tally: counts of hits and downloads
-peers           files from the caches of other nodes; peer_server: what gives them, and who has which
 record          known facts of a copy
 room            the limit of a cache folder, and the journal of its files
 prefetch        downloads ahead of their reader

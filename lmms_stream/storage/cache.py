@@ -17,12 +17,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import LmmsStreamError, StorageError
 from .failures import disk_error, disk_errors
@@ -33,10 +33,6 @@ from .retry import DEFAULT_RETRY, Retry
 from .room import CacheRoom
 from .storage import Storage
 from .tally import FetchTally
-
-if TYPE_CHECKING:
-    from .peers import Peers
-
 
 _PEER_POLL_S = 0.05  # between looks for what a peer downloads
 logger = logging.getLogger("lmms_stream")
@@ -61,6 +57,22 @@ def default_cache_folder(remote: str) -> Path:
 def home_folder(url: str) -> Path:
     """default_cache_folder of a dataset, the same one through whatever links a local path leads."""
     return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
+
+
+class PeerCaches(Protocol):
+    """Caches of other nodes that give files of a dataset: see plugins/peers/client.py."""
+
+    def givers(self, name: str, *, longest_s: float) -> Iterator[int | None]:
+        """Yield nodes to take a file from, each if the one before did not give it; None while a node downloads it."""
+
+    def take(self, giver: int, name: str, path: Path, *, identity: str, most: int) -> bool:
+        """Return whether a node gave a file of this identity, of `most` bytes or fewer; its content is not checked."""
+
+    def refuse(self, giver: int, name: str) -> bool:
+        """Note that a node gave other content than the wanted one; returns False."""
+
+    def tell(self, name: str) -> None:
+        """Tell other nodes that this one has a file."""
 
 
 class LocalCache:
@@ -88,7 +100,7 @@ class LocalCache:
         self.retry = retry
         self.room = room
         self.tally = FetchTally()
-        self.peers: Peers | None = None
+        self.peers: PeerCaches | None = None
         self.as_of_s = math.inf
         self._checked_here: dict[Path, Record] = {}  # copies in folders that cannot be written
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
@@ -341,7 +353,7 @@ class LocalCache:
         """Whether a path in the cache folder is the object itself, of a local dataset that is its own cache."""
         return isinstance(self.storage, LocalStorage) and path == self.storage.folder / key
 
-    def _from_peers(self, peers: Peers, key: str, path: Path, wanted: Wanted) -> bool | None:
+    def _from_peers(self, peers: PeerCaches, key: str, path: Path, wanted: Wanted) -> bool | None:
         """Whether a copy of a peer lies at `path`; None where one is yet to come."""
         name, identity = wanted.name, self._identity(key, wanted)
 

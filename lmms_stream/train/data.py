@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,15 @@ from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
 from ..loader.workers import is_of_worker_code
 from ..mds.core import core_of, gives_packs, opens_loader, processor_of
-from ..mds.peers import meet_peers
 from ..processors.base import Processor
+from ..registry import imported
 from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut, tell_beyond_positions, tell_overlong
-from .run.distributed import address_for_others, cpu_group, gather_objects
+from .run.distributed import address_for_others, gather_objects
 from .run.settings import Datasets, Packed, TrainConfig
 
-logger = logging.getLogger("lmms_stream")
-
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
+logger = logging.getLogger("lmms_stream")
 
 
 def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
@@ -80,7 +79,7 @@ class RunData:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
         self.train_dataset = train_dataset
         self.evaluations = named_evaluations(eval_dataset)
-        share_shards([*named_evaluations(train_dataset).values(), *self.evaluations.values()], world)
+        _share_shards([*named_evaluations(train_dataset).values(), *self.evaluations.values()], world)
         self.loader = self.train_loader(num_workers=config.num_workers)
         self.left_out = RunLeftOut(config, self.loader, world=world)
         self._tell_overlong(self.loader)
@@ -229,11 +228,8 @@ class RunData:
             tell_overlong(loader.mixture.plans)
 
 
-# Nodes that take shards from each other.
-
-
-def share_shards(datasets: Sequence[Any], world: World) -> None:
-    """Let nodes take shards from each other, of datasets with `fetch: {peers: true}`; all ranks call it.
+def _share_shards(datasets: Iterable[Any], world: World) -> None:
+    """Let nodes take shards from each other for datasets with `fetch: {peers: true}`; all ranks call this function.
 
     The first rank of each node starts the node's server, which ends with the datasets, or with the rank.
     """
@@ -241,12 +237,8 @@ def share_shards(datasets: Sequence[Any], world: World) -> None:
     sharing = [core for core in cores if core.fetch.peers]
     if not sharing or world.num_nodes == 1:
         return
-    meet_peers(sharing, host=address_for_others(os.environ), gather=_gather, world=world)
+    gather = partial(gather_objects, world_size=dist.get_world_size())
+    meet_peers = imported("plugins.peers.nodes:meet_peers")
+    meet_peers(sharing, host=address_for_others(os.environ), gather=gather, world=world)
     if world.rank == 0:
         logger.info("%d nodes take shards from each other", world.num_nodes)
-
-
-def _gather(mine: Any) -> list[Any]:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine, group=cpu_group())
-    return everyone

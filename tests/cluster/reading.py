@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.mds.peers import meet_peers
+from lmms_stream.plugins.peers.nodes import meet_peers
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.types import World

@@ -9,13 +9,13 @@ from typing import Any
 
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.mds.peers import join_peers
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.plugins.peers.nodes import join_peers
+from lmms_stream.plugins.peers.server import PeerServer, listen
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
-from lmms_stream.storage.peer_server import PeerServer, listen
 from lmms_stream.storage.storage import Storage
 from lmms_stream.types import StoredObject, World
 

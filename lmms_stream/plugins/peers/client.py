@@ -1,6 +1,6 @@
 """Files from the caches of other nodes instead of from the store. Name -> [peers] -> a file, or "ask the store".
 
-Each node has a server (peer_server.py), whose addresses all know. A file's home, which follows from its name, says
+Each node has a server (server.py), whose addresses all know. A file's home, which follows from its name, says
 which node to take it from, or that nobody has it: then the one who asked fetches it from the store, and the others
 wait for that. A peer that does not answer costs seconds, and is left alone for a while: the store has everything.
 """
@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from ..errors import ConfigError, LmmsStreamError
-from .tally import FetchTally
+from ...errors import ConfigError, LmmsStreamError
+from ...storage.tally import FetchTally
 
 T = TypeVar("T")
 SILENT_S = 5.0  # without a byte, after which a peer is given up

@@ -12,13 +12,13 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..storage.local import LocalStorage
-from ..storage.peer_server import PeerServer, SharedFolder, listen
-from ..storage.peers import PeerClient, PeerGroup, Peers, host_and_port
-from ..types import World
-from .core import HasCore, PackedDataset, core_of
-from .shard_list import ShardNumbers
-from .streams import StoredDataset
+from ...mds.core import HasCore, PackedDataset, core_of
+from ...mds.shard_list import ShardNumbers
+from ...mds.streams import StoredDataset
+from ...storage.local import LocalStorage
+from ...types import World
+from .client import PeerClient, PeerGroup, Peers, host_and_port
+from .server import PeerServer, SharedFolder, listen
 
 Dataset = PackedDataset | HasCore
 

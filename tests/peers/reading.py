@@ -1,4 +1,4 @@
-"""A node that reads epochs of a dataset with other nodes: `python -m tests.mds.peer_reading URL FOLDER HAS_PEERS`.
+"""A node that reads epochs of a dataset with other nodes: `python -m tests.peers.reading URL FOLDER HAS_PEERS`.
 
 It has torchrun's variables, one rank a node, and writes what it got to FOLDER/RANK.json.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.mds.peers import meet_peers
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plugins.peers.nodes import meet_peers
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.types import World

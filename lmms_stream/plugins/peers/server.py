@@ -32,10 +32,10 @@ from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import IO, Any, Literal
 
-from ..errors import ConfigError, StorageError
-from .locks import is_locked, leftovers, lock_of
-from .peers import PROGRESS_S, SILENT_S, PeerClient, PeerFailedError, PeerGroup, address_of
-from .record import Record, boot_id
+from ...errors import ConfigError, StorageError
+from ...storage.locks import is_locked, leftovers, lock_of
+from ...storage.record import Record, boot_id
+from .client import PROGRESS_S, SILENT_S, PeerClient, PeerFailedError, PeerGroup, address_of
 
 START_S = 60.0
 _MAX_MESSAGE = 1 << 20
@@ -44,7 +44,7 @@ MAX_UNKNOWN = 128  # connections that have not shown the token yet; at this numb
 KNOWN_S = 2.0  # but not before it has had these seconds: peers that connect at the same time all show theirs
 _NAMES_AT_ONCE = 4096
 _ANNOUNCE_TRIES, _ANNOUNCE_PAUSE_S = 5, 1.0
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.storage.peer_server import serve; serve({listener})"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.plugins.peers.server import serve; serve({listener})"
 _READY, _ANNOUNCED = b"ready\n", b"announced\n"
 
 

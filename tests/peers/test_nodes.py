@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.mds.peers import join_peers, meet_peers
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plugins.peers.nodes import join_peers, meet_peers
 from lmms_stream.types import World
 
 from ..cluster.lock_step import serve_barrier
@@ -20,7 +20,7 @@ from ..processes import start_module
 from ..proxy import FaultProxy
 from ..rounds import in_long_rounds
 from ..storage.test_room import upload_tokens
-from .peer_reading import BARRIER
+from .reading import BARRIER
 
 NUM_NODES, NUM_SAMPLES = 3, 1000
 LIMIT_S = 150.0
@@ -37,7 +37,7 @@ def read_all(url: str, folder: Path, *, has_peers: bool) -> list[dict[str, Any]]
     arguments = url, str(folder), str(has_peers)
     with (
         serve_barrier(folder / BARRIER, NUM_NODES),
-        start_module("tests.mds.peer_reading", arguments, nodes) as job,
+        start_module("tests.peers.reading", arguments, nodes) as job,
     ):
         done = job.complete(LIMIT_S)
     assert done.returncode == 0, done.stderr

@@ -21,15 +21,15 @@ from pathlib import Path
 import psutil
 import pytest
 from lmms_stream.errors import ConfigError
+from lmms_stream.plugins.peers.client import PeerClient, PeerFailedError, PeerGroup, Peers, host_and_port
+from lmms_stream.plugins.peers.server import MAX_UNKNOWN, PeerServer, SharedFolder, listen
 from lmms_stream.storage.cache import LocalCache
-from lmms_stream.storage.peer_server import MAX_UNKNOWN, PeerServer, SharedFolder, listen
-from lmms_stream.storage.peers import PeerClient, PeerFailedError, PeerGroup, Peers, host_and_port
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.room import CacheRoom
 from lmms_stream.storage.tally import FetchCounts
 
 from ..proxy import FaultProxy, Rule, fault_proxy
-from .counting import LoggedRemote, held
+from ..storage.counting import LoggedRemote, held
 
 SOURCE = "source"
 NAMES = tuple(f"shard.{number:05d}.mds" for number in range(12))

@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.storage.peer_server import CHECK_S, FAN_OUT, STALL_S, Directory, Where
+from lmms_stream.plugins.peers.server import CHECK_S, FAN_OUT, STALL_S, Directory, Where
 
 KEY = "source", "shard"
 
