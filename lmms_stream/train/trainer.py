@@ -68,6 +68,7 @@ class PackedTrainer(TrainerParts):
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
     ):
         self.inputs = inputs
+        self._chosen: tuple[bool | str | Path | None, Resumable | None] | None = None  # the checkpoint of a resume
         self.functions = functions or Functions()
         self.config: TrainConfig = with_precision(inputs.config)
         self.processing_class = inputs.processing_class
@@ -111,11 +112,12 @@ class PackedTrainer(TrainerParts):
         doing = self.phases.doing
         with StopSignal() as stop, self.data.worker_errors(), self.run_log.watched(self.phases):
             with doing("build"):
-                choice = resume_choice(resume_from_checkpoint) or self.config.resume
-                found = checkpoint_to_resume(self, resume_from_checkpoint)
+                found = self._chosen_checkpoint(resume_from_checkpoint)
+                self._chosen = None  # a second call of train chooses again
                 self._build(found)
             with self.saver:
                 with doing("resume"):
+                    choice = resume_choice(resume_from_checkpoint) or self.config.resume
                     resume(self, found, choice=choice)
                     self.begin_filled()
                 self.model.train()
@@ -174,7 +176,13 @@ class PackedTrainer(TrainerParts):
 
         resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
         """
-        self._build(None if resume_from_checkpoint is False else checkpoint_to_resume(self, resume_from_checkpoint))
+        self._build(None if resume_from_checkpoint is False else self._chosen_checkpoint(resume_from_checkpoint))
+
+    def _chosen_checkpoint(self, resume_from_checkpoint: bool | str | Path | None) -> Resumable | None:
+        """Choose the checkpoint to resume from, once for a call of build and the call of train after it."""
+        if self._chosen is None or self._chosen[0] != resume_from_checkpoint:
+            self._chosen = resume_from_checkpoint, checkpoint_to_resume(self, resume_from_checkpoint)
+        return self._chosen[1]
 
     def _build(self, found: Resumable | None) -> None:
         """Build all parts. found: the checkpoint that fills the model, which is then built without weights."""
