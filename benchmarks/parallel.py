@@ -21,9 +21,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lmms_stream.loader.collate import collate
+from lmms_stream.plugins.parallel.sequence import SequenceParts
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.model.sequence import SequenceParts
 from lmms_stream.train.model.sharding import checkpoint_blocks
 from measure import MIB, keep_to_one_core, print_table, verdict
 from torch.testing._internal.distributed.fake_pg import FakeStore

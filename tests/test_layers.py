@@ -104,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins/tasks": {
         *BASE, "processors", "loader", "train/run", "train/model", "train/tasks",
     },
+    "plugins/parallel": {"errors", "versions", "train/run", "train/model"},
     "plugins/peers": {*BASE, "storage", "mds"},
     "plugins/stores": {*BASE, "storage"},
     "plugins/engines": {"errors", "version", "storage", "processes"},

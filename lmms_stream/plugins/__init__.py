@@ -4,6 +4,7 @@ families    families of models with media, except Qwen-VL
 tasks       losses, except that of causal language models
 stores      Google Cloud Storage, Azure, the Hugging Face hub, other clouds
 engines     Ray, for conversions
+parallel    tensor, expert and sequence parallelism
 peers       shards from the caches of other nodes
 
 The core imports none of them.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..loader.collate import join
 from ..loader.loader import PackedLoader
 from ..mds.core import core_of, opens_loader
 from ..processors.base import processor_fingerprint
+from ..registry import imported
 from ..types import Batch, World
 from .checkpoint.saving import RunSaver
 from .data import RunData, check_evaluated, eval_source
@@ -28,8 +30,6 @@ from .model.build import ModelConfig
 from .model.flops import ImageFlops, ModelFlops, image_flops, model_flops
 from .model.model import PackedModel
 from .model.sharding import accumulation_of, compile_blocks, freeze, shard_model
-from .model.sharing import share_tokens
-from .model.tensor_parallel import cut_heads_told
 from .model.towers import check_text, family_of
 from .report.metrics import Compilations, Meter
 from .report.run_log import RunLog
@@ -113,7 +113,8 @@ class TrainerParts:
         """Shard the model. If its weights are loaded, prove that the model keeps samples apart."""
         config, device = self.config, self.device
         set_tf32(config, device)
-        share_tokens(model, self.meshes)
+        if self.meshes.sp is not None:
+            imported("plugins.parallel.sequence:share_tokens")(model, self.meshes)
         shard_model(model, self.meshes, config=config, device=device, is_filled_later=self.empty_model is not None)
         if self.empty_model is None:
             self._prove(model)
@@ -127,7 +128,7 @@ class TrainerParts:
     def _prove(self, model: PackedModel) -> None:
         """Prove that a model keeps samples apart, once more where it is compiled."""
         config, task, device = self.config, self.task, self.device
-        with cut_heads_told(config.tensor_parallel):
+        with _cut_heads_told(config.tensor_parallel):
             task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
         if config.torch_compile:
             compile_blocks(model)
@@ -451,3 +452,17 @@ def _measured(
     dist.broadcast_object_list(told, src=0, group=cpu_group())
     whole: NDArray[np.float32] = told[0]
     return whole
+
+
+@contextmanager
+def _cut_heads_told(degree: int) -> Iterator[None]:
+    """Have an error of the proof that a model runs on packs say that its heads are cut, if they are."""
+    try:
+        yield
+    except ConfigError as error:
+        if degree == 1:
+            raise
+        raise ConfigError(
+            f"{error}. train.tensor_parallel {degree} cuts its heads, which not every model's code can take: with 1 "
+            "it may run"
+        ) from error

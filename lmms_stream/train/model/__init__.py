@@ -1,19 +1,13 @@
 """A transformers model -> what each rank runs on packs.
 
-attention   implementations of attention to try, torch's kernel among them; varlen: each sample by itself;
-            ulysses: of tokens that lie on several ranks
+attention   implementations of attention to try, torch's kernel among them; varlen: each sample by itself
 loss        hidden states -> a loss of each target token, a few logits at a time; the loss of a router of experts
-sequence    the part of a pack's tokens that a rank runs
-exchanges   what ranks send each other of a tensor, and of its gradient
 adapters    what is trained of a model with an adapter
 build       a model, built: of transformers, of diffusers, of the user's own class
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model
 isolation   the proof that it keeps the samples of a pack apart; choice: the fastest attention that passes
             it, for a trainer and for a training loop that users write
-sharing     has it run on parts of the tokens of packs
 sharding    what each rank holds, and how it gets there; pretrained: read one by one; unused: gradients of what a
             rank does not use; when gradients of micro-batches are summed over ranks
-tensor_parallel  parts of matrices, by transformers' plan, and what their ranks send each other
-expert_parallel  experts of each rank, by transformers' plan; tokens to them and back
 flops       arithmetic of training, of models that make images too; media_flops: of parts that read media
 """

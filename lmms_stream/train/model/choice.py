@@ -35,7 +35,6 @@ from .isolation import (
 )
 from .loss import losses_of_logits
 from .model import PackedModel
-from .sequence import leave_out
 from .sharding import reshard
 from .towers import family_of
 from .varlen import may_be_set
@@ -97,7 +96,7 @@ def _choose_attention(
                 f"{type(inner).__name__}: set model.attention to {' or '.join(model.family.attentions)}, or to auto"
             )
     if model.sequence is not None:
-        refused |= leave_out(choices, inner.config._attn_implementation, degree=model.sequence.degree)
+        refused |= model.sequence.leave_out(choices, inner.config._attn_implementation)
     found = keep_apart(model, tolerances, choices, device=device, trial=trial)
     refused |= found.refused
     if found.is_chosen:

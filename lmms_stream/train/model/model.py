@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -32,7 +32,6 @@ from .loss import (
     run_to_hidden,
     token_losses,
 )
-from .sequence import SequenceParts
 from .towers import Dummies, has_modules, model_inputs, parts_of, positions_along_axes, without_bounds_of_text
 from .varlen import SDPA_VARLEN, has_axes
 
@@ -53,6 +52,39 @@ class PackLosses(NamedTuple):
     tokens: torch.Tensor
     logs: torch.Tensor
     router: torch.Tensor | None
+
+
+class TokenParts(Protocol):
+    """The tokens of a pack in equal parts, one for each rank of a group: see plugins/parallel/sequence.py."""
+
+    @property
+    def degree(self) -> int:
+        """Number of ranks in the group."""
+
+    def own(self, inputs: Mapping[str, Any], *, of_tokens: Sequence[str]) -> dict[str, Any]:
+        """Return a model's arguments for this rank's part. of_tokens: names of those with a number for each token."""
+
+    def part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the last dimension."""
+
+    def labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the labels of this rank's part and of the token after it: int64[1, n]."""
+
+    def whole(self, part: torch.Tensor, num_tokens: int, *, dim: int = 0) -> torch.Tensor:
+        """Return the parts of all ranks, joined, without padding. dim: the dimension of tokens."""
+
+    def whole_losses(
+        self,
+        losses: torch.Tensor,
+        logs: torch.Tensor,
+        learnt: torch.Tensor,
+        every_learnt: torch.Tensor,
+        num_tokens: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss and the logsumexp of each target of a pack: float32[num_loss_tokens] each."""
+
+    def leave_out(self, choices: list[str], named: str) -> dict[str, str]:
+        """Leave attentions without a mask in `choices`; returns the reason for each other one."""
 
 
 class PackedModel(torch.nn.Module):
@@ -87,7 +119,7 @@ class PackedModel(torch.nn.Module):
         self._tower_paths = {} if family is None else towers_of(family, partial(parts_of, model))
         self._dummies = Dummies(family) if family is not None else None
         self.read_logits: Callable[[Batch, LogitsOf], None] | None = None
-        self.sequence: SequenceParts | None = None
+        self.sequence: TokenParts | None = None
         self.by_sample: BySample | None = None
         self.gives_bounds = False
         self.router_weight = router_weight(model)

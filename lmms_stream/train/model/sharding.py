@@ -17,16 +17,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...errors import ConfigError
 from ...freed_memory import give_back_memory
+from ...registry import imported
 from ...versions.transformers import checkpoint_activations
 from ..run.distributed import cpu_group, gather
 from ..run.mesh import Meshes
 from ..run.settings import TrainConfig
 from .adapters import record_base
-from .expert_parallel import shard_experts, split_experts
 from .model import PackedModel
 from .plain import PlainModel
 from .pretrained import PretrainedTensors, unread_weights
-from .tensor_parallel import cut_model
 from .unused import use_all_parameters
 
 logger = logging.getLogger("lmms_stream")
@@ -87,8 +86,10 @@ def _divide(
                 f"{type(model.model).__name__}: set it to 1, and shard the model over more ranks"
             )
     if meshes.tp is not None:
-        cut_model(model.model, meshes.tp)
+        imported("plugins.parallel.tensor_parallel:cut_model")(model.model, meshes.tp)
     if meshes.ep is not None and meshes.experts is not None:
+        split_experts = imported("plugins.parallel.expert_parallel:split_experts")
+        shard_experts = imported("plugins.parallel.expert_parallel:shard_experts")
         for experts in split_experts(model.model, meshes.ep):
             shard_experts(experts, meshes.experts, policy=policy, reshard=config.reshard_after_forward)
 

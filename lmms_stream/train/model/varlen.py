@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from ...registry import imported
 from ...versions.transformers import attention_is_ours
-from .ulysses import over_heads
 
 SDPA_VARLEN = "sdpa_varlen"
 _MORE = 8  # numbers of a head that sinks add
@@ -46,12 +47,29 @@ def register() -> None:
     from transformers import AttentionInterface
 
     # Not compiled: each sample is attended to by itself, and packs have any number of them.
-    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(over_heads(_attend)))
+    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend_to_all))
 
 
 def may_be_set(attention: str) -> AbstractContextManager[None]:
     """Inside, a model may be given this attention, also if it is this file's and transformers' sdpa is not for it."""
     return attention_is_ours() if attention == SDPA_VARLEN else nullcontext()
+
+
+def _attend_to_all(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    sequence_group: dist.ProcessGroup | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as _attend does. sequence_group: ranks with parts of the tokens, each of which takes some of the heads."""
+    if sequence_group is None:
+        return _attend(module, query, key, value, attention_mask, **others)
+    attend_over_heads = imported("plugins.parallel.sequence:attend_over_heads")
+    return attend_over_heads(_attend, module, (query, key, value), attention_mask, sequence_group, others), None
 
 
 def _attend(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -27,8 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from ...errors import ConfigError
+from ...train.model.adapters import adapter_of
 from ...versions.transformers import plan_of_cuts
-from .adapters import adapter_of
 from .exchanges import exchanged
 from .expert_parallel import OwnChoices
 
@@ -83,20 +82,6 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
             setattr(module, key, made[id(parameter)])
         shared_input = inputs.get(_parent(name))
         _Part(word=word, mesh=mesh, is_partial=name in partial, shared=shared_input, choices=choices).hook(module)
-
-
-@contextmanager
-def cut_heads_told(degree: int) -> Iterator[None]:
-    """Have an error of the proof that a model runs on packs say that its heads are cut, if they are."""
-    try:
-        yield
-    except ConfigError as error:
-        if degree == 1:
-            raise
-        raise ConfigError(
-            f"{error}. train.tensor_parallel {degree} cuts its heads, which not every model's code can take: with 1 "
-            "it may run"
-        ) from error
 
 
 def _parent(name: str) -> str:

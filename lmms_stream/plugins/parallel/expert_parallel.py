@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import pad
 
 from ...errors import ConfigError
+from ...train.model.unused import with_zeros
+from ...train.run.distributed import takes_cpu_tensors
 from ...versions.transformers import GIVES_WEIGHTS_OF_CHOSEN_EXPERTS
-from ..run.distributed import takes_cpu_tensors
 from .exchanges import exchanged, swapped
-from .unused import with_zeros
 
 # Tokens of each rank -> the ranks that have their experts -> what these make of them, at their own rank again.
 #

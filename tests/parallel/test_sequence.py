@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
+from lmms_stream.plugins.parallel.sequence import SequenceParts, check_parts, leave_out, repeated
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.loss import learnt_tokens
-from lmms_stream.train.model.sequence import SequenceParts, check_parts, leave_out
-from lmms_stream.train.model.ulysses import repeated
 
-from .test_model import TINY
+from ..train.test_model import TINY
 
 
 class Rank:
