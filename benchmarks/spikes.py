@@ -29,7 +29,7 @@ from measure import in_fresh_process, print_table, verdict
 PLACES = 5
 DEVIATIONS = (4.0, 5.0, 6.0, 8.0, 10.0)
 WINDOW = 100
-CHOSEN = 6.0  # alert_spike of TrainConfig
+CHOSEN = 6.0  # alerts.spike of TrainConfig
 GARBAGE = "with garbage"
 GLOBAL_BATCH = 2
 RUNS_AT_ONCE = 2  # each on one core

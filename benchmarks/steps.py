@@ -36,11 +36,11 @@ MODEL = {
     "tie_word_embeddings": True,
 }
 WAYS: dict[str, dict[str, Any]] = {
-    "before": {"accumulate": "sharded"},
-    "sharded": {"accumulate": "sharded"},
-    "unsharded": {"accumulate": "unsharded"},
-    "unsharded, gathered": {"accumulate": "unsharded", "reshard_after_forward": False},
-    "copies (HSDP)": {"accumulate": "sharded", "shard_ranks": 1},
+    "before": {"fsdp": {"accumulate": "sharded"}},
+    "sharded": {"fsdp": {"accumulate": "sharded"}},
+    "unsharded": {"fsdp": {"accumulate": "unsharded"}},
+    "unsharded, gathered": {"fsdp": {"accumulate": "unsharded", "reshard_after_forward": False}},
+    "copies (HSDP)": {"fsdp": {"accumulate": "sharded"}, "shard_ranks": 1},
 }
 
 

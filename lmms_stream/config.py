@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +78,7 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
     """A plain mapping as a `config_class`; `source` names it in errors. Numbers in strings are accepted."""
     import pydantic
 
-    _refuse_unknown_keys(config_class, data, path="", source=source)
+    data = _with_known_keys(config_class, data, path="", source=source)
     try:
         return pydantic.TypeAdapter(config_class).validate_python(dict(data))
     except ConfigError as error:
@@ -129,36 +133,138 @@ def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
     return data
 
 
-def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str) -> None:
+def _with_known_keys(config_class: Any, data: Any, *, path: str, source: str) -> Any:
+    """The data with new keys in place of old ones; ConfigError for a key that is unknown."""
     if not dataclasses.is_dataclass(config_class) or not isinstance(data, Mapping):
-        return
+        return data
+    data = with_new_keys(config_class, data, path=path, source=source)
     hints = typing.get_type_hints(config_class)
     valid = [field.name for field in dataclasses.fields(config_class)]
     for key, value in data.items():
-        dotted = f"{path}{key}"
         if key not in valid:
             none_near = "look for its name in docs/settings.md" if valid else "this section has no settings"
             remedy = did_you_mean(key, valid, otherwise=none_near, prefix=path)
-            raise ConfigError(f"{source}: unknown key {dotted!r}: {remedy}")
-        _refuse_unknown_keys_of(hints[key], value, path=dotted, source=source)
+            raise ConfigError(f"{source}: unknown key {path + str(key)!r}: {remedy}")
+        data[key] = _with_known_keys_of(hints[key], value, path=f"{path}{key}", source=source)
+    return data
 
 
-def _refuse_unknown_keys_of(hint: Any, value: Any, *, path: str, source: str) -> None:
+def _with_known_keys_of(hint: Any, value: Any, *, path: str, source: str) -> Any:
     """Look for dataclasses inside Optional, list[…] and dict[str, …]."""
     if isinstance(value, bool):
         _refuse_truth_value(hint, value, path=path, source=source)
     elif typing.get_origin(hint) in (typing.Union, types.UnionType):
         for option in typing.get_args(hint):
-            _refuse_unknown_keys_of(option, value, path=path, source=source)
+            value = _with_known_keys_of(option, value, path=path, source=source)
     elif isinstance(value, list | tuple) and typing.get_args(hint):
-        for number, item in enumerate(value):
-            _refuse_unknown_keys_of(typing.get_args(hint)[0], item, path=f"{path}.{number}", source=source)
+        of_items = typing.get_args(hint)[0]
+        value = [
+            _with_known_keys_of(of_items, item, path=f"{path}.{number}", source=source)
+            for number, item in enumerate(value)
+        ]
     elif isinstance(value, Mapping) and len(typing.get_args(hint)) == 2:
-        for key, item in value.items():
-            key_hint = typing.get_args(hint)[0]
+        key_hint, of_values = typing.get_args(hint)
+        for key in value:
             _refuse_truth_value(key_hint, key, path=f"{path}: a key", source=source)
             if key_hint is int and isinstance(key, float) and not key.is_integer():
                 raise ConfigError(f"{source}: {path}: a key must be a whole number, got {key}")
-            _refuse_unknown_keys_of(typing.get_args(hint)[1], item, path=f"{path}.{key}", source=source)
+        value = {
+            key: _with_known_keys_of(of_values, item, path=f"{path}.{key}", source=source)
+            for key, item in value.items()
+        }
     else:
-        _refuse_unknown_keys(hint, value, path=f"{path}.", source=source)
+        value = _with_known_keys(hint, value, path=f"{path}.", source=source)
+    return value
+
+
+# Keys of earlier releases. Each is read for one release; a warning names the key to write instead.
+
+Settings = dict[str, Any]
+_TOLD: dict[Any, Any] = {}  # the registry of warnings
+
+
+@dataclass(frozen=True, slots=True)
+class OldKey:
+    """A key of an earlier release. new: the key to write instead. move: puts its value into the settings."""
+
+    new: str
+    move: Callable[[Settings, Any], None]
+
+
+def moved(new: str, changed: Callable[[Any], Any] = lambda value: value) -> OldKey:
+    """A key that has another name or section now. new: its dotted key. changed: old value -> new value."""
+
+    def move(settings: Settings, value: Any) -> None:
+        put(settings, new, changed(value))
+
+    return OldKey(new, move)
+
+
+def put(settings: Settings, key: str, value: Any) -> None:
+    """Set a dotted key; ConfigError if the section has another value for it."""
+    *sections, last = key.split(".")
+    for name in sections:
+        section: Any = settings.get(name) or {}
+        if dataclasses.is_dataclass(section):  # given as a keyword
+            section = _given_values(section)
+        settings[name] = settings = dict(section)
+    if settings.get(last) not in (None, value):
+        raise ConfigError(f"{key} is {settings[last]!r}, and an old key of it {value!r}: leave the old key out")
+    settings[last] = value
+
+
+def _given_values(section: Any) -> Settings:
+    """The values of a section that differ from its defaults."""
+    default = type(section)()
+    names = [each.name for each in dataclasses.fields(section)]
+    return {name: getattr(section, name) for name in names if getattr(section, name) != getattr(default, name)}
+
+
+def old_keys(keys: Mapping[str, OldKey]) -> Callable[[type[T]], type[T]]:
+    """Let a dataclass take keys of an earlier release, in files and as keywords, and a dict for a section."""
+
+    def decorate(config_class: type[T]) -> type[T]:
+        decorated: Any = config_class
+        made: Any = config_class.__init__
+
+        @functools.wraps(made)
+        def init(self: T, **given: Any) -> None:
+            given = with_new_keys(config_class, given, source=config_class.__name__)
+            for name, value in given.items():
+                if isinstance(value, Mapping) and (section := section_of(config_class, name)) is not None:
+                    given[name] = build_config(section, value, source=f"{config_class.__name__}: {name}")
+            made(self, **given)
+
+        decorated.__init__, decorated.OLD_KEYS = init, keys
+        return config_class
+
+    return decorate
+
+
+def section_of(config_class: type[Any], name: str) -> type[Any] | None:
+    """The dataclass of a field that holds a section, or may be None instead."""
+    hint = typing.get_type_hints(config_class).get(name)
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return next((each for each in options if isinstance(each, type) and dataclasses.is_dataclass(each)), None)
+
+
+def with_new_keys(
+    config_class: Any, settings: Mapping[str, Any], *, path: str = "", source: str = "", tells: bool = True
+) -> Settings:
+    """The settings with new keys in place of old ones. tells: warn of each once, on rank 0."""
+    keys: Mapping[str, OldKey] = getattr(config_class, "OLD_KEYS", {})
+    found = {name: value for name, value in settings.items() if name not in keys}
+    for name in [each for each in keys if each in settings]:
+        if tells:
+            _tell_old_key(f"{source}: {path}{name}", path + keys[name].new)
+        try:
+            keys[name].move(found, settings[name])
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {path}{error}") from None
+    return found
+
+
+def _tell_old_key(old: str, new: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        message = f"{old} is an old key, which the next release does not read: write {new}"
+        warnings.warn_explicit(message, FutureWarning, "lmms_stream", 1, registry=_TOLD)

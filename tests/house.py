@@ -1,4 +1,4 @@
-"""Counts of the house that may only fall: its prose, its files, its names. `python -m tests.house` prints them.
+"""Counts of the house that may only fall: its prose, files, names, settings. `python -m tests.house` prints them.
 
 Plain sentences have few pointer words (that, which, where, it, one, …). In torchtitan, Grain, MosaicML Streaming, httpx
 and TRL they are 2.8 to 3.9 % of the words of docstrings; a sentence of 12 words or more is hard if they are 26 % of it.
@@ -8,14 +8,20 @@ and TRL they are 2.8 to 3.9 % of the words of docstrings; a sentence of 12 words
 from __future__ import annotations
 
 import ast
+import dataclasses
 import io
 import json
 import re
 import sys
 import tokenize
+import types
+import typing
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from lmms_stream.train.run_config import RunConfig
 
 from .arrows import ROOT, files, imports, room_of, tree
 
@@ -110,6 +116,43 @@ def single_importers() -> list[str]:
     return sorted(found)
 
 
+def settings_of_a_run() -> list[str]:
+    """Names of the settings of a run's YAML file, as Class.field.
+
+    A setting is a field that holds a value. A field that only holds a section is none: the settings of its class count,
+    once for all places of the section.
+    """
+    found: dict[str, None] = {}
+    classes: list[type[Any]] = [RunConfig]
+    for each in classes:
+        hints = typing.get_type_hints(each)
+        for field in dataclasses.fields(each):
+            sections = sections_of(hints[field.name])
+            classes += [section for section in sections if section not in classes]
+            if _holds_a_value(hints[field.name]):
+                found[f"{_first_of_fields(each, field.name).__name__}.{field.name}"] = None
+    return list(found)
+
+
+def sections_of(hint: Any) -> list[type[Any]]:
+    """Dataclasses inside a type, such as Optional[…] and dict[str, …]."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return [hint]
+    return [each for argument in typing.get_args(hint) for each in sections_of(argument)]
+
+
+def _holds_a_value(hint: Any) -> bool:
+    """Whether any option of a type, other than None, is no section."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = {*typing.get_args(hint)} - {type(None)} if is_union else {hint}
+    return not all(map(sections_of, options))
+
+
+def _first_of_fields(config: type[Any], name: str) -> type[Any]:
+    """The class that a field is inherited from."""
+    return next(each for each in reversed(config.__mro__) if name in getattr(each, "__annotations__", {}))
+
+
 def counts() -> dict[str, float]:
     lines = Counter({module: len(path.read_text().splitlines()) for module, path in files().items()})
     return {
@@ -119,6 +162,7 @@ def counts() -> dict[str, float]:
         "files below 60 lines": sum(number < SMALL_LINES for number in lines.values()),
         "files with one importer, in their own folder": len(single_importers()),
         "class names defined twice": len(names_defined_twice()),
+        "settings of a run": len(settings_of_a_run()),
     }
 
 
@@ -128,6 +172,7 @@ def main() -> None:
         sys.stdout.write("".join(f"{each}\n" for kind in ("python", "pages") for each in prose(kind)[1]))
         sys.stdout.write("".join(f"{name}: {', '.join(each)}\n" for name, each in names_defined_twice().items()))
         sys.stdout.write("".join(f"{each}: one importer\n" for each in single_importers()))
+        sys.stdout.write("".join(f"{each}: a setting\n" for each in settings_of_a_run()))
     sys.stdout.write("".join(f"{value:7g}  {name}\n" for name, value in now.items()))
     if "--write" in sys.argv:
         before = json.loads(BASELINES.read_text()) if BASELINES.exists() else now

@@ -54,12 +54,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "doors": {"errors", "extras", "storage", "mds", "converters/rows", "converters/sources"},
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
-    "train/run": {"loader", *BASE, "mds"},
+    "train/run": {"config", "loader", *BASE, "mds"},
     "train/model": {
         *BASE, "versions", "freed_memory", "processors", "processors/families", "processes", "loader", "train/run",
     },
     "train/tasks": {*BASE, "storage", "processors", "loader", "train/run", "train/model"},
-    "train/checkpoint": {*BASE, "version", "versions", "freed_memory", "storage", "mds", "train/run", "train/model"},
+    "train/checkpoint": {
+        *BASE, "config", "version", "versions", "freed_memory", "storage", "mds", "train/run", "train/model",
+    },
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train": {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",

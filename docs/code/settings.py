@@ -18,7 +18,14 @@ from typing import Any
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.train.model.build import ModelConfig
-from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
+from lmms_stream.train.run.settings import (
+    AlertsConfig,
+    BadSamplesConfig,
+    BestConfig,
+    FsdpConfig,
+    ProfileConfig,
+    TrainConfig,
+)
 
 HEAD = """# Settings of a run
 
@@ -35,6 +42,10 @@ The settings of `dataset` are those of [a `DatasetConfig`](datasets.md).
 SECTIONS = {
     "model": (ModelConfig, "What is trained."),
     "train": (TrainConfig, "How it is trained."),
+    "train.bad_samples": (BadSamplesConfig, "Samples that are left out; more in [left_out](left_out.md)."),
+    "train.fsdp": (FsdpConfig, "How the model is sharded; more in [speed](speed.md)."),
+    "train.best": (BestConfig, "Which evaluation is the best, and what becomes of its checkpoint."),
+    "train.alerts": (AlertsConfig, "What the log warns of; more in [watching](watching.md)."),
     "dataset.processor": (ProcessorConfig, "What makes tokens of samples; more in [processors](processors.md)."),
     "dataset.fetch": (FetchConfig, "How shards come to a node."),
     "train.profile": (ProfileConfig, "Steps that torch's profiler traces."),

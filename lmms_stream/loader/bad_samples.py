@@ -93,8 +93,9 @@ def check_padded(datasets: Mapping[str, PackedDataset], collator: object) -> Non
         found.append("the collator is another")
     if found:
         raise ConfigError(
-            f"samples can be left out of batches of language models alone, and {', '.join(found)}: set on_bad_sample "
-            "to error and leave out drop, or convert the dataset without them"
+            f"samples can be left out of batches of language models alone, and {', '.join(found)}: set "
+            "on_bad_sample (of a run: bad_samples.action) to error and leave out drop, or convert the dataset without "
+            "them"
         )
 
 
@@ -143,8 +144,9 @@ class SampleClock(SharesTensors):
 
     def error(self, source: str, sample_id: int) -> WorkerError:
         return WorkerError(
-            f"sample {source}:{sample_id} takes longer than sample_timeout_s, {self.timeout_s:g} s: raise it, or leave "
-            f"the sample out with this line in a file that drop names: {source}:{sample_id}"
+            f"sample {source}:{sample_id} takes longer than sample_timeout_s, {self.timeout_s:g} s: raise it (of a "
+            f"run: bad_samples.timeout_s), or leave the sample out with this line in a file that drop names: "
+            f"{source}:{sample_id}"
         )
 
 

@@ -131,7 +131,7 @@ NUM_ENDS = 2  # tokens around the text or image of a block
 
 
 class BagelProcessor:
-    """Reads `messages` and their images from `media`; see the module for the tokens, and blocks.py for the blocks.
+    """Reads `messages` and their images from `media`; see the module for the tokens and the blocks.
 
     What the assistant says is learnt, with `<|im_end|>` behind it, and not in messages with "learn": false, whose
     images are seen. The `media` of a sample are: blocks int64[n, 2] (kind and tokens of each, which cover the sample)

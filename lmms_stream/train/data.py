@@ -44,7 +44,8 @@ def eval_source(name: str) -> str:
 
 def _bad_samples(config: TrainConfig) -> BadSamples:
     folder = str(Path(config.output_dir) / LEFT_OUT_FOLDER)
-    return BadSamples(on_bad_sample=config.on_bad_sample, sample_timeout_s=config.sample_timeout_s, folder=folder)
+    bad = config.bad_samples
+    return BadSamples(on_bad_sample=bad.action, sample_timeout_s=bad.timeout_s, folder=folder)
 
 
 def check_evaluated(loader: PackedLoader) -> None:
@@ -109,13 +110,13 @@ class RunData:
         """Batches to train on, from their beginning."""
         config = self.config
         options: dict[str, Any] = {}
-        if config.leaves_out or config.sample_timeout_s is not None:
+        if config.bad_samples.leaves_out or config.bad_samples.timeout_s is not None:
             if opens_loader(self.train_dataset):
                 raise ConfigError(
-                    "train.on_bad_sample, sample_timeout_s and drop are for datasets of shards: leave them out, or "
-                    "convert the sources"
+                    "train.bad_samples is for datasets of shards: leave action, timeout_s and drop out, or convert the "
+                    "sources"
                 )
-            options = {"bad": _bad_samples(config), "drop": config.drop}
+            options = {"bad": _bad_samples(config), "drop": config.bad_samples.drop}
         return self._loader(
             self.train_dataset,
             weights=config.weights,
@@ -191,7 +192,7 @@ class RunData:
                     f"train.{name}_strategy is epoch, and packs of lanes, or of train.weights, have no epochs that "
                     f"end: set it to steps, and train.{name}_steps"
                 )
-        asked = [name for name in ("load_best_model_at_end", "metric_for_best_model") if getattr(config, name)]
+        asked = [f"best.{name}" for name in ("load", "metric") if getattr(config.best, name)]
         asked += ["save_strategy best"] * (config.save_strategy == "best")
         if asked and not self.evaluations:
             raise ConfigError(f"train.{asked[0]} needs evaluations: give an eval_dataset, or leave it out")

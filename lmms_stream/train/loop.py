@@ -77,7 +77,7 @@ class Loop:
         if self._flow.saves_the_end and self._saved != self._step:
             self._save()
         best = trainer.best.checkpoint
-        if trainer.config.load_best_model_at_end and best is not None and trainer.best.step != self._step:
+        if trainer.config.best.load and best is not None and trainer.best.step != self._step:
             trainer.saver.wait()
             found = trainer.saver.find(best)
             assert found is not None  # a named checkpoint that is missing is an error

@@ -144,7 +144,12 @@ def test_left_out_samples_and_the_phases_of_the_weights_are_told(
     datasets = {name: dataset(config.parent / name) for name in "ab"}
     weights = {0: {"a": 1, "b": 1}, 7: {"a": 1, "b": 3}}
     changed = with_settings(
-        config, tmp_path / "changed.yaml", datasets=datasets, weights=weights, max_steps=12, drop=str(drop)
+        config,
+        tmp_path / "changed.yaml",
+        datasets=datasets,
+        weights=weights,
+        max_steps=12,
+        bad_samples={"drop": str(drop)},
     )
     told = planned(capsys, str(changed), "--from", str(config.parent / "run"))
     assert told["sources"]["a"]["num_left_out_samples"] == told["sources"]["a"]["num_samples"] > 0

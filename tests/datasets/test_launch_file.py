@@ -20,6 +20,7 @@ from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.settings import FsdpConfig
 from lmms_stream.types import World
 
 from ..conftest import run_cli
@@ -114,7 +115,7 @@ def test_their_arguments_and_runner_train_from_a_script(data: dict[str, Any], tm
     )  # fmt: skip
     config = train_config(arguments, world=World(world_size=1), steps_of=round)
     assert (config.optim, config.expert_parallel, config.frozen) == ("muon", 2, ["*lm_head.*"])
-    assert config.reshard_after_forward is False
+    assert config.fsdp.reshard_after_forward is False
     with pytest.raises(ConfigError, match=r"TrainingArguments: eval_config .*: there is no evaluation server"):
         TrainingArguments(str(tmp_path), use_cpu=True, eval_config={"x": 1})
     with pytest.raises(ConfigError, match=r"the run is not built: call build\(\) before"):
@@ -126,7 +127,8 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
     assert launch.model.config == {"model_type": "llama", **SIZES, "num_hidden_layers": 1}
     assert launch.model.attention == "sdpa"
     assert launch.values == {
-        "resume": "auto", "frozen": ["*embed_tokens.*"], "reshard_after_forward": False, "lr_scheduler_type": "wsd",
+        "resume": "auto", "frozen": ["*embed_tokens.*"], "fsdp": FsdpConfig(reshard_after_forward=False),
+        "lr_scheduler_type": "wsd",
     }  # fmt: skip
     assert (arguments.learning_rate, arguments.max_steps) == (0.01, 4)
     named = launch_of(data | {"model_config": {
@@ -331,7 +333,7 @@ def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, A
     model = data["model_config"] | {"extra_kwargs": {}, "monkey_patch_kwargs": None, "load_from_pretrained_path": None}
     whole = data | {"trainer_args": said, "dataset_config": dataset, "model_config": model, "extra_kwargs": None}
     launch, arguments = read_launch(whole, source="launch.yaml")
-    assert launch.values == {"resume": "auto", "reshard_after_forward": False}
+    assert launch.values == {"resume": "auto", "fsdp": FsdpConfig(reshard_after_forward=False)}
     assert arguments.max_steps == 3
 
 

@@ -32,13 +32,13 @@ from .test_sharding import LORA, TIED
 
 TIMEOUT_S = 60.0
 WAYS: tuple[dict[str, Any], ...] = (
-    {"accumulate": "sharded"},
-    {"accumulate": "unsharded"},
-    {"accumulate": "unsharded", "reshard_after_forward": False, "prefetch_blocks": 2},
+    {"fsdp": {"accumulate": "sharded"}},
+    {"fsdp": {"accumulate": "unsharded"}},
+    {"fsdp": {"accumulate": "unsharded", "reshard_after_forward": False, "prefetch_blocks": 2}},
 )
 CASES: dict[str, dict[str, Any]] = {
     "text": {"model": TIED},
-    "auto": {"model": TIED, "ways": ({"accumulate": "auto"},)},
+    "auto": {"model": TIED, "ways": ({"fsdp": {"accumulate": "auto"}},)},
     "frozen": {"model": TIED, "train": {"frozen": ["lm_head.*", "*.layers.0.*"]}},
     "lora": {"model": LORA},
     "experts": {"model": EXPERTS, "data": "short", "packing_length": 8},

@@ -97,7 +97,7 @@ def stop_early(config: Path, folder: Path, rank: int, killed_at: int) -> dict[st
 def stop_by_one(config: Path, folder: Path, rank: int) -> dict[str, Any]:
     """The callback is given to rank 1 alone."""
     callbacks = [OfOneRank(rank, saves_at=2, stops_at=3)] if rank == 1 else None
-    settings = ["train.save_steps=0", "train.eval_strategy=no", "train.load_best_model_at_end=false"]
+    settings = ["train.save_steps=0", "train.eval_strategy=no", "train.best.load=false"]
     trainer = trainer_of(config, f"train.output_dir={folder / 'one'}", *settings, callbacks=callbacks)
     return {"step": trainer.train().global_step}
 
@@ -105,7 +105,7 @@ def stop_by_one(config: Path, folder: Path, rank: int) -> dict[str, Any]:
 def events_beside_transformers(config: Path, folder: Path) -> dict[str, list[tuple[str, int]]]:
     """Of a run of four steps, by our trainer and by transformers'."""
     ours, theirs = Recorder(), Recorder()
-    settings = ["train.global_batch=2", "train.max_steps=4", "train.save_steps=2", "train.load_best_model_at_end=false"]
+    settings = ["train.global_batch=2", "train.max_steps=4", "train.save_steps=2", "train.best.load=false"]
     trainer = trainer_of(config, f"train.output_dir={folder / 'ours'}", *settings, callbacks=[ours])
     trainer.train()
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 64

@@ -18,7 +18,7 @@ from lmms_stream.train.model.plain import PlainModel
 from lmms_stream.train.model.sharding import blocks_of, shard_model
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.mesh import build_meshes
-from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.train.run.settings import FsdpConfig, TrainConfig
 
 Run = Callable[[Any], torch.Tensor]
 
@@ -99,7 +99,7 @@ def main() -> None:
             parameter.data = parameter.data.bfloat16()
         sharded = PlainModel(model)
         wrap = ["BasicTransformerBlock"] if name == "dit" else []
-        config = TrainConfig(output_dir=sys.argv[1], global_batch=2, max_steps=1, bf16=True, wrap=wrap)
+        config = TrainConfig(output_dir=sys.argv[1], global_batch=2, max_steps=1, bf16=True, fsdp=FsdpConfig(wrap=wrap))
         blocks = {"plain": blocks_of(plain, wrap), "sharded": blocks_of(sharded, wrap)}
         meshes = build_meshes(device, world_size=world.world_size, config=config)
         shard_model(sharded, meshes, config=config, device=device)

@@ -29,11 +29,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokens(folder / "data", num_samples=200)
     config = write_run(
         folder / "run.yaml", folder / "data", eval_dataset={"shuffle": False}, max_steps=20, eval_steps=2, save_steps=4,
-        save_total_limit=2, async_save=False, load_best_model_at_end=True, metric_for_best_model="loss",
-        greater_is_better=False, log_sample_ids=False, global_batch=4, lr_scheduler_type="constant",
+        save_total_limit=2, async_save=False, best={"load": True, "metric": "loss", "mode": "min"},
+        log_sample_ids=False, global_batch=4, lr_scheduler_type="constant",
     )  # fmt: skip
     by_distance = config.with_name("distance.yaml")
-    by_distance.write_text(config.read_text().replace("metric_for_best_model: loss", "metric_for_best_model: distance"))
+    by_distance.write_text(config.read_text().replace("metric: loss", "metric: distance"))
     for killed_at, expected in ((KILLED_AT, -signal.SIGKILL), (0, 0)):
         done = run_job(2, JOB, str(by_distance), str(folder), str(killed_at), timeout_s=200)
         assert done.returncode == expected, last_words(done.stderr)

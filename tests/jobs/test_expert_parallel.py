@@ -91,8 +91,8 @@ PACKED: dict[str, dict[str, Any]] = {
     "frozen": {"model": gpt_oss(), "train": {**EP, "frozen": ["*.embed_tokens.*", "*.layers.0.*"]}},
     "frozen experts": {"model": gpt_oss(), "train": {**EP, "frozen": ["*.experts.*"]}},
     "lora": {"model": {**gpt_oss(), "adapter": LORA}, "train": EP},
-    "gathered": {"model": gpt_oss(), "train": {**EP, "reshard_after_forward": False, "global_batch": 8}},
-    "unsharded": {"model": gpt_oss(), "train": {**EP, "accumulate": "unsharded", "global_batch": 8}},
+    "gathered": {"model": gpt_oss(), "train": {**EP, "fsdp": {"reshard_after_forward": False}, "global_batch": 8}},
+    "unsharded": {"model": gpt_oss(), "train": {**EP, "fsdp": {"accumulate": "unsharded"}, "global_batch": 8}},
     "mixed": {"model": gpt_oss(), "train": {**EP, "bf16": True}},
     "mixed whole": {"model": gpt_oss(), "train": {"bf16": True}},
 }

@@ -21,10 +21,11 @@ from tests.train.runs import MODEL, VOCABULARY, train_settings
 SIZES = {"a": (700, 60), "b": (500, 600)}  # samples, and tokens of the longest: those of `b` are split over packs
 LEFT_OUT = {"a": range(0, 700, 20), "b": range(7, 500, 25)}
 DROPPED_FROM = 70
+DROPS = {"drop": [{"file": "x", "from_step": DROPPED_FROM}]}
 STRETCHES: list[tuple[int, int, dict[str, Any]]] = [  # ranks, the step that it ends before, settings
     (1, 30, {"weights": {"a": 2, "b": 1}}),
     (2, 60, {"weights": {0: {"a": 1, "b": 1}, 40: {"a": 1, "b": 3}}}),
-    (3, 90, {"weights": {0: {"a": 1, "b": 1}, 75: {"b": 1}}, "drop": [{"file": "x", "from_step": DROPPED_FROM}]}),
+    (3, 90, {"weights": {0: {"a": 1, "b": 1}, 75: {"b": 1}}, "bad_samples": DROPS}),
     (4, 144, {"weights": {"a": 1, "b": 1}, "global_batch": 16, "skip_steps": [[100, 103]]}),
 ]  # fmt: skip
 
@@ -62,10 +63,11 @@ def test_a_run_on_one_to_four_ranks_resumed_elsewhere_is_told_as_it_logged_itsel
         if number == 2:  # datasets and run are moved, and their old places are gone
             shutil.copytree(here, there)
             shutil.rmtree(here)
-        if "drop" in settings:
+        if bad := settings.get("bad_samples"):
             lines = [f"{source}:{sample_id}\n" for source, ids in LEFT_OUT.items() for sample_id in ids]
             (folder / "drop.txt").write_text("".join(lines))
-            settings = settings | {"drop": [{**each, "file": str(folder / "drop.txt")} for each in settings["drop"]]}
+            drop = [{**each, "file": str(folder / "drop.txt")} for each in bad["drop"]]
+            settings = settings | {"bad_samples": {"drop": drop}}
         num_skipped += sum(end - first for first, end in settings.get("skip_steps", []))
         train(write_config(folder, settings, max_steps=stop - num_skipped), folder / "run", nproc=nproc)
     records = {record["step"]: record["sample_ids"] for record in read_log(there / "run")}

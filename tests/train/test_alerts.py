@@ -123,7 +123,7 @@ def test_gradients_that_are_not_finite_are_told_by_doubling_and_given_to_callbac
 def test_waiting_for_data_is_told(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=300)
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=FEWEST + 1, global_batch=1)
-    trainer_of(path, "train.alert_wait_share=0").train()
+    trainer_of(path, "train.alerts.wait_share=0").train()
     ((alert,),) = [alerts for step, alerts in alerts_of(tmp_path / "default").items() if step == FEWEST]
     assert alert["kind"] == "waiting_for_data"
     assert "raise train.num_workers (now 0), or see data/downloaded_mb_per_s" in alert["message"]
@@ -157,9 +157,9 @@ def test_what_lasts_is_told_by_doubling_and_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("alert_spike=-1", r"train.alert_spike must be 0 or more, got -1"),
-        ("alert_window=0", r"train.alert_window must be at least 1, got 0"),
-        ("alert_wait_share=-0.5", r"train.alert_wait_share must be 0 or more, got -0.5"),
+        ("alerts.spike=-1", r"train.alerts.spike must be 0 or more, got -1"),
+        ("alerts.window=0", r"train.alerts.window must be at least 1, got 0"),
+        ("alerts.wait_share=-0.5", r"train.alerts.wait_share must be 0 or more, got -0.5"),
     ],
 )
 def test_settings_of_alerts_that_cannot_be_are_refused(setting: str, message: str, tmp_path: Path) -> None:

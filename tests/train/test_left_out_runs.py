@@ -44,7 +44,7 @@ def test_a_run_with_dropped_samples_keeps_its_steps_and_resumes(tmp_path: Path) 
     write_tokens(tmp_path / "data", num_samples=300)
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
     (tmp_path / "drop").write_text("".join(f"data:{each}\n" for each in range(100)))
-    drop = f"train.drop={tmp_path / 'drop'}"
+    drop = f"train.bad_samples.drop={tmp_path / 'drop'}"
     run(path, "plain")
     run(path, "whole", drop)
     run(path, "parts", drop, "train.max_steps=1")
@@ -75,7 +75,9 @@ def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_bad(tmp_path / "data")
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=3, on_bad_sample="quarantine", **QUICK)
+    path = write_run(
+        tmp_path / "run.yaml", tmp_path / "data", max_steps=3, bad_samples={"action": "quarantine"}, **QUICK
+    )
     trainer = trainer_of(path)
     with caplog.at_level(logging.WARNING, "lmms_stream"):
         trainer.train()
@@ -85,10 +87,10 @@ def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
     assert sum("is left out from step" in record.message for record in caplog.records) == len(BAD_IDS)
     listed = read_left_out(tmp_path / "default" / "left_out", trainer.loader.identities)
     assert listed.left_out.samples == left_out.samples
-    run(path, "dropped", f"train.drop={tmp_path / 'default' / 'left_out.jsonl'}")
+    run(path, "dropped", f"train.bad_samples.drop={tmp_path / 'default' / 'left_out.jsonl'}")
     assert losses(tmp_path / "dropped") == losses(tmp_path / "default")
-    with pytest.raises(TrainingError, match=r"max_bad_samples is 2: correct the data .*data:11: .*lengths index"):
-        run(path, "few", "train.max_bad_samples=2")
+    with pytest.raises(TrainingError, match=r"bad_samples.max is 2: correct the data .*data:11: .*lengths index"):
+        run(path, "few", "train.bad_samples.max=2")
 
 
 def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_data(
@@ -97,7 +99,7 @@ def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_d
     """A run that was killed before its first checkpoint leaves the lists of its workers alone."""
     write_bad(tmp_path / "data")
     write_bad(tmp_path / "other", num_samples=90)
-    settings = {"max_steps": 1, "on_bad_sample": "quarantine", **QUICK}
+    settings = {"max_steps": 1, "bad_samples": {"action": "quarantine"}, **QUICK}
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", **settings)
     loader = trainer_of(path).loader
     end_distributed()
@@ -121,9 +123,9 @@ def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=50)
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1)
     for setting, message in (
-        ("on_bad_sample=skip", "on_bad_sample"),
-        ("max_bad_samples=-1", "train.max_bad_samples must be 0 or more, got -1"),
-        ("sample_timeout_s=0", "train.sample_timeout_s must be above 0, got 0"),
+        ("bad_samples.action=skip", "bad_samples.action"),
+        ("bad_samples.max=-1", "train.bad_samples.max must be 0 or more, got -1"),
+        ("bad_samples.timeout_s=0", "train.bad_samples.timeout_s must be above 0, got 0"),
         (f"drop={tmp_path / 'nothing'}", "the drop list .*nothing cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -385,8 +385,8 @@ def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Pa
     ("overrides", "message"),
     [
         (
-            ["train.load_best_model_at_end=true", "train.eval_strategy=no"],
-            "train.load_best_model_at_end needs checkpoi",
+            ["train.best.load=true", "train.eval_strategy=no"],
+            "train.best.load needs checkpoi",
         ),
         (
             ["train.save_strategy=best", "eval_dataset=null"],
@@ -410,7 +410,7 @@ def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluat
 ) -> None:
     trainer = trainer_of(
         config, f"train.output_dir={tmp_path}", "train.save_steps=1", "train.save_total_limit=1",
-        "train.eval_strategy=epoch", "train.load_best_model_at_end=true", "train.greater_is_better=true",
+        "train.eval_strategy=epoch", "train.best.load=true", "train.best.mode=max",
         "train.max_steps=null", "train.num_train_epochs=3", "train.lr_scheduler_type=constant",
     )  # fmt: skip
     trainer.train()
@@ -457,8 +457,6 @@ def test_an_epoch_that_a_callback_leaves_is_over_and_the_schedule_ends_with_the_
 
 
 def test_a_metric_for_the_best_model_that_no_evaluation_has_is_named(config: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(config, f"train.output_dir={tmp_path}", "train.metric_for_best_model=f1", "train.eval_steps=1")
-    with pytest.raises(
-        ConfigError, match=r"train.metric_for_best_model eval_f1 is no figure of the evaluation: choose one"
-    ):
+    trainer = trainer_of(config, f"train.output_dir={tmp_path}", "train.best.metric=f1", "train.eval_steps=1")
+    with pytest.raises(ConfigError, match=r"train.best.metric eval_f1 is no figure of the evaluation: choose one"):
         trainer.train()

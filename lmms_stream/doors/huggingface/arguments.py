@@ -6,12 +6,12 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ...errors import ConfigError, LmmsStreamError
-from ...train.run.settings import TrainConfig
+from ...train.run.settings import BestConfig, TrainConfig
 from ...types import World
 from . import trl_fields
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SAME = (
     "output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed",
     "save_total_limit", "gradient_checkpointing", "torch_compile", "eval_delay", "eval_on_start",
-    "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "logging_first_step",
+    "logging_first_step",
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
 _QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
@@ -76,6 +76,7 @@ def train_config(
         "per_device_batch": 1 if is_quadratic else batch,
         "bf16": bool(arguments.bf16),
         "tf32": arguments.tf32,
+        "best": _best(arguments),
         "max_grad_norm": arguments.max_grad_norm or 0.0,
         "resume": "never",  # as train(resume_from_checkpoint=…) says
         "num_workers": arguments.dataloader_num_workers,
@@ -90,13 +91,20 @@ def train_config(
     return TrainConfig(**values | getattr(arguments, LAUNCHED, {}))
 
 
+def _best(arguments: TrainingArguments) -> BestConfig:
+    mode: Literal["max", "min"] | None = None
+    if arguments.greater_is_better is not None:
+        mode = "max" if arguments.greater_is_better else "min"
+    return BestConfig(metric=arguments.metric_for_best_model, mode=mode, load=bool(arguments.load_best_model_at_end))
+
+
 def arguments_of(config: TrainConfig) -> TrainingArguments:
     """TrainingArguments for callbacks of a run with a TrainConfig. The process group is there already."""
     from transformers import TrainingArguments
 
     with _without_advice():
         made = _arguments_of(config, TrainingArguments)
-    made.load_best_model_at_end = config.load_best_model_at_end  # without its rules for steps, which are not ours
+    made.load_best_model_at_end = config.best.load  # without its rules for steps, which are not ours
     return made
 
 
@@ -116,8 +124,8 @@ def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> Trainin
         save_strategy=_strategy(config.save_strategy, config.save_steps),
         save_steps=config.save_steps or 500,
         save_total_limit=config.save_total_limit,
-        metric_for_best_model=config.metric_for_best_model or ("loss" if config.tracks_best else None),
-        greater_is_better=config.greater_is_better,
+        metric_for_best_model=config.best.metric or ("loss" if config.tracks_best else None),
+        greater_is_better=None if config.best.mode is None else config.best.mode == "max",
         seed=config.seed,
         use_cpu=not torch.cuda.is_available(),
         report_to="none",

@@ -157,7 +157,7 @@ ROWS = (
     refused("fsdp", "the model is sharded with FSDP2 in any case, its parameters never offloaded: leave fsdp out", lambda value: not value or {str(getattr(each, "value", each)) for each in value} <= {"full_shard", "auto_wrap"}),
     refused("fsdp_min_num_params", "blocks are sharded one by one: leave it out"),
     refused("fsdp_config", "blocks are sharded one by one, as the model names them: leave it out", _default_fsdp),
-    refused("fsdp_transformer_layer_cls_to_wrap", "the model names its blocks: leave it out, or give a TrainConfig with wrap"),
+    refused("fsdp_transformer_layer_cls_to_wrap", "the model names its blocks: leave it out, or give a TrainConfig with fsdp.wrap"),
     refused("accelerator_config", "accelerate does not run the loop: leave all but split_batches out", _default_accelerator),
     refused("parallelism_config", "ranks that share a model or its tokens are settings of a run: leave it out, or give a TrainConfig with tensor_parallel, sequence_parallel or shard_ranks"),
     refused("deepspeed", "the model is sharded with FSDP2: leave deepspeed out"),

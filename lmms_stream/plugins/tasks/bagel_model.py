@@ -18,7 +18,7 @@ from ...train.model.plain import PlainModel
 from ...train.tasks.task import Draw
 from ...types import Batch
 
-# Attention among the blocks of a sequence, by the mask of processors/blocks.py.
+# Attention among the blocks of a sequence, by the mask of processors/bagel.py.
 #
 # On a GPU it is flex_attention with a block mask, which skips hidden blocks. Elsewhere flex_attention has no backward
 # pass, and each sample has a dense mask.

@@ -32,7 +32,7 @@ def plan_change(options: argparse.Namespace) -> int:
     planned = open_run(Path(options.remotes[0]), overrides=_overrides(options))
     datasets, train = planned.datasets, planned.train
     run = Ledger(options.checkpoint, urls={name: each.one.url for name, each in datasets.items()})
-    left_out = run.left_out.merge([dropped(train.drop, datasets)])
+    left_out = run.left_out.merge([dropped(train.bad_samples.drop, datasets)])
     ledger = changed(
         run.plans, planned.mixture, first=run.stop, global_batch=train.global_batch, skipped=train.skip_steps
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
+from ...config import section_of, with_new_keys
 from ...errors import CheckpointError
 from ...mds.core import processor_of
 from ...version import VERSION
@@ -261,13 +262,27 @@ def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
     A setting that the checkpoint's version did not have was as its default is now.
     """
-    before = {"train": _defaults() | saved["train"], "versions": saved["versions"]}
+    before = {"train": _defaults() | _flat(saved["train"]), "versions": saved["versions"]}
+    after = {"train": _flat(now["train"]), "versions": now["versions"]}
     return [
-        f"{part}.{name} was {before[part].get(name)!r}, is {now[part].get(name)!r}"
+        f"{part}.{name} was {before[part].get(name)!r}, is {after[part].get(name)!r}"
         for part in ("train", "versions")
-        for name in sorted(before[part].keys() | now[part].keys())
-        if before[part].get(name) != now[part].get(name) and name not in _NOT_COMPARED
+        for name in sorted(before[part].keys() | after[part].keys())
+        if before[part].get(name) != after[part].get(name) and name not in _NOT_COMPARED
     ]
+
+
+def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a checkpoint by their keys of today, those of sections by dotted keys."""
+    from ..run.settings import TrainConfig
+
+    flat: dict[str, Any] = {}
+    for name, value in with_new_keys(TrainConfig, saved, tells=False).items():
+        if isinstance(value, Mapping) and section_of(TrainConfig, name) is not None:
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _defaults() -> dict[str, Any]:
@@ -275,5 +290,5 @@ def _defaults() -> dict[str, Any]:
     from ..run.settings import TrainConfig
 
     made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))
-    plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
+    plain = _flat(json.loads(json.dumps(made, default=str)))
     return {name: value for name, value in plain.items() if name not in {"output_dir", "global_batch", "max_steps"}}

@@ -48,7 +48,8 @@ def shard_model(
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
     in float32.
     """
-    blocks = blocks_of(model, config.wrap)
+    fsdp = config.fsdp
+    blocks = blocks_of(model, fsdp.wrap)
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
     record_base(model.model)
@@ -60,12 +61,12 @@ def shard_model(
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
-        again = None if part is model else config.reshard_after_forward  # of the whole, what is left stays gathered
+        again = None if part is model else fsdp.reshard_after_forward  # of the whole, what is left stays gathered
         fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
     if dtype is not None:
         for block in blocks:
             cast_hidden_states(block, dtype)
-    prefetch(blocks, config.prefetch_blocks)
+    prefetch(blocks, fsdp.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
         model.set_reduce_scatter_unused_params(True)
@@ -91,7 +92,7 @@ def _divide(
         split_experts = imported("plugins.parallel.expert_parallel:split_experts")
         shard_experts = imported("plugins.parallel.expert_parallel:shard_experts")
         for experts in split_experts(model.model, meshes.ep):
-            shard_experts(experts, meshes.experts, policy=policy, reshard=config.reshard_after_forward)
+            shard_experts(experts, meshes.experts, policy=policy, reshard=config.fsdp.reshard_after_forward)
 
 
 def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -197,7 +198,7 @@ def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[to
     if unknown:
         raise ConfigError(
             f"no blocks of {type(model).__name__} to shard are of class {unknown[0]}: name some of "
-            f"{', '.join(classes) or '(it has no lists of modules)'} in train.wrap"
+            f"{', '.join(classes) or '(it has no lists of modules)'} in train.fsdp.wrap"
         )
     found = [block for block in repeated if type(block).__name__ in names]
     inner = {id(module) for block in found for module in block.modules() if module is not block}
@@ -391,11 +392,11 @@ class Accumulation:
 def accumulation_of(
     model: torch.nn.Module, config: TrainConfig, *, device: torch.device, num_micro_batches: int, world_size: int
 ) -> Accumulation:
-    """As config.accumulate says; "auto" looks at the memory of GPUs. All ranks call it, once the model is sharded."""
-    is_unsharded = config.accumulate == "unsharded"
-    if config.accumulate == "auto" and num_micro_batches > 1:
+    """As train.fsdp.accumulate says; "auto" looks at the memory of GPUs. All ranks call it with the sharded model."""
+    is_unsharded = config.fsdp.accumulate == "unsharded"
+    if config.fsdp.accumulate == "auto" and num_micro_batches > 1:
         is_unsharded = _fits(model, device, world_size)
-    stays_gathered = not config.reshard_after_forward and num_micro_batches > 1
+    stays_gathered = not config.fsdp.reshard_after_forward and num_micro_batches > 1
     return Accumulation(model, is_unsharded=is_unsharded, stays_gathered=stays_gathered)
 
 

@@ -72,8 +72,8 @@ class Alerts:
 
     def __init__(self, config: TrainConfig, loader: PackedLoader, *, sample_ids: SampleIds):
         self._config, self._loader, self._sample_ids = config, loader, sample_ids
-        self._spikes = Spikes(deviations=config.alert_spike, window=config.alert_window)
-        self._waits: deque[tuple[float, float]] = deque(maxlen=config.alert_window)  # seconds waited, and of records
+        self._spikes = Spikes(deviations=config.alerts.spike, window=config.alerts.window)
+        self._waits: deque[tuple[float, float]] = deque(maxlen=config.alerts.window)  # seconds waited, and of records
         self._window: StepRange | None = None  # since the last record
         self._not_finite: StepRange | None = None  # of these, from the first without an update to the last
         self._episodes: dict[Kind, Episode] = {}
@@ -107,7 +107,7 @@ class Alerts:
                 "loss_spike",
                 window if is_spike else None,
                 f"the loss is a spike: {record['loss']:.4g}, and up to {limit:.4g} was expected"
-                f" (alert_spike {self._config.alert_spike:g})",
+                f" (alerts.spike {self._config.alerts.spike:g})",
             ),
             self._of_waiting(record),
         ]
@@ -169,15 +169,15 @@ class Alerts:
         self._waits.append((record["data/wait_share"] * record["seconds"], record["seconds"]))
         waited, seconds = map(sum, zip(*sorted(self._waits)[:-1], strict=True)) if len(self._waits) > 1 else (0.0, 1.0)
         episode = self._episodes.setdefault("waiting_for_data", Episode())
-        if len(self._waits) < FEWEST or waited <= self._config.alert_wait_share * seconds:
+        if len(self._waits) < FEWEST or waited <= self._config.alerts.wait_share * seconds:
             episode.end()
             return None
         if not episode.go_on():
             return None
         message = (
             f"step {record['step']}: ranks waited for data {waited / seconds:.0%} of the time of the last "
-            f"{len(self._waits)} records (alert_wait_share {self._config.alert_wait_share:g}): raise train.num_workers "
-            f"(now {self._config.num_workers}), or see data/downloaded_mb_per_s"
+            f"{len(self._waits)} records (alerts.wait_share {self._config.alerts.wait_share:g}): raise "
+            f"train.num_workers (now {self._config.num_workers}), or see data/downloaded_mb_per_s"
         )
         return {
             "kind": "waiting_for_data", "first_step": record["step"], "last_step": record["step"], "message": message

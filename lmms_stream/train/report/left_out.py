@@ -36,9 +36,9 @@ class RunLeftOut:
         """Leave out what a checkpoint names, what workers listed since, and what drop lists name."""
         if self._loader is None:
             return
-        listed = self._listed(self._loader) if self._config.leaves_out else LeftOut()
+        listed = self._listed(self._loader) if self._config.bad_samples.leaves_out else LeftOut()
         self._loader.leave_out(LeftOut.load(counts.left_out).merge([listed]))
-        if self._config.leaves_out or counts.left_out:
+        if self._config.bad_samples.leaves_out or counts.left_out:
             self._merge(self._loader.left_out, counts)
 
     def _listed(self, loader: PackedLoader) -> LeftOut:
@@ -82,12 +82,12 @@ class RunLeftOut:
         write_left_out(Path(self._config.output_dir) / LEFT_OUT_NAME, merged, identities)
 
     def _check(self, quarantined: LeftOut) -> None:
-        most = self._config.max_bad_samples
+        most = self._config.bad_samples.max
         if len(quarantined) > most:
             named = "; ".join(f"{each.name}: {each.reason}" for each in quarantined.samples[:MOST_NAMED])
             more = f"; and {len(quarantined) - MOST_NAMED} others" if len(quarantined) > MOST_NAMED else ""
             raise TrainingError(
-                f"{len(quarantined)} samples cannot be processed, and train.max_bad_samples is {most}: correct the "
+                f"{len(quarantined)} samples cannot be processed, and train.bad_samples.max is {most}: correct the "
                 f"data or the processor, or raise it ({named}{more})"
             )
 

@@ -76,7 +76,7 @@ class Flow:
 
     def new_best(self, control: Control) -> None:
         """An evaluation was the best so far: it is saved where it is asked for later."""
-        if self._config.save_strategy == "best" or self._config.load_best_model_at_end:
+        if self._config.save_strategy == "best" or self._config.best.load:
             control.should_save = True
 
     @property
@@ -101,14 +101,11 @@ class Best:
 
     @staticmethod
     def of(config: TrainConfig) -> Best:
-        name = config.metric_for_best_model or ("loss" if config.tracks_best else None)
+        name = config.best.metric or ("loss" if config.tracks_best else None)
         if name is None:
             return Best(None)
-        is_greater = config.greater_is_better
-        return Best(
-            name if name.startswith("eval_") else f"eval_{name}",
-            is_greater=not name.endswith("loss") if is_greater is None else is_greater,
-        )
+        mode = config.best.mode or ("min" if name.endswith("loss") else "max")
+        return Best(name if name.startswith("eval_") else f"eval_{name}", is_greater=mode == "max")
 
     def take(self, metrics: Mapping[str, Any], *, step: int) -> bool:
         """Whether these figures of an evaluation are the best so far; then they are kept."""
@@ -116,8 +113,7 @@ class Best:
             return False
         if self.name not in metrics:
             raise ConfigError(
-                f"train.metric_for_best_model {self.name} is no figure of the evaluation: choose one of "
-                f"{', '.join(metrics)}"
+                f"train.best.metric {self.name} is no figure of the evaluation: choose one of {', '.join(metrics)}"
             )
         metric = float(metrics[self.name])
         if self.metric is not None and not (metric > self.metric if self.is_greater else metric < self.metric):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...checks import check_fields, local_path
+from ...config import moved, old_keys
 from ...errors import ConfigError
 from ...loader.drop_list import DropList
 from ...mds.core import HasCore, OpensLoader, PackedDataset
@@ -18,14 +19,112 @@ Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "tensor_parallel", "sequence_parallel", "expert_parallel",
     "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
-    "save_total_limit", "logging_steps", "pad_to", "alert_window",
+    "save_total_limit", "logging_steps", "pad_to",
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
-    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "prefetch_blocks",
-    "alert_spike", "alert_wait_share", "max_bad_samples", "max_grad_norm",
+    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "max_grad_norm",
 )  # fmt: skip
-_ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops", "sample_timeout_s")
+_ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
+
+
+def _check_limits(
+    config: Any, prefix: str, *, at_least_1: Sequence[str] = (), at_least_0: Sequence[str] = (),
+    above_0: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """ConfigError for a number below its limit; None passes."""
+    for name in (*at_least_1, *at_least_0, *above_0):
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if name in at_least_1 and value < 1:
+            raise ConfigError(f"{prefix}{name} must be at least 1, got {value}")
+        if name in at_least_0 and not value >= 0:  # NaN is refused too
+            raise ConfigError(f"{prefix}{name} must be 0 or more, got {value}")
+        if name in above_0 and not value > 0:
+            raise ConfigError(f"{prefix}{name} must be above 0, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadSamplesConfig:
+    """Samples that are left out of a run."""
+
+    # a sample that cannot be processed: "error" ends the run with its name; "quarantine" puts padding without loss in
+    # its place, lists it in left_out/ of the output_dir, and never tries it again (see docs/left_out.md)
+    action: Literal["error", "quarantine"] = "error"
+    max: int = 100  # quarantined samples, over all ranks and the whole run, beyond which the run ends
+    timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
+    # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several as {file, from_step}
+    drop: str | list[DropList] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="train.bad_samples.")
+        _check_limits(self, "train.bad_samples.", at_least_0=("max",), above_0=("timeout_s",))
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether samples may be left out."""
+        return self.action == "quarantine" or self.drop is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FsdpConfig:
+    """How FSDP2 shards the model, gathers its blocks and sums its gradients."""
+
+    # classes of the blocks that are sharded one by one (default: named by the model)
+    wrap: list[str] = field(default_factory=list)
+    # "unsharded": the gradients of a step's micro-batches are summed over ranks once, after the last, and take as much
+    # memory until then as the whole model in float32; "sharded": after each; "auto": unsharded on GPUs that have four
+    # times that memory free (see docs/speed.md)
+    accumulate: Literal["auto", "sharded", "unsharded"] = "auto"
+    # false: blocks stay gathered between their forward and backward pass, and from one micro-batch to the next, which
+    # takes the memory of the whole model; true: they are gathered again
+    reshard_after_forward: bool = True
+    prefetch_blocks: int = 0  # blocks that are gathered ahead of the running block (0: torch's order, one if it can)
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="train.fsdp.")
+        _check_limits(self, "train.fsdp.", at_least_0=("prefetch_blocks",))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestConfig:
+    """Which evaluation is the best, and what becomes of its checkpoint."""
+
+    metric: str | None = None  # the figure of an evaluation that decides (default: loss)
+    mode: Literal["min", "max"] | None = None  # whether less or more of it is better (default: min for names in loss)
+    load: bool = False  # end with the model of the best evaluation; its checkpoint is kept
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="train.best.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertsConfig:
+    """Warnings of the log."""
+
+    # a loss of so many deviations above the median of the last `window` records is a spike, and the log names its packs
+    # and samples; 0: no warning. The deviation is that of noise which differs as the losses do (see Spikes)
+    spike: float = 6.0
+    window: int = 100  # records that a loss is compared with
+    wait_share: float = 0.5  # share of the time of these records that ranks wait for data, above which the log warns
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="train.alerts.")
+        _check_limits(self, "train.alerts.", at_least_1=("window",), at_least_0=("spike", "wait_share"))
+
+
+OLD_KEYS = {
+    "on_bad_sample": moved("bad_samples.action"),
+    "max_bad_samples": moved("bad_samples.max"),
+    "sample_timeout_s": moved("bad_samples.timeout_s"),
+    "drop": moved("bad_samples.drop"),
+    **{name: moved(f"fsdp.{name}") for name in ("wrap", "accumulate", "reshard_after_forward", "prefetch_blocks")},
+    "load_best_model_at_end": moved("best.load"),
+    "metric_for_best_model": moved("best.metric"),
+    "greater_is_better": moved("best.mode", lambda is_greater: {True: "max", False: "min"}.get(is_greater)),
+    **{f"alert_{name}": moved(f"alerts.{name}") for name in ("spike", "window", "wait_share")},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +141,7 @@ class ProfileConfig:
             raise ConfigError(f"train.profile must be a range [first, stop), got [{self.first}, {self.stop}]")
 
 
+@old_keys(OLD_KEYS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """How to train: each field is explained beside it.
@@ -64,13 +164,7 @@ class TrainConfig:
     # steps [first, stop) whose packs are passed over, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
 
-    # a sample that cannot be processed: "error" ends the run with its name; "quarantine": padding without loss takes
-    # its place, it is listed in left_out/ of the output_dir, and never tried again (see docs/left_out.md)
-    on_bad_sample: Literal["error", "quarantine"] = "error"
-    max_bad_samples: int = 100  # quarantined over all ranks and the whole run, beyond which the run ends
-    sample_timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
-    # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several as {file, from_step}
-    drop: str | list[DropList] | None = None
+    bad_samples: BadSamplesConfig = field(default_factory=BadSamplesConfig)  # samples that are left out
 
     # Its end
     max_steps: int | None = None  # optimizer steps in all, those of earlier runs that it goes on from among them
@@ -115,19 +209,10 @@ class TrainConfig:
     # fewer make HSDP)
     shard_ranks: int | None = None
     replication: int | None = None  # ranks that read the same packs: it follows from the degrees above, see group_ranks
-    # classes of the blocks that are sharded one by one (default: what the model says)
-    wrap: list[str] = field(default_factory=list)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)  # how the model is sharded, gathered and summed
     bf16: bool | None = None  # computed with in bfloat16, whatever the parameters are (default: on GPUs that have it)
     # products of float32 numbers in TF32, on GPUs that have it (default: yes with bf16, else as torch is set)
     tf32: bool | None = None
-    # "unsharded": the gradients of a step's micro-batches are summed over ranks once, after the last, and take as much
-    # memory until then as the whole model in float32; "sharded": after each; "auto": unsharded on GPUs that have four
-    # times that memory free (see docs/speed.md)
-    accumulate: Literal["auto", "sharded", "unsharded"] = "auto"
-    # false: blocks stay gathered between their forward and backward pass, and from one micro-batch to the next, which
-    # takes the memory of the whole model; true: they are gathered again
-    reshard_after_forward: bool = True
-    prefetch_blocks: int = 0  # blocks that are gathered ahead of the one that runs (0: as torch does, one where it can)
     gradient_checkpointing: bool = False  # blocks run again in the backward pass, and keep less in memory
     torch_compile: bool = False  # of each block
     seed: int = 0  # of what a model draws, as for dropout
@@ -152,19 +237,13 @@ class TrainConfig:
     eval_steps: int = 0  # steps between evaluations, 0 for one at the end only; they need an eval_dataset
     eval_on_start: bool = False  # evaluate before the first step
     eval_delay: float = 0  # evaluate no sooner than after as many steps, or epochs with eval_strategy epoch
-    load_best_model_at_end: bool = False  # end with the model of the best evaluation, of which a checkpoint is kept
-    metric_for_best_model: str | None = None  # the figure of an evaluation that tells the best (default: loss)
-    greater_is_better: bool | None = None  # of that figure (default: unless its name ends in loss)
+    best: BestConfig = field(default_factory=BestConfig)  # which evaluation is the best
     logging_strategy: Strategy = "steps"  # "no": none
     logging_steps: int = 1  # steps of a record, see Meter
     logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
     report_to: list[Reporter] = field(default_factory=list)  # where records go besides train_log.jsonl
     log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
-    # a loss of so many deviations above the median of the last alert_window records is a spike, which the log tells of
-    # with its packs and samples; 0: none is told. The deviation is that of noise which differs as they do (see Spikes)
-    alert_spike: float = 6.0
-    alert_window: int = 100  # records that a loss is compared with
-    alert_wait_share: float = 0.5  # of the time of these records that ranks wait for data, above which it is told
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)  # what the log warns of
     peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
     profile: ProfileConfig | None = None  # steps to trace
     timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint
@@ -175,15 +254,9 @@ class TrainConfig:
         return self.sequence_parallel * self.tensor_parallel
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether samples may be left out."""
-        return self.on_bad_sample == "quarantine" or self.drop is not None
-
-    @property
     def tracks_best(self) -> bool:
         """Whether the best evaluation is asked for."""
-        wanted = self.load_best_model_at_end or self.save_strategy == "best"
-        return wanted or self.metric_for_best_model is not None
+        return self.best.load or self.save_strategy == "best" or self.best.metric is not None
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume"))
@@ -200,17 +273,7 @@ class TrainConfig:
         for first, stop in self.skip_steps:
             if not 0 <= first < stop:
                 raise ConfigError(f"train.skip_steps must be ranges [first, stop), got [{first}, {stop}]")
-        for name in _AT_LEAST_1:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"train.{name} must be at least 1, got {value}")
-        for name in _AT_LEAST_0:
-            if not getattr(self, name) >= 0:  # NaN is refused too
-                raise ConfigError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
-        for name in _ABOVE_0:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"train.{name} must be above 0, got {value}")
+        _check_limits(self, "train.", at_least_1=_AT_LEAST_1, at_least_0=_AT_LEAST_0, above_0=_ABOVE_0)
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
@@ -253,9 +316,9 @@ class TrainConfig:
                 f"train.save_minutes is {self.save_minutes:g}, and train.save_strategy no saves nothing: set it to "
                 "steps"
             )
-        if not (self.load_best_model_at_end or self.save_strategy == "best"):
+        if not (self.best.load or self.save_strategy == "best"):
             return
-        asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"
+        asked = "best.load" if self.best.load else "save_strategy best"
         for name in ("eval_strategy", "save_strategy"):
             if getattr(self, name) == "no":
                 raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")

@@ -11,7 +11,7 @@ import pytest
 from lmms_stream.doors.huggingface import fields, table, trl_fields
 from lmms_stream.doors.huggingface.arguments import train_config
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.train.run.settings import BestConfig, TrainConfig
 from lmms_stream.types import World
 from transformers import TrainingArguments
 from trl import DPOConfig, KTOConfig, SFTConfig
@@ -69,8 +69,8 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "bf16": (True, {"bf16": True}),
     "eval_steps": (4, {"eval_steps": 0}),  # eval_strategy no; see test_resolve
     "dataloader_num_workers": (2, {"num_workers": 2}),
-    "metric_for_best_model": ("loss", {"metric_for_best_model": "loss", "greater_is_better": False}),
-    "greater_is_better": (True, {"greater_is_better": True}),
+    "metric_for_best_model": ("loss", {"best": BestConfig(metric="loss", mode="min")}),
+    "greater_is_better": (True, {"best": BestConfig(mode="max")}),
     "optim": ("sgd", {"optim": "sgd"}),
     "optim_args": ("momentum=0.5", {"optim_args": {"momentum": 0.5}}),
     "report_to": (["tensorboard", "mlflow"], {"report_to": ["tensorboard"]}),

@@ -14,7 +14,7 @@ from ....mds.dataset_config import DatasetConfig, check_names
 from ....train.model.build import ModelConfig
 from ....train.model.plain import DIFFUSERS_CLASS
 from ....train.model.varlen import SDPA_VARLEN
-from ....train.run.settings import ProfileConfig, TrainConfig
+from ....train.run.settings import FsdpConfig, ProfileConfig, TrainConfig
 from ....types import World
 from ....versions.transformers import as_installed
 from ...huggingface.table import row_of
@@ -57,7 +57,7 @@ TRAINER_ARGS: Mapping[str, Key] = {
     "output_dtype": Key("moot", "losses are computed in float32"),
     **{name: Key("honoured", ours) for name, ours in DEGREES.items()},
     "freeze_modules": Key("honoured", "frozen"),
-    "fsdp_config": Key("honoured", "wrap, reshard_after_forward"),
+    "fsdp_config": Key("honoured", "fsdp.reshard_after_forward, shard_ranks"),
     "use_muon": Key("honoured", "optim muon"),
     "enable_profiler": Key("honoured", "profile"),
     "profiler_config": Key("honoured", "profile"),
@@ -80,7 +80,7 @@ TRAINER_ARGS: Mapping[str, Key] = {
 OF_TRANSFORMERS_TOO = ("remove_unused_columns", "group_by_length", "fsdp_config")  # which are not passed on to it
 FSDP_CONFIG: Mapping[str, Key] = {
     "transformer_layer_cls_to_wrap": Key("moot", "the blocks that the model names are sharded one by one"),
-    "reshard_after_forward": Key("honoured", "reshard_after_forward"),
+    "reshard_after_forward": Key("honoured", "fsdp.reshard_after_forward"),
     "min_num_params": Key("refused", "blocks are sharded one by one: leave it out"),
     "hsdp_shard_size": Key("honoured", "shard_ranks"),
     "xla": Key("refused", "there are no TPUs here: leave it out"),
@@ -135,7 +135,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     if said.get("ema_enabled"):
         values["ema_decay"] = float(said.get("ema_decay") or 0.9999)
     if "reshard_after_forward" in fsdp:
-        values["reshard_after_forward"] = bool(fsdp["reshard_after_forward"])
+        values["fsdp"] = FsdpConfig(reshard_after_forward=bool(fsdp["reshard_after_forward"]))
     if said.get("use_muon"):
         values["optim"] = "muon"
     profiler = dict(said.get("profiler_config") or {})

@@ -1,0 +1,67 @@
+"""Keys of the release before are read as the new ones: in files, as keywords and in checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from lmms_stream.config import build_config
+from lmms_stream.errors import ConfigError
+from lmms_stream.train.checkpoint.saving import other_differences
+from lmms_stream.train.run.settings import OLD_KEYS, TrainConfig
+
+NEEDED: dict[str, Any] = {"output_dir": "out", "global_batch": 8, "max_steps": 100}
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"on_bad_sample": "quarantine"}, {"bad_samples": {"action": "quarantine"}}),
+    ({"max_bad_samples": 3}, {"bad_samples": {"max": 3}}),
+    ({"sample_timeout_s": 2.5}, {"bad_samples": {"timeout_s": 2.5}}),
+    ({"drop": "bad.txt"}, {"bad_samples": {"drop": "bad.txt"}}),
+    ({"wrap": ["Block"]}, {"fsdp": {"wrap": ["Block"]}}),
+    ({"accumulate": "sharded"}, {"fsdp": {"accumulate": "sharded"}}),
+    ({"reshard_after_forward": False}, {"fsdp": {"reshard_after_forward": False}}),
+    ({"prefetch_blocks": 2}, {"fsdp": {"prefetch_blocks": 2}}),
+    ({"load_best_model_at_end": True}, {"best": {"load": True}}),
+    ({"metric_for_best_model": "f1"}, {"best": {"metric": "f1"}}),
+    ({"greater_is_better": True}, {"best": {"mode": "max"}}),
+    ({"greater_is_better": False}, {"best": {"mode": "min"}}),
+    ({"alert_spike": 0, "alert_window": 9}, {"alerts": {"spike": 0, "window": 9}}),
+    ({"alert_wait_share": 1}, {"alerts": {"wait_share": 1}}),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CASES, ids=lambda case: "-".join(case))
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_an_old_key_gives_the_same_config_as_the_new_one(old: dict[str, Any], new: dict[str, Any]) -> None:
+    expected = build_config(TrainConfig, NEEDED | new, source="run.yaml")
+    assert build_config(TrainConfig, NEEDED | old, source="run.yaml") == expected
+    assert TrainConfig(**NEEDED | old) == TrainConfig(**NEEDED | new) == expected
+    assert dataclasses.replace(TrainConfig(**NEEDED), **old) == expected
+
+
+def test_every_old_key_has_a_case() -> None:
+    assert {key for old, _ in CASES for key in old} == OLD_KEYS.keys()
+
+
+def test_an_old_key_is_told_with_the_new_one() -> None:
+    with pytest.warns(FutureWarning, match=r"run.yaml: drop is an old key, .*: write bad_samples.drop$"):
+        build_config(TrainConfig, NEEDED | {"drop": "x"}, source="run.yaml")
+    with pytest.warns(FutureWarning, match=r"TrainConfig: drop is an old key, .*: write bad_samples.drop$"):
+        TrainConfig(**NEEDED | {"drop": "x"})
+
+
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_an_old_key_beside_its_new_one_is_an_error() -> None:
+    both = NEEDED | {"alert_spike": 3.0, "alerts": {"spike": 4.0}}
+    with pytest.raises(ConfigError, match=r"alerts.spike is 4.0, and an old key of it 3.0: leave the old key out"):
+        build_config(TrainConfig, both, source="run.yaml")
+    build_config(TrainConfig, NEEDED | {"alert_spike": 3.0, "alerts": {"window": 4}}, source="run.yaml")
+
+
+def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones() -> None:
+    now = json.loads(json.dumps(dataclasses.asdict(TrainConfig(**NEEDED))))
+    saved = {name: value for name, value in now.items() if name not in ("alerts", "best", "bad_samples", "fsdp")}
+    saved |= {"alert_spike": 6.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
+    found = other_differences({"train": saved, "versions": {}}, {"train": now, "versions": {}})
+    assert found == ["train.alerts.window was 50, is 100"]
