@@ -7,7 +7,11 @@ file for what stands before the samples.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +23,6 @@ from numpy.typing import NDArray
 from ..errors import LmmsStreamError, ShardError
 from ..storage.cache import LocalCache, Wanted
 from ..storage.local import LocalStorage
-from ..storage.mapping import map_file
 from .decoding import Decoder, decoder, decompress
 from .hooked_streams import HookedStream
 from .index import ShardInfo, file_matches
@@ -247,3 +250,32 @@ def _wanted(info: ShardInfo) -> Wanted:
         remember=info.checksum is not None,
         decode=None if info.zip_name is None else decode,
     )
+
+
+# Map files without keeping a descriptor: a process may map more files than it may open. Python's mmap keeps a copy of
+# the descriptor while the mapping exists, and many machines allow 1024.
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_file(path: Path) -> memoryview:
+    """Map a whole file to read it. The mapping ends with the last array or view of it."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            return memoryview(b"")
+        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    data = (ctypes.c_ubyte * size).from_address(address)
+    end = weakref.finalize(data, _libc.munmap, address, size)
+    end.atexit = False  # arrays of it may outlive that
+    return memoryview(data).cast("B").toreadonly()

@@ -5,7 +5,6 @@ storage         a URL -> a store: local (folders), s3 (through boto3), others in
 failures        kinds of failed requests, the same for every store; errors of disks with their remedies
 retry           requests that are tried again, and bounded in time; threads that forks wait for
 sizes           sizes in bytes as people write them
-mapping         files in memory, without open descriptors
 locks           locks between processes; names of files while they are written
 fetch_config    settings of downloads
 cache           copies of a remote dataset's files on this node; tally: counts of hits and downloads

@@ -21,13 +21,13 @@ from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError, ShardError, StorageError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.index import parse_index
+from lmms_stream.mds.shard import map_file
 from lmms_stream.mds.shard_list import identity_of
 from lmms_stream.mds.shard_table import ShardTable
 from lmms_stream.mds.stored_index import LONG_INDEX_BYTES, StoredIndex, read_index
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.storage.cache import default_cache_folder
 from lmms_stream.storage.locks import locked
-from lmms_stream.storage.mapping import map_file
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
