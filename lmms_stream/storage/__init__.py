@@ -1,7 +1,7 @@
 """Bytes in and out of folders and object stores, and their copies on this node.
 
-storage         a URL -> a store: local (folders), s3 (through boto3), others in plugins/stores; clients: one for each
-                process
+storage         a URL -> a store, and its client in each process; local (folders), s3 (through boto3), others in
+                plugins/stores
 failures        kinds of failed requests, the same for every store; errors of disks with their remedies
 retry           requests that are tried again, and bounded in time; threads that forks wait for
 sizes           sizes in bytes as people write them

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import ObjectChangedError, ObjectHiddenError, ObjectMissingError, StorageError
 from ..types import StoredObject
-from .clients import MAX_CONNECTIONS, ProcessClients
 from .failures import answer_of, disk_error, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
+from .storage import MAX_CONNECTIONS, ProcessClients
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

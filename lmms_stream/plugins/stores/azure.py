@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 from ...errors import ObjectChangedError, ObjectMissingError, StorageError
 from ...extras import install
-from ...storage.clients import MAX_CONNECTIONS, ProcessClients, Watched
 from ...storage.failures import disk_error, first_line, is_out_of_reach
 from ...storage.retry import DEFAULT_RETRY, Retry, persist
+from ...storage.storage import MAX_CONNECTIONS, ProcessClients, Watched
 from ...types import StoredObject
 
 T = TypeVar("T")

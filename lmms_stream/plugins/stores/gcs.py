@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, TypeVar
 
 from ...errors import ObjectChangedError, ObjectMissingError, StorageError
 from ...extras import install
-from ...storage.clients import MAX_CONNECTIONS, ProcessClients, Watched
 from ...storage.failures import disk_error, first_line, is_out_of_reach
 from ...storage.retry import DEFAULT_RETRY, Retry, persist
 from ...storage.s3 import GOOGLE_HMAC, S3Storage
+from ...storage.storage import MAX_CONNECTIONS, ProcessClients, Watched
 from ...types import StoredObject
 
 T = TypeVar("T")
