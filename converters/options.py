@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from ..checks import check_fields
+from ..checks import check_fields, parse_bytes
 from ..errors import ConfigError, did_you_mean
 from ..processors import ProcessorChoice
 from ..processors.base import Processor
 from ..processors.not_shown import OnDropped
 from ..processors.text import TokensProcessor
-from ..storage.sizes import parse_bytes
 from .rows.options import SchemaOptions
 from .sources.csv import delimited
 from .sources.table import Delimited

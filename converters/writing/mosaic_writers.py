@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import local_path
+from ...checks import local_path, parse_bytes
 from ...errors import ConfigError, DataError, ShardError, TargetExistsError, did_you_mean
 from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, new_digest, parse_index
 from ...mds.listed_samples import read_if_there
@@ -31,7 +31,6 @@ from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.locks import give_name, temporary_name
 from ...storage.retry import DEFAULT_RETRY, Retry
-from ...storage.sizes import parse_bytes
 from ...storage.storage import Storage, is_folder, open_storage
 from ...types import Sample
 from ..stored.catalog import own_files, parse_dataset

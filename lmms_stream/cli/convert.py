@@ -118,9 +118,9 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _options(options: argparse.Namespace) -> ConvertOptions:
+    from ..checks import parse_bytes
     from ..converters.options import DEFAULT_SHARD_BYTES, ConvertOptions
     from ..converters.rows.options import SchemaOptions
-    from ..storage.sizes import parse_bytes
 
     keep: bool | tuple[str, ...] = ()
     if options.keep is not None:

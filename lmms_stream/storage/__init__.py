@@ -4,7 +4,6 @@ storage         a URL -> a store, and its client in each process; local (folders
                 plugins/stores
 failures        kinds of failed requests, the same for every store; errors of disks with their remedies
 retry           requests that are tried again, and bounded in time; threads that forks wait for
-sizes           sizes in bytes as people write them
 locks           locks between processes; names of files while they are written
 fetch_config    settings of downloads
 cache           copies of a remote dataset's files on this node; tally: counts of hits and downloads

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checks import check_fields
+from ..checks import check_fields, parse_bytes
 from ..errors import ConfigError
 from .retry import DEFAULT_RETRY, Retry
-from .sizes import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lmms_stream.checks import parse_bytes
 from lmms_stream.errors import ConfigError, StorageError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
@@ -20,7 +21,6 @@ from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.record import Record
 from lmms_stream.storage.room import CacheRoom, least_room
-from lmms_stream.storage.sizes import parse_bytes
 from lmms_stream.storage.storage import open_storage
 
 from ..conftest import write_tokens

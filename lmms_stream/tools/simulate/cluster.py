@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...checks import check_fields
+from ...checks import check_fields, parse_bytes
 from ...errors import ConfigError
-from ...storage.sizes import parse_bytes
 from ...types import World
 
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12, "bit": 1.0}

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_fields
+from ...checks import check_fields, parse_bytes
 from ...errors import ConfigError
 from ...plan.block_packs import KEPT_SEGMENTS, PlanInputs, pack_block
 from ...plan.lengths import Lengths
@@ -25,7 +25,6 @@ from ...plan.order import EpochOrder, OrderConfig
 from ...plan.pack_plan import PackPlan
 from ...plan.packing import MAX_LENGTH, PackingConfig
 from ...storage.fetch_config import FetchConfig
-from ...storage.sizes import parse_bytes
 from .sources import ShardCosts, Sources
 
 TABLE = 1 << 20  # lengths that are drawn

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...storage.sizes import shown_bytes
+from ...checks import shown_bytes
 from .measured import Series, Simulation
 
 WIDTH, HEIGHT, MARGIN = 640, 200, 64

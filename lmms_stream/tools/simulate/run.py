@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from ...checks import shown_bytes
 from ...errors import ConfigError
 from ...plan.assign import check_global_batch, num_steps
 from ...plan.planner import StepConfig, in_whole_steps, items_ahead, packs_ahead, steps_ahead, steps_asked_ahead
 from ...plan.source_ranges import Weights
-from ...storage.sizes import shown_bytes
 from .cluster import Cluster, shown_bandwidth
 from .measured import Simulation, WindowTimes
 from .needs import Needs, SimulatedOutlook

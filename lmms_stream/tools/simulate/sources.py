@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import parse_bytes
 from ...errors import ConfigError
 from ...mds.core import HasCore, PackedDataset, core_of
 from ...mds.index import ShardInfo
@@ -21,7 +22,6 @@ from ...plan.order import OrderConfig
 from ...plan.pack_plan import PackPlan
 from ...plan.source_ranges import Weights
 from ...processors.base import PackFiller
-from ...storage.sizes import parse_bytes
 from .cluster import Cluster
 
 Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
