@@ -22,7 +22,7 @@ from ..plan.mixture import Mixture
 from ..plan.planner import StepConfig, Work, in_whole_steps, items_ahead, packs_ahead
 from ..plan.source_ranges import Weights
 from ..processors.base import PackFiller, processor_fingerprint
-from ..storage.tally import FetchCounts
+from ..storage.fetch_config import FetchCounts
 from ..types import Batch, World
 from .agreement import Agreement
 from .bad_samples import BadSamples, check_padded

@@ -29,7 +29,7 @@ from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Measured, Processor
 from ..processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
 from ..processors.tokenizers import tokenize_in_one_thread
-from ..storage.tally import FetchCounts, FetchTally, sum_counts
+from ..storage.fetch_config import FetchCounts, FetchTally, sum_counts
 from ..types import Batch, Sample
 from .bad_samples import SampleClock
 from .batch_maker import BatchMaker, LoaderSettings, Ready, name_sample, naming, processor_that_packs

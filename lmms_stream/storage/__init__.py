@@ -5,8 +5,8 @@ storage         a URL -> a store, and its client in each process; local (folders
 failures        kinds of failed requests, the same for every store; errors of disks with their remedies
 retry           requests that are tried again, and bounded in time; threads that forks wait for
 locks           locks between processes; names of files while they are written
-fetch_config    settings of downloads
-cache           copies of a remote dataset's files on this node; tally: counts of hits and downloads
+fetch_config    settings of downloads, and their counts
+cache           copies of a remote dataset's files on this node
 record          known facts of a copy
 room            the limit of a cache folder, and the journal of its files
 prefetch        downloads ahead of their reader

@@ -26,13 +26,13 @@ from typing import Protocol
 
 from ..errors import LmmsStreamError, StorageError
 from .failures import disk_error, disk_errors
+from .fetch_config import FetchTally
 from .local import LocalStorage, can_write
 from .locks import give_name, leftovers, lock_of, locked, remove_leftovers, temporary_name
 from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
 from .room import CacheRoom
 from .storage import Storage
-from .tally import FetchTally
 
 _PEER_POLL_S = 0.05  # between looks for what a peer downloads
 logger = logging.getLogger("lmms_stream")

@@ -12,7 +12,7 @@ from lmms_stream.loader.worker import WorkerCounts
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.tally import FetchCounts, FetchTally
+from lmms_stream.storage.fetch_config import FetchCounts, FetchTally
 
 from tests.conftest import write_tokens
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...loader.loader import PackedLoader
 from ...plan.assign import LINEAR_COST
-from ...storage.tally import FetchCounts
+from ...storage.fetch_config import FetchCounts
 from ...types import Batch, World
 from ..model.flops import ImageFlops, ModelFlops, peak_tflops
 from ..run.distributed import gather

@@ -21,7 +21,7 @@ from ....plan.assign import check_global_batch
 from ....plan.cursor import SOURCE
 from ....plan.lanes import check_lanes
 from ....processors.tokenizers import tokenize_in_one_thread
-from ....storage.tally import FetchCounts
+from ....storage.fetch_config import FetchCounts
 from ....types import Batch, Processed, World
 from .source_reader import SourcePack, check_readers
 from .source_state import LaneStep, SourcesState, merged_states
