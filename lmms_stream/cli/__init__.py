@@ -1,7 +1,7 @@
 """The command line: the commands of the core, tables and figures. Other commands are in tools/.
 
-main            `lmms-stream COMMAND`; command: what every command is made with; output: its standard output
-processor       which processor a command reads samples with
+main            `lmms-stream COMMAND`; command: what every command is made with, options for a processor; output: its
+                standard output
 convert         the command that converts; repeated: its options of several values
 datasets        commands for datasets that are there
 runs            commands for training runs; run_plot: their logs, drawn

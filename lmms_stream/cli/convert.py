@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, LmmsStreamError
-from .command import add_command
+from .command import PROCESSOR_PAIRS, add_command, processor_choice
 from .convert_options import add_arguments, kinds_and_roles, one_value_each
-from .processor import PAIRS, processor_choice
 
 if TYPE_CHECKING:
     from ..converters.options import ConvertOptions
@@ -39,11 +38,11 @@ def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
     `convert` has several of them, other commands --setting.
     """
     if arguments[:1] != ["convert"]:
-        return one_value_each(arguments, flags=(), pairs=PAIRS, lists={}, num_positional=0)
+        return one_value_each(arguments, flags=(), pairs=PROCESSOR_PAIRS, lists={}, num_positional=0)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
-    pairs = ("--columns", "--roles", "--tags", "--split", *PAIRS)
+    pairs = ("--columns", "--roles", "--tags", "--split", *PROCESSOR_PAIRS)
     return ["convert", *one_value_each(arguments[1:], flags=flags, pairs=pairs, lists={"--keep": ""}, num_positional=2)]
 
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from textwrap import fill
 
-from .command import at_least, help_width, local_file
-from .processor import add_on_dropped, add_options
+from .command import add_on_dropped, add_processor_options, at_least, help_width, local_file
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
 
@@ -250,7 +249,7 @@ def _add_tokens(group: Group) -> None:
     group.add_argument(
         "--tokenizer", metavar="PATH", help="measure samples with it (a folder or hub id), for a lengths index"
     )
-    add_options(group, default="chat")
+    add_processor_options(group, default="chat")
     group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
     group.add_argument(
         "--concat",

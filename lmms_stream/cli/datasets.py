@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from .command import add_command, at_least, local_file
-from .processor import add_on_dropped, add_options, stored_processor
+from .command import add_on_dropped, add_processor_options, stored_processor
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -44,7 +44,7 @@ def _add_index(commands: Commands) -> None:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="measure with this folder or hub id; a tokenized dataset needs none"
     )
-    add_options(parser)
+    add_processor_options(parser)
     add_on_dropped(parser)
     parser.add_argument(
         "--workers", type=at_least(1), metavar="N", help="measure in N processes; default: one for each core"
@@ -67,7 +67,7 @@ def _add_verify(commands: Commands) -> None:
         metavar="PATH",
         help="measure with this folder or hub id, by which the lengths index was made (with --deep)",
     )
-    add_options(parser)
+    add_processor_options(parser)
     parser.add_argument(
         "--workers",
         type=at_least(1),

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .lengths import Lengths
 from .order import EpochOrder, OrderConfig
 from .packing import (
     NO_OPEN_PACKS,
     BlockSegments,
+    Lengths,
     OpenPacks,
     PackingConfig,
     Packs,

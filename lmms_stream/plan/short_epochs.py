@@ -27,10 +27,9 @@ from .kernels.short_epochs import (
     seeded_words,
     shuffle,
 )
-from .lengths import Lengths
 from .order import OrderConfig
 from .pack_range import PackRange, ends_of, runs
-from .packing import FILLER_SHARE, MAX_LENGTH, PackingConfig
+from .packing import FILLER_SHARE, MAX_LENGTH, Lengths, PackingConfig
 
 MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
 MAX_SEGMENTS = 1 << 16

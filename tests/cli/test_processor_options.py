@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.cli.processor import processor_choice
+from lmms_stream.cli.command import processor_choice
 from lmms_stream.config import build_config
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.catalog import stored_processor

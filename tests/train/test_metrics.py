@@ -15,10 +15,9 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.plan.assign import LINEAR_COST
-from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.plan.packing import Lengths, Overlong, PackingConfig
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.isolation import positions_of

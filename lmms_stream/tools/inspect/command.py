@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ...cli.command import add_command, at_least, given_options, local_file
-from ...cli.processor import add_options, stored_processor
+from ...cli.command import add_processor_options, stored_processor
 from ...errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="show the text that is trained on, and count tokens: folder or hub id"
     )
-    add_options(parser)
+    add_processor_options(parser)
     parser.add_argument("--html", type=local_file, metavar="FILE", help="write all of it as one page, too")
     parser.add_argument(
         "--save-media", type=local_file, metavar="FOLDER", help="write the shown samples' media as files"

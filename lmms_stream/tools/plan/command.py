@@ -8,8 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ...cli.command import add_command, at_least, given_options, local_file
-from ...cli.processor import add_options, stored_processor
+from ...cli.command import add_command, add_processor_options, at_least, given_options, local_file, stored_processor
 from ...errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def add_commands(commands: Commands) -> None:
         metavar="PATH",
         help="take the lengths that this folder or hub id measured; default: those written last",
     )
-    add_options(parser)
+    add_processor_options(parser)
     add(
         "--strategy",
         metavar="NAME",

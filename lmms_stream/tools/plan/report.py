@@ -21,7 +21,7 @@ from ...plan.assign import assign, count_spilled, num_steps, pack_costs
 from ...plan.mixture import Mixture
 from ...plan.order import shards_of
 from ...plan.pack_plan import PackPlan
-from ...plan.pack_range import PackRange
+from ...plan.packing import PackRange
 from ...processors.base import IGNORED_LABEL, Compared, Processor
 from ...types import Sample, World
 

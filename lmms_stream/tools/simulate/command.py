@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...cli.command import add_command, at_least, given_options, local_file
-from ...cli.processor import add_options, stored_processor
+from ...cli.command import add_command, add_processor_options, at_least, given_options, local_file, stored_processor
 from ...errors import ConfigError
 from ..plan.command import DEFAULT_GLOBAL_BATCH
 
@@ -142,7 +141,7 @@ def add_commands(commands: Commands) -> None:
         metavar="PATH",
         help="take the lengths that this folder or hub id measured; default: those written last",
     )
-    add_options(of_dataset)
+    add_processor_options(of_dataset)
 
 
 def _simulate(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from ...plan.cursor import Cursor
 from ...plan.kernels.deal import PAD
 from ...plan.mixture import Mixture, Step
 from ...plan.next_use import NextUse, Places, place, served_nodes
-from ...plan.pack_range import PackRange
+from ...plan.packing import PackRange
 from ...plan.planner import StepConfig, StepPlanner, deal_to_groups
 from ...plan.source_ranges import SourceBlock, SourceRanges
 from .sources import Sources
