@@ -3,9 +3,8 @@
 main            `lmms-stream COMMAND`; command: what every command is made with, options for a processor; output: its
                 standard output
 convert         the command that converts; repeated: its options of several values
-datasets        commands for datasets that are there
+datasets        commands for existing datasets, and the one that writes a dataset as files of rows
 runs            commands for training runs; run_plot: their logs, drawn
-unload          the command that writes datasets as files of rows
 console, console_datasets       tables and progress bars
 figure          files of figures
 """

@@ -1,4 +1,4 @@
-"""The commands for datasets that are there: `lmms-stream index | verify | merge`."""
+"""Commands for existing datasets: `lmms-stream index | verify | merge | unload`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 INDEX = "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer"
 VERIFY = "lmms-stream verify s3://bucket/chats --deep --tokenizer path/to/tokenizer"
 MERGE = "lmms-stream merge s3://bucket/all s3://bucket/all/chats s3://bucket/all/code"
+UNLOAD = "lmms-stream unload s3://bucket/chats chats-as-rows --format parquet"
+FORMATS = ("parquet", "jsonl", "webdataset")  # of unload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,7 @@ def add_commands(commands: Commands) -> None:
     _add_index(commands)
     _add_verify(commands)
     _add_merge(commands)
+    _add_unload(commands)
 
 
 def _add_index(commands: Commands) -> None:

@@ -33,14 +33,13 @@ COMMANDS = Registry["AddCommands"](
         name: f"{module}:add_commands"
         for module, names in {
             "cli.convert": ("convert",),
-            "cli.datasets": ("index", "verify", "merge"),
+            "cli.datasets": ("index", "verify", "merge", "unload"),
             "tools.inspect.command": ("inspect",),
             "tools.plan.command": ("plan",),
             "cli.runs": ("train", "plot", "export"),
             "tools.watch.command": ("watch",),
             "tools.profile.command": ("profile",),
             "tools.ledger.command": ("ledger",),
-            "cli.unload": ("unload",),
             "tools.simulate.command": ("simulate",),
             "tools.demo.command": ("demo",),
         }.items()

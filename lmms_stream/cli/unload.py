@@ -14,7 +14,7 @@ UNLOAD = "lmms-stream unload s3://bucket/chats chats-as-rows --format parquet"
 FORMATS = ("parquet", "jsonl", "webdataset")
 
 
-def add_commands(commands: Commands) -> None:
+def _add_unload(commands: Commands) -> None:
     summary = "Write a dataset's samples as Parquet, JSON lines or WebDataset, which convert reads back."
     parser = add_command(commands, "unload", _unload, summary, example=UNLOAD, page="converting.md")
     parser.add_argument("remote", metavar="DATASET", help="read the dataset in this folder or URL")
