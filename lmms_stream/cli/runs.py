@@ -107,8 +107,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from .figure import save_figure
-    from .run_plot import draw_runs
+    from .plots import draw_runs, save_figure
 
     figure = draw_runs(options.runs, metrics=options.metrics, x=options.x, smooth=options.smooth)
     save_figure(figure, options.output)

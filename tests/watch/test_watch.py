@@ -24,7 +24,7 @@ from lmms_stream.tools.watch.server import sample_page
 from lmms_stream.tools.watch.source import LogTail, open_run
 from lmms_stream.train.report.train_log import RecordFile
 
-from ..cli.test_run_plot import record, write_log
+from ..cli.test_plots import record, write_log
 from ..conftest import run_cli, write_tokens
 from ..train.runs import trainer_of, write_run
 

@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cli.figure import new_figure, save_figure
+from ...cli.plots import new_figure, save_figure
 from ...errors import DataError
 from ...mds.core import PackedDataset
 from ...mds.lengths import LengthIndex

@@ -1,4 +1,4 @@
-"""Draws the logs of runs, side by side. train_log.jsonl -> history -> [plot] -> a figure; without torch."""
+"""Figures by matplotlib: the logs of runs, side by side, and files of figures. train_log.jsonl -> history -> figure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,32 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DataError
 from ..storage.failures import disk_errors
 from ..train.report.train_log import LOG_NAME, history, read_log
-from .figure import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def new_figure(*, width: float, height: float) -> Figure:
+    """An empty figure of this size, in inches; ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib: pip install 'lmms-stream[demo]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as the suffix of `path` says. ConfigError for another than SUFFIXES, StorageError by the disk."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: plots are files of {', '.join(SUFFIXES)}: name one of these")
+    with disk_errors(str(path), room="free some, or name another file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format=suffix[1:])
+
 
 DEFAULT_METRICS = (
     "loss", "learning_rate", "grad_norm", "perf/tokens_per_s", "perf/packing_efficiency", "data/wait_share",

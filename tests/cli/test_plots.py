@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lmms_stream.cli.figure import save_figure
-from lmms_stream.cli.run_plot import DEFAULT_METRICS, X_AXES, draw_runs, running_mean
+from lmms_stream.cli.plots import DEFAULT_METRICS, X_AXES, draw_runs, running_mean, save_figure
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.train.run.distributed import end_distributed
 
