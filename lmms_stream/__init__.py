@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .plan.cursor import Cursor as Cursor
     from .plan.order import OrderConfig as OrderConfig
     from .plan.pack_plan import PackPlan as PackPlan
-    from .plan.pack_range import PackRange as PackRange
     from .plan.packing import PackingConfig as PackingConfig
+    from .plan.packing import PackRange as PackRange
     from .plan.packing import Packs as Packs
     from .plan.packing import pack as pack
     from .plugins.peers.nodes import join_peers as join_peers
@@ -83,7 +83,7 @@ _HOME = {
     "MultimodalProcessor": "processors.multimodal",
     "OrderConfig": "plan.order",
     "PackPlan": "plan.pack_plan",
-    "PackRange": "plan.pack_range",
+    "PackRange": "plan.packing",
     "PackedDataset": "mds.core",
     "PackedLoader": "loader.loader",
     "PackedStreamingDataset": "mds.packed",
@@ -135,6 +135,7 @@ keep_names(
         "train.model.own_loop": "train.model.choice",
         "train.model.block_attention": "plugins.tasks.bagel_model",
         **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
+        "plan.pack_range": "plan.packing",
     },
 )
 

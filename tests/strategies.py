@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.pack_range import PackRange
-from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig, PackRange
 from numpy.typing import NDArray
 
 from .rounds import rounds

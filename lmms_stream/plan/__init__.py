@@ -1,11 +1,9 @@
 """Lengths of samples -> the packs of each step and rank. Pure: values in, values out; no files, no clocks, no torch.
 
-lengths         tokens of every sample
 order           the shuffled sequence of an epoch, a block at a time
 sample_order    samples of each stream in an epoch, and their order without packs
 mosaic_order    the same in MosaicML's orders, with its batches and shuffles
-packing         lengths in that order -> packs; kernels/: its compiled loops
-pack_range      consecutive packs as arrays
+packing         lengths of samples in that order -> packs, consecutive packs as arrays; kernels/: its compiled loops
 block_packs     packs of a shuffle block; packs of the first epoch in the order of another
 epoch_plan      packs of an epoch by number, packs of a sample, numbers of packs
 short_epochs    epochs of few samples, many at a time

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .kernels.deal import PAD, deal, deal_both, settle
-from .pack_range import PackRange
+from .packing import PackRange
 
 SHARE_BITS = 30  # a pack's part of the cost of its list is told in 2**-30
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048

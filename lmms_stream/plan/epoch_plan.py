@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..freed_memory import give_back_memory
 from .block_packs import BlockPacks, PlanInputs, Turns, pack_block
 from .order import EpochOrder
-from .pack_range import PackRange, ends_of, runs
+from .packing import PackRange, ends_of, runs
 
 _Numbers = NDArray[np.int64]
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer

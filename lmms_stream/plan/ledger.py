@@ -22,7 +22,7 @@ from .kernels.deal import PAD
 from .left_out import LeftOut
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
-from .pack_range import PackRange
+from .packing import PackRange
 from .planner import deal_to_groups
 from .source_ranges import SourceRange
 

@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
-from .pack_range import PackRange, ends_of
+from .packing import PackRange, ends_of
 from .source_ranges import (
     UNIT,
     SourceBlock,

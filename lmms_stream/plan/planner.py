@@ -21,7 +21,7 @@ from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
 from .mixture import Mixture, Step
 from .order import shards_of
-from .pack_range import PackRange
+from .packing import PackRange
 from .source_ranges import SourceBlock, SourceRanges
 
 STRETCH_PACKS = 1024  # packs of successive global batches that are planned together at first

@@ -28,8 +28,7 @@ from .kernels.short_epochs import (
     shuffle,
 )
 from .order import OrderConfig
-from .pack_range import PackRange, ends_of, runs
-from .packing import FILLER_SHARE, MAX_LENGTH, Lengths, PackingConfig
+from .packing import FILLER_SHARE, MAX_LENGTH, Lengths, PackingConfig, PackRange, ends_of, runs
 
 MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
 MAX_SEGMENTS = 1 << 16

@@ -16,7 +16,7 @@ from ..checks import plain_number, whole_number
 from ..errors import ConfigError
 from .cursor import SourceCursor
 from .kernels.turns import take_epochs
-from .pack_range import PackRange, ends_of, runs
+from .packing import PackRange, ends_of, runs
 
 
 class SourceRange(NamedTuple):

@@ -15,8 +15,7 @@ from lmms_stream.plan.kernels.deal import PAD
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.pack_range import PackRange
-from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.packing import PackingConfig, PackRange
 from numpy.typing import NDArray
 
 from ..strategies import chat_lengths, examples, pack_range

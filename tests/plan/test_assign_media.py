@@ -17,8 +17,7 @@ from lmms_stream.plan.kernels.deal import PAD
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.pack_range import PackRange
-from lmms_stream.plan.packing import Lengths, PackingConfig, hash_lengths
+from lmms_stream.plan.packing import Lengths, PackingConfig, PackRange, hash_lengths
 from numpy.typing import NDArray
 
 from ..strategies import MediaSamples, chat_lengths, examples, media_samples, pack_range

@@ -18,8 +18,7 @@ from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.order import EpochOrder, OrderConfig, streams_digest
 from lmms_stream.plan.pack_plan import PLAN_VERSION, PackPlan, plan_fingerprint
-from lmms_stream.plan.pack_range import PackRange
-from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig, PackRange
 from numpy.typing import NDArray
 
 from ..strategies import STRATEGIES, Lengths, chat_lengths, examples, order_configs, seeds, shard_sizes

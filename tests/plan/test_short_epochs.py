@@ -29,8 +29,7 @@ from lmms_stream.plan.kernels.short_epochs import (
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.pack_range import PackRange
-from lmms_stream.plan.packing import Lengths, PackingConfig, hash_lengths
+from lmms_stream.plan.packing import Lengths, PackingConfig, PackRange, hash_lengths
 from lmms_stream.plan.source_ranges import SourceRange
 
 from ..strategies import STRATEGIES, examples, order_configs, seeds, shard_sizes
