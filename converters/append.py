@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, StorageError
-from ..mds.index import DATASET_NAME
-from ..mds.listed_samples import no_dataset
+from ..mds.index import DATASET_NAME, no_dataset
 from ..storage.storage import Storage, open_storage
 from .asked import asked_of, check_targets, described
 from .columns import with_processor

@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError
-from ...mds.index import ShardInfo
-from ...mds.listed_samples import read_if_there
+from ...mds.index import ShardInfo, read_if_there
 from ...mds.shard import fetch_shard, open_shard
 from ...storage.cache import LocalCache
 from ...storage.failures import disk_errors

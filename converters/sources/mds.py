@@ -20,8 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...mds.index import INDEX_NAME, ShardInfo
-from ...mds.listed_samples import read_listing
+from ...mds.index import INDEX_NAME, ShardInfo, read_listing
 from ...mds.shard import Shard, fetch_shard
 from ...processors.media.facts import FACT_TYPES, SOUND_OF_VIDEO
 from ...processors.media.stored import MediaPart, media_part

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...errors import DataError, LengthsError, ObjectMissingError, ShardError
-from ...mds.index import DATASET_NAME, ShardInfo, is_safe_name
+from ...mds.index import DATASET_NAME, ShardInfo, is_safe_name, no_dataset, read_if_there, read_listing
 from ...mds.lengths import (
     LENGTHS_FOLDER,
     LengthIndex,
@@ -19,7 +19,6 @@ from ...mds.lengths import (
     parse_description,
     patches_name,
 )
-from ...mds.listed_samples import no_dataset, read_if_there, read_listing
 from ...mds.shard import fetch_shard, open_shard
 from ...processors import ProcessorChoice
 from ...processors.base import Processor, processor_fingerprint

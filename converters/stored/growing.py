@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...errors import StorageError
-from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name
-from ...mds.listed_samples import read_if_there
+from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, read_if_there
 from ...mds.measuring import write_json
 from ...storage.storage import Storage, open_storage
 from .catalog import REJECTS_NAME, Catalog, own_files, read_catalog

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, LengthsError, ShardError, StorageError
-from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index, read_if_there
 from ...mds.lengths import LengthIndex, joint_index, patches_of_all
-from ...mds.listed_samples import read_if_there
 from ...mds.measuring import upload_lengths, write_json
 from ...mds.provenance import Provenance, join_provenance
 from ...processors.not_shown import added

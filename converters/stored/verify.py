@@ -14,9 +14,8 @@ import numpy as np
 
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.filled_folder import filled_from
-from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, no_dataset, parse_index, read_if_there
 from ...mds.lengths import KINDS, LengthIndex, lengths_names, patches_name
-from ...mds.listed_samples import no_dataset, read_if_there
 from ...mds.provenance import PROVENANCE_NAME, Provenance
 from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint

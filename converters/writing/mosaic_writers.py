@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from ...checks import local_path, parse_bytes
 from ...errors import ConfigError, DataError, ShardError, TargetExistsError, did_you_mean
-from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, new_digest, parse_index
-from ...mds.listed_samples import read_if_there
+from ...mds.index import DATASET_NAME, HASHES, INDEX_NAME, SPLIT_FORMATS, new_digest, parse_index, read_if_there
 from ...processes.bar import terminal_bar
 from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage

@@ -22,9 +22,8 @@ from typing import Any
 import xxhash
 
 from ...errors import ConfigError, DataError, LmmsStreamError, StorageError, WorkerError
-from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, parse_index
+from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, parse_index, read_if_there
 from ...mds.lengths import lengths_names
-from ...mds.listed_samples import read_if_there
 from ...mds.measuring import write_json
 from ...processes.pool import Mark
 from ...processors.not_shown import loses_calls

@@ -16,8 +16,7 @@ from ..storage.local import can_write
 from ..storage.locks import locked, unused
 from ..storage.storage import Storage
 from ..types import StoredObject
-from .index import DATASET_NAME, INDEX_NAME, parse_index
-from .listed_samples import no_dataset
+from .index import DATASET_NAME, INDEX_NAME, no_dataset, parse_index
 from .shard_list import ListedShards, ShardList
 from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
 
