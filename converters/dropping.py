@@ -17,8 +17,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..mds.index import DATASET_NAME
-from ..mds.listed_samples import ListedSample, listed_samples
-from ..mds.provenance import Provenance, SourceRow, named_source
+from ..mds.provenance import ListedSample, Provenance, SourceRow, listed_samples, named_source
 from ..mds.shard_list import first_parts
 from ..mds.stored_index import read_index
 from ..storage.fetch_config import FetchConfig

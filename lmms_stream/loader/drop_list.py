@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError, DataError, StorageError
-from ..mds.listed_samples import DATASET, ListedSample, listed_samples
+from ..mds.provenance import DATASET, ListedSample, listed_samples
 from ..plan.left_out import LeftOut, LeftOutSample, left_out_sample
 
 

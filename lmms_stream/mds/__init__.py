@@ -1,14 +1,13 @@
 """MDS datasets: shards -> samples by number.
 
 decoding    bytes of columns -> values; compressions
-index       index.json: its shards
+index       index.json: its shards; small files that describe a dataset
 shard_list      shards of a dataset, as entries and as arrays; a dataset before it grew; numbers of shards by file name
 shard_table     long lists of shards, in files of the node; a long JSON file, member by member
 stored_index    the index of a stored dataset, in memory or from a table
 shard       one shard, memory-mapped; shards as files of this node
 lengths     the lengths index
-provenance      source row of each sample
-listed_samples  small files that describe a dataset; lines of a list of samples, as in drop lists
+provenance      source row of each sample; lines of a list of samples, as in drop lists
 measuring       shards -> lengths of their samples, in many processes; where a lengths index is kept
 reader      samples by number, from shards fetched on demand
 streams     one stored dataset: index, lengths index, cache folder; filled_folder: a folder filled from a remote dataset
