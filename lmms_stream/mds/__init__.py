@@ -15,9 +15,8 @@ auto        the lengths index of a dataset without one, measured once for all ra
 core        PackedDataset: streams, samples and packs, for loaders and commands
 dataset_config      PackedDataset as a section of a YAML file; LMMS Engine's fields for sources
 epochs      the epoch of an iteration; its samples by MosaicML's arithmetic, with equal numbers of ranks
-mosaic_bases        MosaicML's package where it is imported, and what our classes need of its streams and loaders
 hooked_streams      MosaicML's streams with a download method of their own, as a store
-mosaic_streams      MosaicML's streams as ours
+mosaic_streams      MosaicML's streams as ours; its package, if imported, and what our classes need of its loaders
 mosaic_shards       MosaicML's shards and LocalDataset
 mosaic      StreamingDataset: MosaicML's class over the core, its keywords, its DataLoader
 packed      PackedStreamingDataset: StreamingDataset with our order and packs

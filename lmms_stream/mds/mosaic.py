@@ -29,9 +29,18 @@ from ..storage.fetch_config import FetchConfig
 from ..types import Sample, World
 from .core import PackedDataset
 from .epochs import EpochCounter, EqualWorld, check_state, epoch_work, order_of, sources_of
-from .mosaic_bases import Numbered, OfPackage, PlainLoader, one_sample
 from .mosaic_shards import StoredSamples
-from .mosaic_streams import Stream, StreamBase, config_of, registered_stream, weigh
+from .mosaic_streams import (
+    Numbered,
+    OfPackage,
+    PlainLoader,
+    Stream,
+    StreamBase,
+    config_of,
+    one_sample,
+    registered_stream,
+    weigh,
+)
 from .reader import CHUNK
 from .shard import try_fetch_shard
 from .streams import StreamConfig

@@ -15,7 +15,7 @@ from ..checks import local_path
 from ..types import Sample
 from .core import PackedDataset
 from .index import ShardInfo
-from .mosaic_bases import Numbered, package
+from .mosaic_streams import Numbered, package
 from .reader import ShardReader
 from .streams import StoredDataset, StreamConfig
 

@@ -1,13 +1,22 @@
-"""MosaicML Streaming's streams as ours: where each lies, and how it is fetched. Stream -> StreamConfig."""
+"""Streams of StreamingDataset as MosaicML's: where shards are stored, how they are fetched, shares of an epoch.
+
+Also the parts of MosaicML's loaders that our classes need, and its package if the program has imported it. Only
+doors/mosaicml.py imports the package.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from ..checks import local_path
 from ..errors import ConfigError
@@ -16,8 +25,201 @@ from ..storage.cache import default_cache_folder
 from ..storage.retry import Retry
 from ..storage.storage import is_folder
 from .hooked_streams import HookedStream
-from .mosaic_bases import HOOKS, PlainStream, package
 from .streams import StreamConfig
+
+logger = logging.getLogger("lmms_stream")
+HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
+
+
+class PlainStream:
+    """Where the shards of a stream lie, how they are fetched, and how many samples an epoch takes of them."""
+
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+    ):
+        if download_retry is not None and download_retry < 0:
+            raise ConfigError(f"download_retry must be 0 or more, got {download_retry}")
+        if download_timeout is not None and download_timeout <= 0:
+            raise ConfigError(f"download_timeout must be more than 0 seconds, got {download_timeout}")
+        StreamShare(proportion=proportion, repeat=repeat, choose=choose)
+        self.remote, self.local, self.split = remote, local, split or ""
+        self._local = local
+        self._proportion, self._repeat, self._choose = proportion, repeat, choose
+        self._download_retry, self._download_timeout, self._keep_zip = download_retry, download_timeout, keep_zip
+        self.validate_hash = validate_hash
+        shares = {"proportion": proportion, "repeat": repeat, "choose": choose}
+        fetching = {"download_retry": download_retry, "download_timeout": download_timeout, "keep_zip": keep_zip}
+        for name, value in (shares | fetching).items():
+            if value is not None:
+                setattr(self, name, value)
+
+    def apply_default(self, default: Mapping[str, Any]) -> None:
+        """Take what the stream does not say from its dataset."""
+        self.split = self.split or default["split"] or ""
+        self.validate_hash = self.validate_hash or default["validate_hash"] or None
+        for name in ("download_retry", "download_timeout", "keep_zip"):
+            if getattr(self, f"_{name}") is None:
+                setattr(self, name, default[name])
+
+    if TYPE_CHECKING:  # set where they are given, and by the dataset
+        proportion: float
+        repeat: float
+        choose: int
+        download_retry: int
+        download_timeout: float
+        keep_zip: bool
+
+
+class PlainLoader(DataLoader[Any]):
+    """A DataLoader that counts the samples that it gave since its iteration began, or a state was loaded."""
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        self.num_samples_yielded = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.num_samples_yielded = 0
+        for num_samples, batch in DataLoader.__iter__(self):  # not super(): MosaicML's loader would count again
+            self.num_samples_yielded += num_samples
+            yield batch
+
+    def _get_iterator(self) -> Any:
+        """torch's, which takes its function for batches from the loader."""
+        collate_fn = self.collate_fn
+        self.collate_fn = _Counted(collate_fn, self._samples_of())
+        try:
+            return super()._get_iterator()
+        finally:
+            self.collate_fn = collate_fn
+
+    def _samples_of(self) -> Callable[[Any, Any], int]:
+        """The number of samples by what a batch is made of, and the batch."""
+        return _in_list if self.batch_sampler is not None else _in_batch
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        if hasattr(self.dataset, "load_state_dict"):
+            self.dataset.load_state_dict(obj)
+            self.num_samples_yielded = 0
+
+    def __del__(self) -> None:
+        iterator = getattr(self, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+
+class _Counted:
+    """A collate_fn that also returns the number of samples, which cannot be read off every kind of batch."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], samples_of: Callable[[Any, Any], int]):
+        self.collate_fn, self.samples_of = collate_fn, samples_of
+
+    def __call__(self, given: Any) -> tuple[int, Any]:
+        batch = self.collate_fn(given)
+        return self.samples_of(given, batch), batch
+
+
+def one_sample(given: Any, batch: Any) -> int:
+    return 1
+
+
+def _in_list(given: Any, batch: Any) -> int:
+    return len(given)
+
+
+def _in_batch(given: Any, batch: Any) -> int:
+    """Of a batch that a dataset made by itself, as MosaicML counts."""
+    if isinstance(batch, Mapping):  # a tokenizer's, too
+        if not batch:
+            raise ConfigError(
+                "a batch is an empty dict: let collate_fn give at least one list or tensor of its samples"
+            )
+        return len(next(iter(batch.values())))
+    return len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
+
+
+class OfPackage:
+    """Base of classes whose new objects are of the types in doors/mosaicml.py if MosaicML's package is imported.
+
+    Most programs import lmms_stream before streaming, in alphabetical order, and MosaicML's loader saves the state of a
+    dataset only if it is of MosaicML's types.
+    """
+
+    _is_warned_of = False
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        is_new = bool(arguments or keywords)  # a copy, or what is unpickled, stays what it was
+        if is_new and package() is not None and cls.__module__.startswith(f"{__package__}."):
+            # The one import from a room that imports from this one: only where the program has the package.
+            cls = getattr(import_module("..doors.mosaicml", __package__), cls.__name__)
+        made = super().__new__(cls)
+        if is_new:
+            made._warn_of_late_package()
+        return made
+
+    def _warn_of_late_package(self) -> None:
+        """Warn once if MosaicML's package is imported and this is not of its types."""
+        found = package()
+        if found is None or self._is_warned_of or isinstance(self, (found.StreamingDataset, found.StreamingDataLoader)):
+            return
+        self._is_warned_of = True
+        logger.warning(
+            "This %s is of a class of lmms_stream that was taken before `streaming` was imported, so MosaicML's "
+            "classes do not know it, and its StreamingDataLoader neither saves nor loads a state of it: import "
+            "streaming before a dataset is made, and derive classes from those of lmms_stream.doors.mosaicml",
+            type(self).__name__,
+        )
+
+
+class Numbered:
+    """Items by number as in NumPy, for classes that have `size`, and `get_item` for 0 <= number < size."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def size(self) -> int: ...
+        def get_item(self, number: int) -> Any: ...
+
+    def __getitem__(self, at: Any) -> Any:
+        """An item by its number, or a list of items by a slice, a list or an array of numbers, or by a mask."""
+        if isinstance(at, slice):
+            return [self.get_item(number) for number in range(*at.indices(self.size))]
+        if isinstance(at, list | np.ndarray):
+            return [self[each] for each in self._unmasked(at)]
+        if not isinstance(at, int | np.integer) or isinstance(at, bool):
+            raise ConfigError(f"items are named by a number, a slice, a list or an array of numbers, got {at!r}")
+        at = int(at)  # a number of 8 bits may be too small for the size
+        return self.get_item(at + self.size if -self.size <= at < 0 else at)
+
+    def _unmasked(self, at: list[Any] | NDArray[Any]) -> Iterable[Any]:
+        """The numbers of a list or an array, or those whose booleans are true."""
+        is_mask = at.dtype == bool if isinstance(at, np.ndarray) else at and all(isinstance(each, bool) for each in at)
+        if not is_mask:
+            return at
+        mask = np.asarray(at)
+        if mask.shape != (self.size,):
+            raise ConfigError(f"a mask has a boolean for each of the {self.size} items, got one of shape {mask.shape}")
+        return np.flatnonzero(mask)
+
+
+def package() -> Any:
+    """MosaicML's package, if the program has imported it; else None, also for another module or ours by that name."""
+    found = sys.modules.get("streaming")
+    return found if getattr(found, "__name__", "") == "streaming" and hasattr(found, "StreamingDataset") else None
+
 
 if TYPE_CHECKING:
     StreamBase = PlainStream
