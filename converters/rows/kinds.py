@@ -12,12 +12,10 @@ from ...errors import EmptyRowError
 from ...registry import Registry
 from ..media.references import SampleMedia
 from . import schemas
-from .exchanges import ALPACA, EXCHANGES
+from .chat_kinds import ALPACA, CAPTION, DIALOG, EXCHANGES, MESSAGES, PROMPT_RESPONSE, QUESTION_ANSWER, SHAREGPT
 from .fields import Fields, check_text, named_alike
 from .image import IMAGE, IMAGE_LABEL
-from .messages import DIALOG, MESSAGES, SHAREGPT
 from .preference_kinds import KTO, PREFERENCE
-from .prompts import CAPTION, PROMPT_RESPONSE, QUESTION_ANSWER
 from .row_kind import ReadOptions, RowKind
 from .schemas import columns_schema
 from .tokens import TOKENS

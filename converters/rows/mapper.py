@@ -13,11 +13,11 @@ from ...processors.base import or_error
 from ...types import Sample
 from ..media.references import SampleMedia
 from .beside import check_beside, check_each_row
+from .chat_kinds import check_texts
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, usual_names
 from .media_columns import any_holds_media, check_media_columns
-from .messages import check_texts
 from .nearest import no_kind
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts

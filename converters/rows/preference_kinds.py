@@ -11,10 +11,9 @@ from ...types import Sample
 from ..media.references import SampleMedia
 from . import schemas
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
+from .chat_kinds import exchanges, message_turn, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
-from .exchanges import exchanges, with_input
 from .fields import Columns, Fields, is_filled, named_alike, unpacked
-from .messages import message_turn
 from .row_kind import ReadOptions, RowKind
 from .speakers import USUAL_ROLES
 

@@ -14,8 +14,8 @@ import orjson
 
 from ...converters.media.references import SampleMedia
 from ...converters.rows.chat import with_calls
+from ...converters.rows.chat_kinds import IN_PYTHON, are_messages
 from ...converters.rows.fields import unpacked
-from ...converters.rows.messages import IN_PYTHON, are_messages
 from ...errors import ConfigError, DataError
 from ...extras import need
 from ...processors.chat_template import ChatTemplate, without_nulls

@@ -12,8 +12,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.rows.exchanges import EXCHANGES
-from lmms_stream.converters.rows.messages import MESSAGES
+from lmms_stream.converters.rows.chat_kinds import EXCHANGES, MESSAGES
 from lmms_stream.converters.rows.speakers import ROLES, USUAL_ROLES
 from lmms_stream.converters.sources import json_array
 from lmms_stream.converters.sources.json_array import FIRST_SPEAKERS, JsonScanner
