@@ -1,26 +1,29 @@
-"""The kinds of rows that are known, in the order in which they are looked for: the first that fits a row is taken.
+"""Known kinds of rows in the order of their detection (the first that fits is taken), and those of texts and images.
 
-Those of other packages are looked for after those of this one, or asked for by --kind.
+Kinds of other packages are tried after those of this one, or are named by --kind.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
-from ...errors import EmptyRowError
+from ...errors import DataError, EmptyRowError
 from ...registry import Registry
 from ..media.references import SampleMedia
+from ..sources.arrow_values import ClassName
 from . import schemas
+from .chat import MEMBER_IMAGES
 from .chat_kinds import ALPACA, CAPTION, DIALOG, EXCHANGES, MESSAGES, PROMPT_RESPONSE, QUESTION_ANSWER, SHAREGPT
+from .content import file_kind
 from .fields import Fields, check_text, named_alike
-from .image import IMAGE, IMAGE_LABEL
 from .preference_kinds import KTO, PREFERENCE
 from .row_kind import ReadOptions, RowKind
 from .schemas import columns_schema
 from .tokens import TOKENS
 
-# Rows with a `text`, all of which is learnt. Pure.
+# Rows with a `text`, all of which is trained on.
 
 
 def _read_text(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def _read_text(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict
 TEXT = RowKind(name="text", needs=named_alike("text"), schema=schemas.TEXT, read=_read_text)
 
 
-# Rows of any columns, which are kept as they are: none of them is read for what it means.
+# Rows of any columns, all kept unchanged.
 
 
 def _read_nothing(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
@@ -42,6 +45,81 @@ def _read_nothing(fields: Fields, options: ReadOptions, media: SampleMedia) -> d
 
 
 COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=_read_nothing)
+
+
+# Rows with an image to be made: its bytes, facts about it, and the number of its class if it has one.
+
+
+NO_LABEL = -1  # of a row without one, as `datasets` has it
+_MAX_LABEL = 1 << 31
+
+
+def _read_image(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    part = media.add("image", the_image(fields))
+    facts = {name: part[name] for name in ("width", "height", "mime")}
+    return {"image": media.data, "facts": json.dumps(facts), "label": _label(fields)}
+
+
+def _label(fields: Fields) -> int:
+    """The number of a row's class: as it is, also as text, or that of a name that its column numbers (ClassLabel)."""
+    value, name = fields.get("label"), fields.column("label")
+    if value is None:
+        return NO_LABEL
+    if isinstance(value, ClassName):
+        return value.number
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or not NO_LABEL <= int(text) < _MAX_LABEL:
+        raise DataError(
+            f"label {text[:80]!r} in column {name!r} is no number of a class, from 0 on (or -1 for none): number the "
+            "classes, or pass --columns label= to leave labels out"
+        )
+    return int(text)
+
+
+IMAGE = RowKind(
+    name="image",
+    may={**MEMBER_IMAGES, **named_alike("file_name"), "label": ("label", "cls")},
+    needs_text="image (or file_name), and perhaps label, a number",
+    schema=schemas.IMAGE,
+    read=_read_image,
+)
+
+
+# Rows with an image and a label: the samples of a classifier.
+
+
+def the_image(fields: Fields) -> Any:
+    """The reference to the one image of a row; DataError for none, and for several."""
+    references = fields.references("images")
+    if not references and fields.get("file_name") is not None:
+        references = [fields.get("file_name")]
+    if len(references) != 1:
+        raise DataError(
+            f"{len(references)} images in column {fields.column('images')!r}, expected one: correct the row"
+        )
+    return references[0]
+
+
+def _read_image_label(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    media.add("image", the_image(fields))
+    label = fields.text("label")
+    check_text("label", label)
+    return {"image": media.data, "label": label}
+
+
+def _shows(fields: Fields) -> bool:
+    return bool(fields.references("images")) or file_kind(fields.get("file_name")) == "image"
+
+
+IMAGE_LABEL = RowKind(
+    name="image-label",
+    needs={"label": ("label", "cls")},
+    may={**MEMBER_IMAGES, **named_alike("file_name")},
+    accepts=_shows,
+    needs_text="image (or file_name) and label",
+    schema=columns_schema({"image": "bytes", "label": "str"}),
+    read=_read_image_label,
+)
 
 
 _IN_ORDER: tuple[RowKind, ...] = (
