@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ....config import build_config
 from ....converters.sources.lists import YAML_KEYS, list_entries
-from ....converters.sources.settings import SETTING_KEYS, settings_of
+from ....converters.sources.specs import SETTING_KEYS, settings_of
 from ....errors import ConfigError
 from ....mds.dataset_config import DatasetConfig, check_names
 from ....processors import MEDIA_TYPES, ProcessorConfig
