@@ -11,8 +11,8 @@ from ...errors import if_lfs_pointer
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, shared_storage
 from ...types import StoredObject
-from .configurations import split_of
 from .files import StoredFile
+from .listing import split_of
 from .table import BOM, MAX_ROW_BYTES, Location, in_units, wide_text
 from .units import Row, Unit
 

@@ -22,10 +22,14 @@ from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hive import TableWithColumns, columns_of
 from .hub import HubDataset, HubSpec, rows_of_split
 from .listing import (
+    README,
     check_numbered,
     check_once,
     checked_format,
+    configurations_of,
     data_files,
+    files_of_configuration,
+    files_of_split,
     identity_of,
     is_shown,
     matching_files,

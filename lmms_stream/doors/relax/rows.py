@@ -15,11 +15,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...checks import plain_path
-from ...converters.sources.configurations import README, configurations_of, files_of_configuration, files_of_split
 from ...converters.sources.detect import named_format
 from ...converters.sources.files import LocalFile, StoredFile
 from ...converters.sources.hive import columns_of
-from ...converters.sources.listing import check_numbered, check_once, data_files
+from ...converters.sources.listing import (
+    README,
+    check_numbered,
+    check_once,
+    configurations_of,
+    data_files,
+    files_of_configuration,
+    files_of_split,
+)
 from ...converters.sources.specs import CHOICE, Spec, parse_spec
 from ...errors import ConfigError, DataError, ObjectMissingError
 from ...mds.index import INDEX_NAME
