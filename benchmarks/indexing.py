@@ -93,7 +93,7 @@ def cpu_seconds_of(call: Callable[[], Any]) -> float:
 
 def index(folder: Path, name: str) -> tuple[float, int]:
     """Seconds, and tokens of texts and images."""
-    from lmms_stream.converters.stored.index import index_dataset
+    from lmms_stream.mds.measuring import index_dataset
     from lmms_stream.processors.multimodal import MultimodalProcessor
 
     processor = MultimodalProcessor.from_pretrained(str(folder / "processor"))

@@ -163,7 +163,7 @@ def compare_stores(folder: Path, urls: Mapping[str, str], name: str, args: argpa
 
 def write_datasets(folder: Path, args: argparse.Namespace) -> None:
     """All formats, and lengths indexes for both sizes of the photograph."""
-    from lmms_stream.converters.stored.index import index_dataset
+    from lmms_stream.mds.measuring import index_dataset
     from lmms_stream.processors.multimodal import MultimodalProcessor
 
     save_tiny_processor(folder / "processor")

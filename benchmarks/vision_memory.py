@@ -29,7 +29,7 @@ SHARD_BYTES = 4_000_000
 
 
 def write_dataset(folder: Path, samples: int) -> None:
-    from lmms_stream.converters.stored.index import index_dataset
+    from lmms_stream.mds.measuring import index_dataset
 
     save_tiny_processor(folder / "processor")
     answers = np.random.default_rng(0).integers(*WORDS, 1000).tolist()

@@ -40,7 +40,7 @@ SHARD_BYTES = 4_000_000
 
 
 def write_datasets(folder: Path, num_steps: int) -> None:
-    from lmms_stream.converters.stored.index import index_dataset
+    from lmms_stream.mds.measuring import index_dataset
 
     save_tiny_processor(folder / "processor")
     rng = np.random.default_rng(0)

@@ -2,7 +2,6 @@
 
 catalog         index.json, _lmms/dataset.json and lengths indexes of a dataset
 unread          names in rows that nothing reads, and their places
-index           a lengths index for existing shards
 verify          all problems of a dataset; verify_shards: of its shards
 merge           several datasets -> one, in the folder above them
 growing         several datasets -> one, in the place of the first

@@ -97,7 +97,7 @@ def _add_merge(commands: Commands) -> None:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from ..converters.stored.index import index_dataset
+    from ..mds.measuring import index_dataset
     from ..processors.base import cut_media
     from ..processors.not_shown import counts_text
     from ..processors.text import TokensProcessor

@@ -38,7 +38,7 @@ from ..storage.cache import LocalCache, default_cache_folder, home_folder
 from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.locks import LONGEST_HOLD_S, locked, locked_shortly
-from ..storage.storage import Storage
+from ..storage.storage import Storage, open_storage
 from ..types import Sample
 from .filled_folder import FilledFolder
 from .index import DATASET_NAME, INDEX_NAME, ShardInfo
@@ -443,4 +443,33 @@ def kept_lengths(folder: Path, fingerprint: str) -> LengthIndex | None:
     patches_path = folder / patches_name(fingerprint)
     if index.patches is not None and not array_matches(patches_path, content_hash=index.patches_hash):
         return None
+    return index
+
+
+def index_dataset(
+    remote: str,
+    processor: Processor,
+    *,
+    num_workers: int | None = None,
+    work: Path | None = None,
+    on_start: Callable[[Sequence[int], Sequence[int]], None] = lambda shards, missing: None,
+    on_samples: Callable[[int], None] = lambda count: None,
+    on_dropped: OnDropped = "error",
+) -> LengthIndex:
+    """Measure every sample of `remote`, write its lengths index there, and return it, memory-mapped.
+
+    See measured_dataset for the options and for what is raised. Several workers are spawned, so a script calls this
+    below `if __name__ == "__main__":`.
+    """
+    storage = open_storage(remote)
+    with measured_dataset(
+        storage,
+        processor,
+        num_workers=num_workers,
+        work=work,
+        on_start=on_start,
+        on_samples=on_samples,
+        on_dropped=on_dropped,
+    ) as (index, folder):
+        add_lengths(storage, index, folder=folder)
     return index

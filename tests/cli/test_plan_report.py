@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.assign import assign, count_spilled
 from lmms_stream.plan.kernels.deal import PAD

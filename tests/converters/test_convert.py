@@ -13,9 +13,9 @@ import pytest
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor

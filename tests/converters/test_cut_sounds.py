@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.converters.convert import Progress, convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.mds.lengths import lengths_names
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.multimodal import MultimodalProcessor
 

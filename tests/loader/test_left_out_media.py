@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import DataError
 from lmms_stream.loader.bad_samples import BadSamples
 from lmms_stream.loader.drop_list import read_left_out
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.loader.media_memory import FREE, LENT, PackMemory, SharedBlocks
 from lmms_stream.mds.core import PackingMode
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig

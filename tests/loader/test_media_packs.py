@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import DataError
 from lmms_stream.loader.collate import join
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.loader.media_memory import SharedBlocks
 from lmms_stream.loader.wire import WireBatch, from_wire, to_wire
 from lmms_stream.mds.core import PackingMode
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig

@@ -19,10 +19,10 @@ from lmms_stream import (
     TokensProcessor,
 )
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import LengthsError, StorageError
 from lmms_stream.mds.lengths import lengths_names
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage

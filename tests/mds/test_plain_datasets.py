@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import LengthsError, StorageError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackCountsFolder
 from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import xxhash
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError, ShardError, StorageError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.index import parse_index
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.shard import map_file
 from lmms_stream.mds.shard_list import identity_of
 from lmms_stream.mds.shard_table import ShardTable

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError, LengthsError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME, parse_index
 from lmms_stream.mds.lengths import LengthIndex, lengths_names, patches_name
-from lmms_stream.mds.measuring import keep_lengths, kept_lengths
+from lmms_stream.mds.measuring import index_dataset, keep_lengths, kept_lengths
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig, hash_lengths
 from lmms_stream.processors.base import Measured, processor_fingerprint

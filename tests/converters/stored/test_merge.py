@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.merge import MergeReport, merge_datasets
 from lmms_stream.errors import ConfigError, LengthsError, LmmsStreamError, ShardError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
 from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import processor_fingerprint

@@ -27,7 +27,7 @@ from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 from streaming.base.format.mds import encodings
 
 from ...conftest import run_cli, write_tokens
-from .measures import Dying
+from ...mds.measures import Dying
 
 NUM_SAMPLES = 300
 TOKENS = processor_fingerprint(TokensProcessor())

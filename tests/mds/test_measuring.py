@@ -18,18 +18,18 @@ import psutil
 import pytest
 from lmms_stream.__main__ import main
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from lmms_stream.mds.lengths import lengths_names
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors.base import Processor, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
 from streaming import MDSWriter
 
-from ...conftest import run_cli, run_command, write_tokens
-from ...rounds import LONG
+from ..conftest import run_cli, run_command, write_tokens
+from ..rounds import LONG
 from .measures import Columns, Threads, Words
 
 NUM_SAMPLES = 200
@@ -283,8 +283,8 @@ def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -
     folder = write_plain(tmp_path / "data")
     script = tmp_path / "script.py"
     script.write_text(
-        "from lmms_stream.converters.stored.index import index_dataset\n"
-        "from tests.converters.stored.measures import Words\n"
+        "from lmms_stream.mds.measuring import index_dataset\n"
+        "from tests.mds.measures import Words\n"
         f"index_dataset({str(folder)!r}, Words(), num_workers=2)\n"
     )
     root = Path(__file__).parents[3]
