@@ -42,7 +42,7 @@ from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.specs import Spec
 from .sources.units import Source
-from .stored.unread import described as unread_described
+from .stored.row_counts import RowCounts, described_unread
 from .weighted import convert_parts, joint, weighted_parts
 from .writing.carried import CarriedOrigins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
@@ -53,7 +53,6 @@ from .writing.layout import Laying
 from .writing.outputs import Output
 from .writing.parts import EncodedParts, EncodedReading, UnitCollector
 from .writing.reading import Reading
-from .writing.row_counts import RowCounts
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
 from .writing.work import (
@@ -312,7 +311,7 @@ def _commit(
         "columns": output.format.columns,
         "num_samples": output.num_samples,
         **(laying.left_out if is_first else RowCounts()).as_dict(),
-        **unread_described(laying.unread if is_first else {}),
+        **described_unread(laying.unread if is_first else {}),
         **documents_of(output),
         **({"not_shown": dict(output.not_shown)} if output.not_shown else {}),
         "source": _taken(sources, reading, options.limit if laying.is_full else None),

@@ -40,7 +40,6 @@ from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
 from .writing.layout import Seen
 from .writing.reading import LOOK_ROWS, Reading
-from .writing.row_counts import RowCounts
 from .writing.unit_files import EncodedUnit
 
 NUM_ROWS = 10_000
@@ -225,7 +224,9 @@ class _Tried:
             encoded, num_dropped = without(encoded, numbers)
             rejects = [f"{name}:{row}: {why}" for name, row, why in self.reading.rejects(task, encoded)]
             self.rejects += rejects
-            self.unread = joined([self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first)])
+            self.unread = joined_unread(
+                [self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first)]
+            )
             self.left_out += RowCounts(num_rejected=len(rejects), num_dropped=num_dropped)
             self._count(samples, encoded, ~np.isin(encoded.rows, numbers))
         self.num_rows = sum(each.rows_read for each in read)

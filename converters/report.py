@@ -18,7 +18,6 @@ from .stored.unread import Unread as Unread
 from .stored.unread import UnreadNames as UnreadNames
 from .stored.unread import joined, of_dataset
 from .writing.outputs import Output
-from .writing.row_counts import RowCounts as RowCounts
 from .writing.work import Finished
 
 
@@ -136,7 +135,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         **added_documents(reports),
         not_shown=added(each.get("not_shown", {}) for each in described),
         was_there=True,
-        unread=joined(map(of_dataset, described)),
+        unread=joined_unread(map(unread_of_dataset, described)),
     )
 
 

@@ -21,8 +21,7 @@ from .options import ConvertOptions
 from .report import ConvertReport, SplitReport
 from .sources.lists import is_list, yaml_specs
 from .sources.specs import Spec, glob_base, has_wildcard, parse_spec
-from .stored.unread import joined
-from .writing.row_counts import RowCounts
+from .stored.row_counts import RowCounts, joined_unread
 
 RUN_NAME = "datasets.yaml"
 
@@ -124,5 +123,5 @@ def joint(reports: Mapping[str, ConvertReport]) -> ConvertReport:
         seconds=sum(report.seconds for report in each),
         splits=splits,
         was_there=all(report.was_there for report in each),
-        unread=joined(report.unread for report in each),
+        unread=joined_unread(report.unread for report in each),
     )

@@ -1,7 +1,7 @@
 """Existing datasets: their description, their content, their faults.
 
 catalog         index.json, _lmms/dataset.json and lengths indexes of a dataset
-unread          names in rows that nothing reads, and their places
+row_counts      counts of rows left out, by reason, and of names in rows that nothing reads
 verify          all problems of a dataset; verify_shards: of its shards
 merge           several datasets -> one, in the folder above them
 growing         several datasets -> one, in the place of the first

@@ -23,9 +23,8 @@ from ...mds.provenance import Provenance, join_provenance
 from ...processors.not_shown import added
 from ...storage.storage import Storage, open_storage
 from ...version import VERSION
-from . import unread
 from .catalog import Catalog, columns_of, open_lengths, own_files, parse_dataset, read_catalog
-from .unread import UnreadNames
+from .row_counts import UnreadNames, described_unread, joined_unread, unread_of_dataset
 
 _THREADS = 16  # threads that read catalogs mostly wait for their stores
 
@@ -221,7 +220,7 @@ def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
         dropped=tuple(dropped),
         folder=folder,
         schema=schema,
-        unread=unread.joined(unread.of_dataset(each.dataset or {}) for each in catalogs.values()),
+        unread=joined_unread(unread_of_dataset(each.dataset or {}) for each in catalogs.values()),
         not_shown=added((each.dataset or {}).get("not_shown", {}) for each in catalogs.values()),
     )
 
@@ -363,7 +362,7 @@ def _describe(joined: Joined) -> dict[str, Any]:
         "converter": f"lmms_stream {VERSION}",
         "shards": [_described(name, info) for name, info in joined.shards],
         "lengths": [index.fingerprint for index in joined.lengths],
-        **unread.described(joined.unread),
+        **described_unread(joined.unread),
         **({"not_shown": dict(joined.not_shown)} if joined.not_shown else {}),
     }
 

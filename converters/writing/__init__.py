@@ -2,7 +2,6 @@
 
 reading         units of all sources with their mappers; shares: the units of each part of a conversion
 encoding        sample -> bytes of an MDS shard, equal to MDSWriter's
-row_counts      number of rows left out, by reason
 dropped_rows    rows of a drop list
 encoded_units   a unit of rows -> its samples as bytes
 unit_files      files of encoded units in the work folder

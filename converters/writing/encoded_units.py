@@ -37,11 +37,10 @@ from ..rows.user_functions import RowFunctions
 from ..sources.mds import ShardSamples
 from ..sources.units import Row, Unit
 from ..stored.catalog import check_processed
-from ..stored.unread import KEY_OF_MESSAGES
+from ..stored.row_counts import KEY_OF_MESSAGES, REASONS, Why
 from .documents import document_of
 from .encoding import ShardFormat
 from .laid import LossSpans
-from .row_counts import REASONS, Why
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...mds.provenance import packed_rows
-from ..stored.unread import Unread, joined, unread_of
+from ..stored.row_counts import RowCounts, Unread, joined_unread, unread_of
 from .documents import Concatenation
 from .dropped_rows import DroppedRows, Dropping, without
 from .encoded_units import OnError, UnitTask
@@ -18,7 +18,6 @@ from .encoding import ShardFormat
 from .laid import Laid
 from .outputs import Cut, Output
 from .reading import Reading
-from .row_counts import RowCounts
 from .shards import MADE, ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path
 from .work import RowError, WorkFolder, free_numbers
@@ -110,7 +109,9 @@ class Laying:
         self.left_out += RowCounts.of_unit(
             encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates, num_dropped=num_dropped
         )
-        self.unread = joined([self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first_row)])
+        self.unread = joined_unread(
+            [self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first_row)]
+        )
         sizes = encoded.sizes
         samples = np.stack([np.full(len(sizes), task.number), encoded.first_bytes, sizes, rows], axis=1)
         laid = Laid(samples, encoded.lengths, encoded.spans, encoded.not_shown).taken(np.flatnonzero(is_kept))

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from ...errors import StorageError
 from ...processors.base import AMOUNTS
-from ..stored.unread import UnreadRows
+from ..stored.row_counts import REASONS, RowsLeftOut, UnreadRows
 from .laid import LossSpans
-from .row_counts import REASONS, RowsLeftOut
 
 _ARRAYS = ("sizes", "rows", "lengths", "hashes", "places", "not_shown")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)

@@ -19,7 +19,7 @@ from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.merge import merge_datasets
-from lmms_stream.converters.stored.unread import Unread
+from lmms_stream.converters.stored.row_counts import Unread
 from lmms_stream.converters.writing.reading import LOOK_ROWS
 from lmms_stream.errors import DataError
 from streaming import StreamingDataset

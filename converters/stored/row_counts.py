@@ -1,9 +1,9 @@
-"""Rows that are in no dataset: how many there are, by why they were left out."""
+"""Counts of rows that a conversion leaves out, by reason, and of names in rows that nothing reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -75,3 +75,51 @@ class RowCounts:
 
 
 _NAMES = tuple(field.name for field in fields(RowCounts))
+
+
+# Names in rows that nothing reads. Units are counted in the order of the sources, so the counts are the same for any
+# number of processes.
+
+KEY_OF_MESSAGES = "messages[]."  # before the name of a key of messages; other names are columns
+UnreadRows = Mapping[str, NDArray[np.int64]]  # name -> numbers of the rows in the unit that hold something by this name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unread:
+    """first: the first row that holds something by a name, as "source:row". num_rows: rows that do."""
+
+    first: str
+    num_rows: int
+
+
+UnreadNames = Mapping[str, Unread]
+
+
+def unread_of(rows: UnreadRows, *, source: str, first_row: int) -> dict[str, Unread]:
+    """Counts of one unit. first_row: rows of the source before the unit."""
+    return {
+        name: Unread(first=f"{source}:{first_row + int(numbers[0]) + 1}", num_rows=len(numbers))
+        for name, numbers in rows.items()
+        if len(numbers)
+    }
+
+
+def joined_unread(each: Iterable[UnreadNames]) -> dict[str, Unread]:
+    """Sum of the counts, in the order of the sources."""
+    found: dict[str, Unread] = {}
+    for names in each:
+        for name, unread in names.items():
+            before = found.get(name)
+            num_rows = unread.num_rows + (before.num_rows if before else 0)
+            found[name] = Unread(first=before.first if before else unread.first, num_rows=num_rows)
+    return found
+
+
+def described_unread(names: UnreadNames) -> dict[str, Any]:
+    """Entry of a dataset.json; empty if every name is read."""
+    return {"unread": {name: asdict(unread) for name, unread in names.items()}} if names else {}
+
+
+def unread_of_dataset(description: Mapping[str, Any]) -> dict[str, Unread]:
+    """Counts in a dataset.json; earlier releases did not write them."""
+    return {name: Unread(**unread) for name, unread in description.get("unread", {}).items()}

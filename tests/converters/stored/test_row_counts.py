@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from lmms_stream.converters.writing.row_counts import REASONS, RowCounts
+from lmms_stream.converters.stored.row_counts import REASONS, RowCounts
 
 
 def test_counts_of_units_add_up_and_come_back_from_a_description() -> None:
