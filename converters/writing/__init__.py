@@ -4,9 +4,9 @@ reading         units of all sources with their mappers; shares: the units of ea
 encoding        sample -> bytes of an MDS shard, equal to MDSWriter's
 dropped_rows    rows of a drop list
 encoded_units   a unit of rows -> its samples as bytes
-unit_files      files of encoded units in the work folder
+unit_files      files of encoded units in the work folder; places of the bytes of samples
 parts           the units of a part, encoded below the target; the units of all parts -> shards
-laid            samples and the places of their bytes; documents: joined and cut into samples
+documents       documents joined and cut into samples
 layout          units in the order of the sources -> samples in the order of the outputs, without duplicates
 outputs         the samples of each shard
 shards          samples -> a shard, checked, compressed and uploaded

@@ -17,8 +17,8 @@ from ...errors import DataError
 from ...types import Sample
 from ..rows.tokens import checked_spans
 from .encoding import array_head, encode_int32
-from .laid import Laid, inner_numbers
 from .shards import MADE
+from .unit_files import Laid, inner_numbers
 
 _TOKEN_BYTES = 4
 _NOTHING = np.array([[0, 1]], np.int32)  # MDS has no empty arrays, and nothing predicts the first token of a sample

@@ -40,8 +40,7 @@ from ..stored.catalog import check_processed
 from ..stored.row_counts import KEY_OF_MESSAGES, REASONS, Why
 from .documents import document_of
 from .encoding import ShardFormat
-from .laid import LossSpans
-from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
+from .unit_files import EncodedUnit, LossSpans, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]
 T = TypeVar("T")

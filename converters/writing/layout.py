@@ -15,11 +15,10 @@ from .documents import Concatenation
 from .dropped_rows import DroppedRows, Dropping, without
 from .encoded_units import OnError, UnitTask
 from .encoding import ShardFormat
-from .laid import Laid
 from .outputs import Cut, Output
 from .reading import Reading
 from .shards import MADE, ShardTask
-from .unit_files import EncodedUnit, about_path, failed_path, samples_path
+from .unit_files import EncodedUnit, Laid, about_path, failed_path, samples_path
 from .work import RowError, WorkFolder, free_numbers
 
 _DEALT = 1 << 20  # samples that are dealt at once

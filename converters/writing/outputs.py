@@ -17,8 +17,8 @@ from ...errors import DataError
 from ...processors.not_shown import counts_of
 from .documents import Concatenation
 from .encoding import MAX_SHARD_BYTES, ShardFormat
-from .laid import Laid
 from .shards import ShardTask, shard_name
+from .unit_files import Laid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,13 @@
-"""The files of an encoded unit in the work folder: its samples, and what they are.
+"""The files of an encoded unit in the work folder (its samples, and their description), and the places of their bytes.
 
-What they are is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that
-does not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
+The description is written last, so a unit without it is unfinished. The description of a unit that ends early, at a row
+that does not fit, has another name: a later run, which may skip such rows, encodes that unit again.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,80 @@ from numpy.typing import NDArray
 from ...errors import StorageError
 from ...processors.base import AMOUNTS
 from ..stored.row_counts import REASONS, RowsLeftOut, UnreadRows
-from .laid import LossSpans
+
+
+def inner_numbers(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the members of each group from 0. counts: members of each group.
+
+    >>> inner_numbers(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpans:
+    """Spans of tokens in the loss. counts: int64[n], spans of each document. bounds: int32[k, 2], tokens [start, stop)
+    in their own document, in the order of documents.
+    """
+
+    counts: NDArray[np.int64]
+    bounds: NDArray[np.int32]
+
+    @staticmethod
+    def of(documents: Sequence[NDArray[np.int32]]) -> LossSpans:
+        """documents: the spans of each, int32[k, 2]."""
+        bounds = np.concatenate(documents) if documents else np.empty((0, 2), np.int32)
+        return LossSpans(np.array([len(each) for each in documents], np.int64), bounds)
+
+    @staticmethod
+    def joined(parts: Sequence[LossSpans]) -> LossSpans:
+        return LossSpans(
+            np.concatenate([each.counts for each in parts]), np.concatenate([each.bounds for each in parts])
+        )
+
+    def taken(self, numbers: NDArray[np.int64]) -> LossSpans:
+        """Spans of documents by number, in the order of `numbers`."""
+        counts = self.counts[numbers]
+        firsts = (np.cumsum(self.counts) - self.counts)[numbers]
+        return LossSpans(counts, self.bounds[np.repeat(firsts, counts) + inner_numbers(counts)])
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Samples in order, or documents that samples are made of.
+
+    samples: int64[n, 4]: unit, first byte in the unit, size, and the packed row of the source. lengths: as in
+    EncodedUnit, None if nothing measures them. spans: of documents. not_shown: as in EncodedUnit.
+    """
+
+    samples: NDArray[np.int64]
+    lengths: NDArray[np.uint32] | None
+    spans: LossSpans | None = None
+    not_shown: NDArray[np.uint32] | None = None
+
+    def taken(self, numbers: NDArray[np.int64]) -> Laid:
+        """Samples by number, in the order of `numbers`."""
+        return Laid(
+            self.samples[numbers],
+            None if self.lengths is None else self.lengths[numbers],
+            None if self.spans is None else self.spans.taken(numbers),
+            None if self.not_shown is None else self.not_shown[numbers],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Laid]) -> Laid:
+        """All parts, one after another."""
+        lengths = [part.lengths for part in parts if part.lengths is not None]
+        spans = [part.spans for part in parts if part.spans is not None]
+        not_shown = [part.not_shown for part in parts if part.not_shown is not None]
+        return Laid(
+            np.concatenate([part.samples for part in parts]),
+            np.concatenate(lengths) if lengths else None,
+            LossSpans.joined(spans) if spans else None,
+            np.concatenate(not_shown) if not_shown else None,
+        )
+
 
 _ARRAYS = ("sizes", "rows", "lengths", "hashes", "places", "not_shown")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)
