@@ -1,4 +1,4 @@
-"""Sources -> a dataset: units of rows are read, mapped and encoded by processes, and their samples laid into shards.
+"""Sources -> a dataset: units of rows are read, mapped and encoded by processes, and their samples written to shards.
 
 What is written follows from the sources and the options alone, whatever the number of processes and however often the
 work was ended and begun again.
@@ -49,7 +49,7 @@ from .writing.commit import commit, measured_lengths, other_files
 from .writing.dropped_rows import DroppedRows
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compression_extension
-from .writing.layout import Laying
+from .writing.layout import Placement
 from .writing.outputs import Output
 from .writing.parts import EncodedParts, EncodedReading, UnitCollector
 from .writing.reading import Reading
@@ -231,21 +231,23 @@ def convert_sources(
     ):
         measured = options if measures(options, carried) else replace(options, processor=None)
         made = (encoded.storage, num_units) if encoded is not None and num_units is not None else None
-        reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns, dropped, made)
+        reading, placement = _write_shards(
+            opened, measured, begun, workers, num_workers, progress, columns, dropped, made
+        )
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
         check_code(asked["code"], opened, options)
         begun.check_claims()
         num_cut = [
-            _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
+            _commit(begun, output, placement, reading, measured, opened, asked, carried) for output in placement.outputs
         ]
-        for output in laying.outputs:
+        for output in placement.outputs:
             begun.release(output.number)
     if encoded is not None:
         encoded.remove()
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
-    return _report(reading, laying, begun, options, seconds=time.monotonic() - started)
+    return _report(reading, placement, begun, options, seconds=time.monotonic() - started)
 
 
 def _write_shards(
@@ -258,8 +260,8 @@ def _write_shards(
     expected: Mapping[str, str] | None,
     dropped: DroppedRows | None,
     made: tuple[Storage, Sequence[int]] | None,
-) -> tuple[Reading, Laying]:
-    """All shards in their targets; returns what was read and how it was laid.
+) -> tuple[Reading, Placement]:
+    """All shards in their targets; returns what was read and how it was placed.
 
     made: where the units lie that parts have encoded, and into how many each source was cut.
     """
@@ -274,7 +276,7 @@ def _write_shards(
     columns = stored_columns(options, reading.mapper)
     check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
-    laying = Laying(format, options, work, dropped)
+    placement = Placement(format, options, work, dropped)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
     encoder: Encoder = (
         unit_encoder(work.units, format, options)
@@ -287,15 +289,15 @@ def _write_shards(
         workers.open_pool(job, num_workers, name=task_name, on_progress=counted.advance, marks=work.marks) as pool,
     ):
         told = {"on_bytes": counted.advance, "on_rows": progress.rows}
-        Run(pool, reading, laying, num_workers=num_workers, **told).go()
+        Run(pool, reading, placement, num_workers=num_workers, **told).go()
     counted.finish()
-    return reading, laying
+    return reading, placement
 
 
 def _commit(
     work: WorkFolder,
     output: Output,
-    laying: Laying,
+    placement: Placement,
     reading: Reading,
     options: ConvertOptions,
     sources: Sequence[Source],
@@ -305,16 +307,16 @@ def _commit(
     """Write what belongs to its shards; how many media are not read whole."""
     measured_by = options.measured_by
     is_first = output.number == 0  # rows that are left out are in no split: the first counts them
-    rejects = laying.rejects if is_first else []
+    rejects = placement.rejects if is_first else []
     description = {
         "schema": stored_schema(options, reading.mapper),
         "columns": output.format.columns,
         "num_samples": output.num_samples,
-        **(laying.left_out if is_first else RowCounts()).as_dict(),
-        **described_unread(laying.unread if is_first else {}),
+        **(placement.left_out if is_first else RowCounts()).as_dict(),
+        **described_unread(placement.unread if is_first else {}),
         **documents_of(output),
         **({"not_shown": dict(output.not_shown)} if output.not_shown else {}),
-        "source": _taken(sources, reading, options.limit if laying.is_full else None),
+        "source": _taken(sources, reading, options.limit if placement.is_full else None),
         "options": options_of(asked),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
@@ -361,23 +363,23 @@ def _placed(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report(
-    reading: Reading, laying: Laying, work: WorkFolder, options: ConvertOptions, *, seconds: float
+    reading: Reading, placement: Placement, work: WorkFolder, options: ConvertOptions, *, seconds: float
 ) -> ConvertReport:
-    reports = [SplitReport.of(output) for output in laying.outputs]
+    reports = [SplitReport.of(output) for output in placement.outputs]
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
         kind=reading.mapper.description,
         schema=stored_schema(options, reading.mapper),
         num_rows=sum(report.num_rows for report in reports),
-        **laying.left_out.as_dict(),
+        **placement.left_out.as_dict(),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
         seconds=seconds,
         splits=dict(zip(options.splits or (), reports, strict=False)),
-        not_shown=added(output.not_shown for output in laying.outputs),
+        not_shown=added(output.not_shown for output in placement.outputs),
         **added_documents(reports),
-        unread=laying.unread,
+        unread=placement.unread,
     )
 
 
@@ -389,7 +391,7 @@ def unit_encoder(folder: Path, format: ShardFormat, options: ConvertOptions) -> 
         processor=options.processor,
         tokenize=options.stores_tokens,
         documents=options.concat is not None,
-        # Which rows of a unit are dropped, and how many of them stay, is known once it is laid.
+        # Which rows of a unit are dropped, and how many of them stay, is known once it is placed.
         on_error=options.on_error if options.drop is None else "skip",
         process_each=process_each(options.on_error),
         limit=options.limit if options.dedup is None and options.drop is None else None,

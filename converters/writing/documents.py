@@ -18,7 +18,7 @@ from ...types import Sample
 from ..rows.tokens import checked_spans
 from .encoding import array_head, encode_int32
 from .shards import MADE
-from .unit_files import Laid, inner_numbers
+from .unit_files import PlacedSamples, inner_numbers
 
 _TOKEN_BYTES = 4
 _NOTHING = np.array([[0, 1]], np.int32)  # MDS has no empty arrays, and nothing predicts the first token of a sample
@@ -96,7 +96,7 @@ class Concatenation:
         """Tokens that make up no whole sample yet."""
         return int(self._pieces[:, 2].sum()) // _TOKEN_BYTES
 
-    def add(self, documents: Laid) -> Laid:
+    def add(self, documents: PlacedSamples) -> PlacedSamples:
         """Documents that follow; gives the samples that are whole with them."""
         assert documents.spans is not None
         self.num_documents += len(documents.samples)
@@ -107,7 +107,7 @@ class Concatenation:
         self._pieces = np.concatenate([self._pieces, self._cut(documents.samples, firsts)])
         return self._take(self.num_waiting // self._num_tokens)
 
-    def finish(self, *, drop_tail: bool) -> Laid:
+    def finish(self, *, drop_tail: bool) -> PlacedSamples:
         """The last sample, which may be shorter; none where that is dropped."""
         num_left = self.num_waiting
         self.num_tail_tokens, self.num_dropped_tokens = (0, num_left) if drop_tail else (num_left, 0)
@@ -129,10 +129,10 @@ class Concatenation:
         first_bytes = documents[of, 1] + (begins - firsts[of]) * _TOKEN_BYTES
         return np.stack([documents[of, 0], first_bytes, sizes, begins, documents[of, 3]], axis=1)
 
-    def _take(self, num_samples: int) -> Laid:
+    def _take(self, num_samples: int) -> PlacedSamples:
         """The first samples of what waits."""
         if not num_samples:
-            return Laid(np.empty((0, 4), np.int64), np.empty(0, np.uint32))
+            return PlacedSamples(np.empty((0, 4), np.int64), np.empty(0, np.uint32))
         stop = num_samples * self._num_tokens
         pieces, self._pieces = _parted(self._pieces, self._pieces[:, 3] < stop)
         self._pieces[:, 3] -= stop
@@ -148,7 +148,7 @@ class Concatenation:
         rows = pieces[ends - counts, 4]
         unit, first_byte = np.full(num_samples, MADE), np.zeros(num_samples, np.int64)  # they lie in several units
         samples = np.stack([unit, first_byte, sizes + lengths * _TOKEN_BYTES, rows], axis=1)
-        return Laid(samples, lengths.astype(np.uint32))
+        return PlacedSamples(samples, lengths.astype(np.uint32))
 
 
 def _made(

@@ -18,7 +18,7 @@ from .encoding import ShardFormat
 from .outputs import Cut, Output
 from .reading import Reading
 from .shards import MADE, ShardTask
-from .unit_files import EncodedUnit, Laid, about_path, failed_path, samples_path
+from .unit_files import EncodedUnit, PlacedSamples, about_path, failed_path, samples_path
 from .work import RowError, WorkFolder, free_numbers
 
 _DEALT = 1 << 20  # samples that are dealt at once
@@ -47,7 +47,7 @@ class Asked(Protocol):
     def drop_tail(self) -> bool: ...
 
 
-class Laying:
+class Placement:
     """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
     def __init__(self, format: ShardFormat, asked: Asked, work: WorkFolder, dropped: DroppedRows | None = None):
@@ -73,7 +73,7 @@ class Laying:
         self._seen = Seen()
         self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
-        self._kept: list[Laid] = []  # kept until all are there and can be shuffled
+        self._kept: list[PlacedSamples] = []  # kept until all are there and can be shuffled
         # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
         # also when another machine has written it since.
         self._encoded_before = {path.name for path in work.units.iterdir()}
@@ -86,7 +86,7 @@ class Laying:
         """Whether an earlier run encoded the unit."""
         return about_path(self._work.units, task.number).name in self._encoded_before
 
-    def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
+    def place(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
         """The shards that the next unit fills; RowError at a row that does not fit, unless such rows are skipped.
 
         is_whole: no row ended it early. Rows after the last that the limit asks for count as if they were not there.
@@ -113,14 +113,14 @@ class Laying:
         )
         sizes = encoded.sizes
         samples = np.stack([np.full(len(sizes), task.number), encoded.first_bytes, sizes, rows], axis=1)
-        laid = Laid(samples, encoded.lengths, encoded.spans, encoded.not_shown).taken(np.flatnonzero(is_kept))
-        self._bytes_left[task.number] = int(laid.samples[:, 2].sum())
+        placed = PlacedSamples(samples, encoded.lengths, encoded.spans, encoded.not_shown).take(np.flatnonzero(is_kept))
+        self._bytes_left[task.number] = int(placed.samples[:, 2].sum())
         self._remove_if_unused(task.number)
-        self.num_samples += len(laid.samples)
+        self.num_samples += len(placed.samples)
         if self._asked.shuffle_seed is None:
-            yield from self._deal(laid)
+            yield from self._deal(placed)
         else:
-            self._kept.append(laid)
+            self._kept.append(placed)
 
     def _kept_of(self, encoded: EncodedUnit, dropped: NDArray[np.int64]) -> tuple[EncodedUnit, NDArray[np.bool_]]:
         """The unit up to the row with the last sample that the limit asks for, and which of its samples are stored.
@@ -137,7 +137,7 @@ class Laying:
         return encoded, is_kept
 
     def finish(self) -> Iterator[ShardTask]:
-        """The shards that are left when all units were laid."""
+        """The shards that are left when all units were placed."""
         self.is_finished = True
         if not self.is_full:
             self._dropping.finish()
@@ -155,10 +155,10 @@ class Laying:
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:
             order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)
-            laid = Laid.joined(self._kept)
+            placed = PlacedSamples.join(self._kept)
             self._kept = []
             for first in range(0, len(order), _DEALT):
-                yield from self._deal(laid.taken(order[first : first + _DEALT]))
+                yield from self._deal(placed.take(order[first : first + _DEALT]))
         for output in self.outputs:
             yield from self._not_done(output.end_documents(drop_tail=self._asked.drop_tail))
         self._check_outputs()
@@ -181,15 +181,15 @@ class Laying:
                     f"{share}, another --split-seed, or leave it out"
                 )
 
-    def _deal(self, laid: Laid) -> Iterator[ShardTask]:
+    def _deal(self, placed: PlacedSamples) -> Iterator[ShardTask]:
         """To the outputs, by their shares."""
         if self._asked.splits is None:
-            yield from self._not_done(self.outputs[0].add(laid))
+            yield from self._not_done(self.outputs[0].add(placed))
             return
         ends = np.cumsum(list(self._asked.splits.values()))[:-1]
-        chosen = np.searchsorted(ends, self._draws.random(len(laid.samples)), side="right")
+        chosen = np.searchsorted(ends, self._draws.random(len(placed.samples)), side="right")
         for output in self.outputs:
-            yield from self._not_done(output.add(laid.taken(np.flatnonzero(chosen == output.number))))
+            yield from self._not_done(output.add(placed.take(np.flatnonzero(chosen == output.number))))
 
     def _not_done(self, tasks: Iterator[ShardTask]) -> Iterator[ShardTask]:
         for task in tasks:

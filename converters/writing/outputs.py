@@ -18,7 +18,7 @@ from ...processors.not_shown import counts_of
 from .documents import Concatenation
 from .encoding import MAX_SHARD_BYTES, ShardFormat
 from .shards import ShardTask, shard_name
-from .unit_files import Laid
+from .unit_files import PlacedSamples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,23 +55,23 @@ class Output:
     _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # for each sample: unit, first byte, size
     _bytes: int = 0  # of the shard that the waiting samples will make
 
-    def add(self, laid: Laid) -> Iterator[ShardTask]:
+    def add(self, placed: PlacedSamples) -> Iterator[ShardTask]:
         """Samples that follow, or documents; gives shards that are full."""
-        if laid.not_shown is not None:
-            self.not_shown.update(counts_of(laid.not_shown))
-        yield from self._fill(laid if self.concatenation is None else self.concatenation.add(laid))
+        if placed.not_shown is not None:
+            self.not_shown.update(counts_of(placed.not_shown))
+        yield from self._fill(placed if self.concatenation is None else self.concatenation.add(placed))
 
     def end_documents(self, *, drop_tail: bool) -> Iterator[ShardTask]:
         """The tokens that are left of documents as a last, shorter sample, or dropped; gives a shard that is full."""
         if self.concatenation is not None:
             yield from self._fill(self.concatenation.finish(drop_tail=drop_tail))
 
-    def _fill(self, laid: Laid) -> Iterator[ShardTask]:
-        if laid.lengths is not None:
-            self.lengths.append(laid.lengths)
-        self.num_samples += len(laid.samples)
-        self.rows.append(laid.samples[:, 3].copy())
-        samples = laid.samples[:, :3]
+    def _fill(self, placed: PlacedSamples) -> Iterator[ShardTask]:
+        if placed.lengths is not None:
+            self.lengths.append(placed.lengths)
+        self.num_samples += len(placed.samples)
+        self.rows.append(placed.samples[:, 3].copy())
+        samples = placed.samples[:, :3]
         if self.cut.by_samples:
             self._waiting.append(samples)
             yield from self._take_counted()

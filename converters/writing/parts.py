@@ -1,7 +1,7 @@
 """The work of one part of a conversion, and of the command that makes the units of all parts into shards.
 
 A part encodes its units and keeps them below the target, each as soon as it is encoded. The last command takes them
-in place of encoding anything, and lays them as one machine would have laid its own.
+in place of encoding anything, and places them as one machine would have placed its own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class UnitKeeper:
 
 
 class KeptUnits:
-    """In place of laying: units of a part are kept as they are. files: names of those of earlier runs."""
+    """Instead of placing: units of a part are kept as they are. files: names of those of earlier runs."""
 
     def __init__(self, files: set[str]):
         self.next_unit = 0
@@ -87,7 +87,7 @@ class KeptUnits:
         self.num_there += is_there
         return is_there
 
-    def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
+    def place(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
         """No shard."""
         self.next_unit += 1
         return iter(())

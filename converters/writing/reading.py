@@ -56,7 +56,7 @@ class Reading:
         self._say = say
         self._share = share
         self._first_rows = [source.first_row for source in sources]
-        self._rows_before = [*self._first_rows]  # of each source, rows in units that were laid
+        self._rows_before = [*self._first_rows]  # of each source, rows in units that were placed
         # Source -> units that are cut and not read yet, and 1 more while others may follow.
         self._open: dict[int, int] = {}
         self._columns: dict[str, str] = {}
@@ -271,7 +271,7 @@ class Reading:
         return self._rows_before[task.source]
 
     def rows_taken(self, index: int) -> tuple[int, int]:
-        """Of a source, the first of its rows and one past the last in units that were laid."""
+        """Of a source, the first of its rows and one past the last in units that were placed."""
         return self._first_rows[index], self._rows_before[index]
 
     def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:

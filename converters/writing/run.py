@@ -14,7 +14,7 @@ from .reading import FetchTask, Reading
 from .shards import ShardMaker, ShardTask
 
 Task = UnitTask | ShardTask | FetchTask
-_AHEAD = 4  # units for each worker that may be encoded before the one that is laid next
+_AHEAD = 4  # units for each worker that may be encoded before the one that is placed next
 
 
 class Encoder(Protocol):
@@ -23,7 +23,7 @@ class Encoder(Protocol):
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool: ...
 
 
-class Layer(Protocol):
+class Placer(Protocol):
     """Takes encoded units in order, and gives the shards that they fill."""
 
     next_unit: int
@@ -33,7 +33,7 @@ class Layer(Protocol):
     @property
     def is_full(self) -> bool: ...
     def is_encoded(self, task: UnitTask) -> bool: ...
-    def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterable[ShardTask]: ...
+    def place(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterable[ShardTask]: ...
     def finish(self) -> Iterable[ShardTask]: ...
     def begin(self, task: ShardTask) -> None: ...
     def keep(self, task: ShardTask, entry: dict[str, Any]) -> None: ...
@@ -78,14 +78,14 @@ def task_name(task: Task) -> str:
 class Run:
     """Has all units encoded, and the encoded units, in the order of the sources, made into shards.
 
-    on_bytes: told how many bytes of the sources earlier runs have done already. on_rows: how many samples were laid.
+    on_bytes: told how many bytes of the sources earlier runs have done already. on_rows: how many samples were placed.
     """
 
     def __init__(
         self,
         pool: Pool[Task, dict[str, Any]],
         reading: Reading,
-        laying: Layer,
+        placement: Placer,
         *,
         num_workers: int,
         on_bytes: Callable[[int], None],
@@ -93,7 +93,7 @@ class Run:
     ):
         self._pool = pool
         self._reading = reading
-        self._laying = laying
+        self._placement = placement
         self._ahead = _AHEAD * num_workers
         self._at_most_fetching = num_workers // 2
         self._on_bytes = on_bytes
@@ -102,7 +102,7 @@ class Run:
         self._next_unit: UnitTask | None = None  # also None while its source is being fetched
         self._has_all = False  # whether all units were cut
         self._num_cut = 0  # units
-        self._encoded: dict[int, UnitTask] = {}  # units that wait for those before them to be laid
+        self._encoded: dict[int, UnitTask] = {}  # units that wait for those before them to be placed
         self._failed: set[int] = set()  # those of them that ended early, at a row that does not fit
         self._errors: dict[int, LmmsStreamError] = {}  # of units, to be raised when their turn comes
         self._shards: deque[ShardTask] = deque()  # to be made
@@ -121,7 +121,7 @@ class Run:
 
     def _do_all(self) -> None:
         while True:
-            self._lay()
+            self._place()
             task = self._next_task() if self._pool.num_idle else None
             if task is not None:
                 self._pool.give(task)
@@ -130,30 +130,30 @@ class Run:
                 self._num_fetching += isinstance(task, FetchTask)
             elif self._num_given:
                 self._wait()
-            elif self._laying.is_finished and not self._shards:
+            elif self._placement.is_finished and not self._shards:
                 return
 
-    def _lay(self) -> None:
+    def _place(self) -> None:
         """Lay the units that come next, as far as they are encoded.
 
         Errors are raised in the order of the sources, and none of what lies behind the limit: how a conversion ends
         does not depend on how many units were begun meanwhile.
         """
-        while not self._laying.is_full:
-            number = self._laying.next_unit
+        while not self._placement.is_full:
+            number = self._placement.next_unit
             if number in self._errors:
                 raise self._errors[number]
             task = self._encoded.pop(number, None)
             if task is None:
                 break
-            before = self._laying.num_samples
-            self._shards.extend(self._laying.lay(task, self._reading, is_whole=number not in self._failed))
-            self._on_rows(self._laying.num_samples - before)
-        if self._laying.is_full:
+            before = self._placement.num_samples
+            self._shards.extend(self._placement.place(task, self._reading, is_whole=number not in self._failed))
+            self._on_rows(self._placement.num_samples - before)
+        if self._placement.is_full:
             self._next_unit, self._has_all = None, True
         is_laid = self._has_all and self._next_unit is None and not self._num_given
-        if is_laid and not self._shards and not self._laying.is_finished:
-            self._shards.extend(self._laying.finish())
+        if is_laid and not self._shards and not self._placement.is_finished:
+            self._shards.extend(self._placement.finish())
 
     def _next_task(self) -> Task | None:
         """A shard before a unit, so that encoded units are removed as soon as they may.
@@ -163,20 +163,20 @@ class Run:
         """
         if self._shards:
             shard = self._shards.popleft()
-            self._laying.begin(shard)
+            self._placement.begin(shard)
             return shard
         if self._num_fetching < self._at_most_fetching and (fetch := self._next_fetch()) is not None:
             return fetch
         if self._next_unit is None:
             self._cut_next()
-        while (unit := self._next_unit) is not None and unit.number - self._laying.next_unit < self._ahead:
+        while (unit := self._next_unit) is not None and unit.number - self._placement.next_unit < self._ahead:
             self._cut_next()
-            if not self._laying.is_encoded(unit):
+            if not self._placement.is_encoded(unit):
                 return unit
             self._encoded[unit.number] = unit  # an earlier run encoded it
             self._reading.has_read(unit)
             self._on_bytes(unit.unit.num_bytes)
-            self._lay()
+            self._place()
             if self._shards:
                 return self._next_task()
         return self._next_fetch() if self._next_unit is None and not self._num_fetching else None
@@ -210,7 +210,7 @@ class Run:
             self._reading.has_fetched(task, entry.get("error"))
             return
         if isinstance(task, ShardTask):
-            self._laying.keep(task, entry)
+            self._placement.keep(task, entry)
             return
         self._reading.has_read(task)
         if "error" in entry:

@@ -45,12 +45,12 @@ class LossSpans:
         return LossSpans(np.array([len(each) for each in documents], np.int64), bounds)
 
     @staticmethod
-    def joined(parts: Sequence[LossSpans]) -> LossSpans:
+    def join(parts: Sequence[LossSpans]) -> LossSpans:
         return LossSpans(
             np.concatenate([each.counts for each in parts]), np.concatenate([each.bounds for each in parts])
         )
 
-    def taken(self, numbers: NDArray[np.int64]) -> LossSpans:
+    def take(self, numbers: NDArray[np.int64]) -> LossSpans:
         """Spans of documents by number, in the order of `numbers`."""
         counts = self.counts[numbers]
         firsts = (np.cumsum(self.counts) - self.counts)[numbers]
@@ -58,7 +58,7 @@ class LossSpans:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class PlacedSamples:
     """Samples in order, or documents that samples are made of.
 
     samples: int64[n, 4]: unit, first byte in the unit, size, and the packed row of the source. lengths: as in
@@ -70,25 +70,25 @@ class Laid:
     spans: LossSpans | None = None
     not_shown: NDArray[np.uint32] | None = None
 
-    def taken(self, numbers: NDArray[np.int64]) -> Laid:
+    def take(self, numbers: NDArray[np.int64]) -> PlacedSamples:
         """Samples by number, in the order of `numbers`."""
-        return Laid(
+        return PlacedSamples(
             self.samples[numbers],
             None if self.lengths is None else self.lengths[numbers],
-            None if self.spans is None else self.spans.taken(numbers),
+            None if self.spans is None else self.spans.take(numbers),
             None if self.not_shown is None else self.not_shown[numbers],
         )
 
     @staticmethod
-    def joined(parts: Sequence[Laid]) -> Laid:
+    def join(parts: Sequence[PlacedSamples]) -> PlacedSamples:
         """All parts, one after another."""
         lengths = [part.lengths for part in parts if part.lengths is not None]
         spans = [part.spans for part in parts if part.spans is not None]
         not_shown = [part.not_shown for part in parts if part.not_shown is not None]
-        return Laid(
+        return PlacedSamples(
             np.concatenate([part.samples for part in parts]),
             np.concatenate(lengths) if lengths else None,
-            LossSpans.joined(spans) if spans else None,
+            LossSpans.join(spans) if spans else None,
             np.concatenate(not_shown) if not_shown else None,
         )
 
@@ -144,7 +144,7 @@ class EncodedUnit:
             left_out={why: numbers[numbers <= last_row] for why, numbers in self.left_out.items()},
             hashes=None if self.hashes is None else self.hashes[:num_samples],
             num_rows=int(last_row) + 1,
-            spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),
+            spans=None if self.spans is None else self.spans.take(np.arange(num_samples)),
             places=None if self.places is None else self.places[:num_samples],
             unread={name: numbers[numbers <= last_row] for name, numbers in self.unread.items()},
             not_shown=None if self.not_shown is None else self.not_shown[:num_samples],

@@ -14,7 +14,7 @@ from lmms_stream.converters.writing.documents import Concatenation, document_of
 from lmms_stream.converters.writing.encoding import ShardFormat
 from lmms_stream.converters.writing.outputs import Output
 from lmms_stream.converters.writing.shards import MADE, ShardTask
-from lmms_stream.converters.writing.unit_files import Laid, LossSpans
+from lmms_stream.converters.writing.unit_files import LossSpans, PlacedSamples
 from lmms_stream.errors import DataError
 
 from ...strategies import examples
@@ -76,11 +76,11 @@ def encoded(expected: Expected) -> bytes:
     )
 
 
-def laid(docs: list[Document], unit: int, first_row: int) -> Laid:
+def placed(docs: list[Document], unit: int, first_row: int) -> PlacedSamples:
     sizes = np.array([4 * len(doc.ids) for doc in docs], np.int64)
     rows = np.arange(first_row, first_row + len(docs))
     samples = np.stack([np.full(len(docs), unit), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
-    return Laid(samples, None, LossSpans.of([np.array(doc.spans, np.int32) for doc in docs]))
+    return PlacedSamples(samples, None, LossSpans.of([np.array(doc.spans, np.int32) for doc in docs]))
 
 
 def samples_of(tasks: list[ShardTask], units: list[bytes]) -> list[bytes]:
@@ -108,7 +108,7 @@ def test_samples_are_those_of_plain_python_however_documents_come(
     for unit, (first, stop) in enumerate(pairwise(bounds)):
         units.append(b"".join(np.array(doc.ids, "<i4").tobytes() for doc in docs[first:stop]))
         if stop > first:
-            tasks += output.add(laid(docs[first:stop], unit, first))
+            tasks += output.add(placed(docs[first:stop], unit, first))
     tasks += [*output.end_documents(drop_tail=drop), *output.finish()]
     expected = reference(docs, num_tokens)
     num_tail = len(expected[-1].ids) % num_tokens
@@ -124,8 +124,8 @@ def test_samples_are_those_of_plain_python_however_documents_come(
 
 def test_documents_in_another_order_keep_what_is_learnt_of_them() -> None:
     docs = [Document([1, 2, 3], [(0, 1), (2, 3)]), Document([4], [(0, 1)]), Document([5, 6], [(1, 2)])]
-    parts = [laid(docs[:1], 0, 0), laid(docs[1:], 1, 1)]
-    taken = Laid.joined(parts).taken(np.array([2, 0]))
+    parts = [placed(docs[:1], 0, 0), placed(docs[1:], 1, 1)]
+    taken = PlacedSamples.join(parts).take(np.array([2, 0]))
     assert taken.samples[:, 3].tolist() == [2, 0]
     assert taken.spans is not None
     assert (taken.spans.counts.tolist(), taken.spans.bounds.tolist()) == ([1, 2], [[1, 2], [0, 1], [2, 3]])

@@ -14,7 +14,7 @@ from lmms_stream.converters.options import ConvertOptions
 from lmms_stream.converters.writing.encoding import COMPRESSIONS, ShardFormat, check_compression, compress, index_json
 from lmms_stream.converters.writing.outputs import Output
 from lmms_stream.converters.writing.shards import ShardTask
-from lmms_stream.converters.writing.unit_files import Laid
+from lmms_stream.converters.writing.unit_files import PlacedSamples
 from lmms_stream.errors import ConfigError, DataError
 from streaming import MDSWriter
 from streaming.base.compression import compress as streaming_compress
@@ -49,7 +49,7 @@ def shards(format: ShardFormat, encoded: Sequence[bytes]) -> list[tuple[int, byt
     output = Output(number=0, format=format)
     half = len(rows) // 2
     tasks: list[ShardTask] = [
-        *output.add(Laid(rows[:half], None)), *output.add(Laid(rows[half:], None)), *output.finish()
+        *output.add(PlacedSamples(rows[:half], None)), *output.add(PlacedSamples(rows[half:], None)), *output.finish()
     ]  # fmt: skip
     made = []
     for task in tasks:
