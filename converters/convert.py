@@ -49,9 +49,8 @@ from .writing.commit import commit, measured_lengths, other_files
 from .writing.dropped_rows import DroppedRows
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compression_extension
-from .writing.layout import Placement
-from .writing.outputs import Output
 from .writing.parts import EncodedParts, EncodedReading, UnitCollector
+from .writing.placement import Output, Placement
 from .writing.reading import Reading
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes

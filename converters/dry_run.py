@@ -38,7 +38,7 @@ from .weighted import weighted_parts
 from .writing.dropped_rows import DroppedRows, without
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
-from .writing.layout import Seen
+from .writing.placement import Seen
 from .writing.reading import LOOK_ROWS, Reading
 from .writing.unit_files import EncodedUnit
 

@@ -14,7 +14,7 @@ from lmms_stream import ConvertOptions, SchemaOptions
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.report import ConvertReport
-from lmms_stream.converters.writing.layout import Seen
+from lmms_stream.converters.writing.placement import Seen
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.chat import ChatProcessor
