@@ -21,7 +21,9 @@ from ..processors.not_shown import added
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .asked import (
+    CarriedOrigins,
     asked_of,
+    carried_lengths,
     carried_over,
     check_code,
     check_targets,
@@ -44,7 +46,6 @@ from .sources.specs import Spec
 from .sources.units import Source
 from .stored.row_counts import RowCounts, described_unread
 from .weighted import convert_parts, joint, weighted_parts
-from .writing.carried import CarriedOrigins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.dropped_rows import DroppedRows
 from .writing.encoded_units import UnitEncoder, process_each

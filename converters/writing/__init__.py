@@ -11,7 +11,6 @@ placement       units in the order of the sources -> samples of each output, wit
 shards          samples -> a shard, checked, compressed and uploaded
 work            state between runs of a conversion; whether it is done; the earlier dataset until the new one is whole
 run             the conversion, task by task
-carried         known facts of samples of stored datasets: lengths, source rows
 commit          the last write: shards become a dataset
 mosaic_writers  MosaicML's writers, by their names
 """
