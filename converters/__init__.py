@@ -2,7 +2,7 @@
 
 options     the settings of a conversion, checked
 columns     the schema and columns of stored rows
-asked       the identity of a conversion: everything its output depends on; whether stored samples can be copied;
+identity    everything that the output of a conversion depends on; whether stored samples can be copied;
             entries of a dataset_info.json -> a dataset for each kind of rows
 convert     the conversion: read sources, map rows, encode samples, write shards
 dropping    a drop list -> rows of the sources to leave out

@@ -17,11 +17,11 @@ from typing import Any
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME, no_dataset
 from ..storage.storage import Storage, open_storage
-from .asked import asked_of, check_targets, described
 from .columns import with_processor
 from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
+from .identity import check_targets, described, identity_of
 from .options import ConvertOptions, changed
 from .repeats import SETTINGS, SourceRecord, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
@@ -109,7 +109,8 @@ def append(
             parts,
             options=options,
             num_workers=num_workers,
-            overwrite=overwrite or _are_nobodys(parts, digest_of(asked_of(new, options, dropped_rows(new, options)))),
+            overwrite=overwrite
+            or _are_nobodys(parts, digest_of(identity_of(new, options, dropped_rows(new, options)))),
             work=work,
             progress=progress,
             engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
@@ -144,9 +145,9 @@ def _new_sources(
     options: ConvertOptions,
 ) -> tuple[list[Source], list[str]]:
     """The new sources, and the names of the others."""
-    asked = asked_of(opened, options)
+    identity = identity_of(opened, options)
     for storage, dataset in zip(storages, datasets, strict=True):
-        _check_options(dataset, asked, url=storage.url)
+        _check_options(dataset, identity, url=storage.url)
     return _unknown(opened, datasets[0]["source"], options, url=storages[0].url)
 
 
@@ -180,8 +181,8 @@ def _caught_up(targets: Sequence[Storage]) -> list[dict[str, Any]]:
     return datasets
 
 
-def _check_options(dataset: Mapping[str, Any], asked: Mapping[str, Any], *, url: str) -> None:
-    then, now = _flat(dataset["options"]), _flat(options_of(asked))
+def _check_options(dataset: Mapping[str, Any], identity: Mapping[str, Any], *, url: str) -> None:
+    then, now = _flat(dataset["options"]), _flat(options_of(identity))
     code, code_now = then.pop("code", {}), now.pop("code", {})
     changed = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
     if changed:
@@ -320,14 +321,14 @@ def _chosen(opened: Sequence[Source], wanted: set[str]) -> list[Source]:
     return [source for source, said in zip(opened, described(opened), strict=True) if _key(said) in wanted]
 
 
-def _are_nobodys(parts: Sequence[str], asked: str) -> bool:
+def _are_nobodys(parts: Sequence[str], identity: str) -> bool:
     """Whether whole datasets of other sources lie where parts are to be: they may be replaced.
 
     A command that was ended before the dataset took them in has left them, and other sources are named now.
     """
     storages = [open_storage(part) for part in parts]
     found = [read_described(storage, DATASET_NAME) for storage in storages]
-    is_other = any(dataset is not None and dataset.get("asked") != asked for dataset in found)
+    is_other = any(dataset is not None and dataset.get("asked") != identity for dataset in found)
     return is_other and all(read_claim(storage) is None for storage in storages)
 
 

@@ -20,9 +20,11 @@ from ..processors.base import cut_media
 from ..processors.not_shown import added
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
-from .asked import (
+from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
+from .dropping import check_drop_targets, dropped_rows
+from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
+from .identity import (
     CarriedOrigins,
-    asked_of,
     carried_lengths,
     carried_over,
     check_code,
@@ -30,11 +32,9 @@ from .asked import (
     check_unchanged,
     described,
     described_kinds,
+    identity_of,
     measures,
 )
-from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
-from .dropping import check_drop_targets, dropped_rows
-from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions, changed
 from .repeats import SourceRecord, check_repeats
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
@@ -204,9 +204,9 @@ def convert_sources(
         )
     check_drop_targets(options, targets)
     dropped = dropped_rows(opened, options)
-    asked = asked_of(opened, options, dropped)
-    encoded = None if base is None else EncodedParts.found(open_storage(base), asked)
-    done = None if overwrite else finished_before(targets, asked)
+    identity = identity_of(opened, options, dropped)
+    encoded = None if base is None else EncodedParts.found(open_storage(base), identity)
+    done = None if overwrite else finished_before(targets, identity)
     if done is not None:
         if encoded is not None and encoded.has_begun:  # those of another conversion are still to be converted
             encoded.remove()
@@ -222,7 +222,7 @@ def convert_sources(
         engine(num_workers=num_workers) as workers,
         open_work(
             targets,
-            asked,
+            identity,
             files=other_files(options.measured_by, carried),
             extension=f".{compression_extension(options.compression)}" if options.compression else "",
             base=work,
@@ -236,10 +236,11 @@ def convert_sources(
         )
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
-        check_code(asked["code"], opened, options)
+        check_code(identity["code"], opened, options)
         begun.check_claims()
         num_cut = [
-            _commit(begun, output, placement, reading, measured, opened, asked, carried) for output in placement.outputs
+            _commit(begun, output, placement, reading, measured, opened, identity, carried)
+            for output in placement.outputs
         ]
         for output in placement.outputs:
             begun.release(output.number)
@@ -301,7 +302,7 @@ def _commit(
     reading: Reading,
     options: ConvertOptions,
     sources: Sequence[Source],
-    asked: Mapping[str, Any],
+    identity: Mapping[str, Any],
     carried: Sequence[str],
 ) -> int:
     """Write what belongs to its shards; how many media are not read whole."""
@@ -317,8 +318,8 @@ def _commit(
         **documents_of(output),
         **({"not_shown": dict(output.not_shown)} if output.not_shown else {}),
         "source": _taken(sources, reading, options.limit if placement.is_full else None),
-        "options": options_of(asked),
-        "asked": digest_of(asked),
+        "options": options_of(identity),
+        "asked": digest_of(identity),
         "converter": f"lmms_stream {VERSION}",
     }
     lengths = []

@@ -22,7 +22,7 @@ from ..mds.shard_list import first_parts
 from ..mds.stored_index import read_index
 from ..storage.fetch_config import FetchConfig
 from ..storage.storage import Storage, open_storage
-from .asked import content_of, described
+from .identity import content_of, described
 from .options import ConvertOptions
 from .sources.mds import StoredSource
 from .sources.units import Source

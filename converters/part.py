@@ -20,11 +20,11 @@ from ..storage.cache import home_folder
 from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
-from .asked import asked_of, carried_over, check_code, check_targets, check_unchanged, measures
 from .columns import check_processor, stored_columns, with_processor
 from .convert import Progress, folders_of, look, unit_encoder
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
+from .identity import carried_over, check_code, check_targets, check_unchanged, identity_of, measures
 from .options import ConvertOptions, changed
 from .repeats import check_repeats
 from .report import CountedBytes
@@ -96,9 +96,11 @@ def convert_part(
         )
     check_drop_targets(options, targets)
     check_repeats(opened, options, say=progress.say)
-    asked = asked_of(opened, options, dropped_rows(opened, options))
-    encoded = EncodedParts.at(open_storage(target), asked)
-    is_there = _check_free(targets, asked, overwrite=overwrite) or encoded.begin(part, overwrite=overwrite) is not None
+    identity = identity_of(opened, options, dropped_rows(opened, options))
+    encoded = EncodedParts.at(open_storage(target), identity)
+    is_there = (
+        _check_free(targets, identity, overwrite=overwrite) or encoded.begin(part, overwrite=overwrite) is not None
+    )
     if is_there:
         progress.say(f"{target}: part {part} is there already, of the same sources and options: nothing to do")
         return PartReport(part=str(part), num_units=None, num_there=0, seconds=time.monotonic() - started)
@@ -113,7 +115,7 @@ def convert_part(
             opened, part, options, encoded, scratch, workers, num_workers, progress, KeptUnits(there)
         )
     check_unchanged(opened, look(sources, scratch / "sources", options=options, target=target))
-    check_code(asked["code"], opened, options)
+    check_code(identity["code"], opened, options)
     encoded.end(part, num_units)
     shutil.rmtree(scratch, ignore_errors=True)
     return PartReport(
@@ -121,11 +123,11 @@ def convert_part(
     )
 
 
-def _check_free(targets: Sequence[Storage], asked: dict[str, Any], *, overwrite: bool) -> bool:
+def _check_free(targets: Sequence[Storage], identity: dict[str, Any], *, overwrite: bool) -> bool:
     """Whether the whole dataset is there already; StorageError where something else is."""
     if overwrite:
         return False
-    if finished_before(targets, asked) is not None:
+    if finished_before(targets, identity) is not None:
         return True
     for target in targets:
         if read_described(target, DATASET_NAME):

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..storage.failures import disk_errors
-from .asked import content_of, described
+from .identity import content_of, described
 from .media.references import is_data
 from .options import ConvertOptions
 from .rows.chat import MEDIA_COLUMNS

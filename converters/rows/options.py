@@ -97,7 +97,7 @@ class SchemaOptions:
         return replace(self, **settings) if settings else self
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """JSON values that a conversion is resumed by: `schema` is what the kind is called in them.
 
         Fields that earlier versions did not have are among them where they are set.

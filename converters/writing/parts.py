@@ -169,8 +169,8 @@ class _DoneUnit:
 
 # Units that parts of a conversion have encoded, below its target, until they are made into its shards.
 #
-# Each part says there what it was asked, and once all its units are there into how many units the sources are cut. A
-# unit has the same name whichever part of however many encodes it.
+# Each part writes the identity of its conversion there and, once all its units are there, the number of units of the
+# sources. A unit has the same name whichever part of however many encodes it.
 
 _FOLDER = "_lmms/encoded"
 _RECORD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.json")
@@ -189,23 +189,23 @@ def stored_number(source: int, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EncodedParts:
-    """What parts have left at a target for one conversion. storage: of the folder for what was asked."""
+    """Files of the parts of one conversion at a target. storage: of the folder of this identity."""
 
     storage: Storage
-    asked: Mapping[str, Any]
+    identity: Mapping[str, Any]
     base: Storage
 
     @staticmethod
-    def at(base: Storage, asked: Mapping[str, Any]) -> EncodedParts:
-        """base: the target. asked: JSON values from which the output follows."""
-        values = json.loads(json.dumps({name: asked[name] for name in asked if name not in MAY_CHANGE}))
+    def at(base: Storage, identity: Mapping[str, Any]) -> EncodedParts:
+        """base: the target. identity: JSON values that the output depends on."""
+        values = json.loads(json.dumps({name: identity[name] for name in identity if name not in MAY_CHANGE}))
         key = xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
         return EncodedParts(open_storage(f"{base.url}/{_FOLDER}/{key}"), values, base)
 
     @staticmethod
-    def found(base: Storage, asked: Mapping[str, Any]) -> EncodedParts | None:
+    def found(base: Storage, identity: Mapping[str, Any]) -> EncodedParts | None:
         """As `at`, where any part has left something."""
-        return EncodedParts.at(base, asked) if base.list_objects(f"{_FOLDER}/") else None
+        return EncodedParts.at(base, identity) if base.list_objects(f"{_FOLDER}/") else None
 
     def begin(self, part: Part, *, overwrite: bool) -> Mapping[str, Any] | None:
         """Say that the part is worked on; returns what it has said at its end, if it has come to that.
@@ -276,13 +276,13 @@ class EncodedParts:
         return [found[source] for source in range(num_sources)]
 
     def check_no_others(self) -> None:
-        """StorageError where parts of a conversion that was asked something else are at the target."""
+        """Raise StorageError if the target holds parts of a conversion with another identity."""
         ours = self.storage.url.removeprefix(f"{self.base.url}/")
         for key in self._keys():
             folder, _, name = key.rpartition("/")
             if folder != ours and _RECORD.fullmatch(name):
                 theirs = _read(self.base, key)["asked"]
-                changed = sorted(name for name in self.asked if theirs.get(name) != self.asked[name])
+                changed = sorted(name for name in self.identity if theirs.get(name) != self.identity[name])
                 raise StorageError(
                     f"{self.base.url} holds parts of a conversion with other {', '.join(changed)}: run the command "
                     "that made them, choose another target, or pass --overwrite"
@@ -321,7 +321,7 @@ class EncodedParts:
             return None
 
     def _say(self, part: Part, num_units: Mapping[str, int] | None) -> None:
-        write_json(self.storage, _name(part), {"asked": self.asked, "num_units": num_units})
+        write_json(self.storage, _name(part), {"asked": self.identity, "num_units": num_units})
 
 
 def names(source: int, index: int) -> Iterator[str]:

@@ -165,7 +165,7 @@ def _joined(samples: NDArray[np.int64]) -> NDArray[np.int64]:
 _DEALT = 1 << 20  # samples that are dealt at once
 
 
-class Asked(Protocol):
+class PlacementOptions(Protocol):
     """Fields of ConvertOptions that decide the place of each sample."""
 
     @property
@@ -191,14 +191,16 @@ class Asked(Protocol):
 class Placement:
     """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
-    def __init__(self, format: ShardFormat, asked: Asked, work: WorkFolder, dropped: DroppedRows | None = None):
+    def __init__(
+        self, format: ShardFormat, options: PlacementOptions, work: WorkFolder, dropped: DroppedRows | None = None
+    ):
         self.outputs = [
             Output(
                 number=number,
                 format=format,
                 file_numbers=free_numbers(replaced),
-                cut=asked.cut,
-                concatenation=None if asked.concat is None else Concatenation(asked.concat),
+                cut=options.cut,
+                concatenation=None if options.concat is None else Concatenation(options.concat),
             )
             for number, replaced in enumerate(work.replaced)
         ]
@@ -207,12 +209,12 @@ class Placement:
         self.left_out = RowCounts()
         self.unread: dict[str, Unread] = {}
         self.is_finished = False
-        self._asked = asked
+        self._options = options
         self._work = work
         self._dropping = Dropping(dropped)
         self.num_samples = 0
         self._seen = Seen()
-        self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
+        self._draws = np.random.default_rng(options.split_seed)  # draws a number for each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
         self._kept: list[PlacedSamples] = []  # kept until all are there and can be shuffled
         # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
@@ -221,7 +223,7 @@ class Placement:
 
     @property
     def is_full(self) -> bool:
-        return self._asked.limit is not None and self.num_samples >= self._asked.limit
+        return self._options.limit is not None and self.num_samples >= self._options.limit
 
     def is_encoded(self, task: UnitTask) -> bool:
         """Whether an earlier run encoded the unit."""
@@ -241,7 +243,7 @@ class Placement:
         encoded, num_dropped = without(encoded, numbers)
         rows = packed_rows(task.source, first_row + encoded.rows)
         rejects = reading.rejects(task, encoded)
-        if rejects and self._asked.on_error == "fail":
+        if rejects and self._options.on_error == "fail":
             source, row, reason = rejects[0]
             raise RowError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
@@ -258,7 +260,7 @@ class Placement:
         self._bytes_left[task.number] = int(placed.samples[:, 2].sum())
         self._remove_if_unused(task.number)
         self.num_samples += len(placed.samples)
-        if self._asked.shuffle_seed is None:
+        if self._options.shuffle_seed is None:
             yield from self._deal(placed)
         else:
             self._kept.append(placed)
@@ -271,7 +273,7 @@ class Placement:
         is_kept = ~np.isin(encoded.rows, dropped)
         if encoded.hashes is not None:
             is_kept[is_kept] = self._seen.add(encoded.hashes[is_kept])
-        room = None if self._asked.limit is None else self._asked.limit - self.num_samples
+        room = None if self._options.limit is None else self._options.limit - self.num_samples
         if room is not None and is_kept.sum() >= room:
             encoded = encoded.first(int(np.flatnonzero(is_kept)[room - 1]) + 1)
             return encoded, is_kept[: len(encoded.rows)]
@@ -294,14 +296,14 @@ class Placement:
             }
             reasons += [f"{option} left out {number}" for option, number in by_options.items() if number]
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
-        if self._asked.shuffle_seed is not None:
-            order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)
+        if self._options.shuffle_seed is not None:
+            order = np.random.default_rng(self._options.shuffle_seed).permutation(self.num_samples)
             placed = PlacedSamples.join(self._kept)
             self._kept = []
             for first in range(0, len(order), _DEALT):
                 yield from self._deal(placed.take(order[first : first + _DEALT]))
         for output in self.outputs:
-            yield from self._not_done(output.end_documents(drop_tail=self._asked.drop_tail))
+            yield from self._not_done(output.end_documents(drop_tail=self._options.drop_tail))
         self._check_outputs()
         for output in self.outputs:
             yield from self._not_done(output.finish())
@@ -312,10 +314,10 @@ class Placement:
             if joined is not None and joined.num_dropped_tokens and not output.num_samples:
                 raise DataError(
                     f"{joined.num_documents} documents have {joined.num_dropped_tokens} tokens, too few for a sample "
-                    f"of {self._asked.concat}, and a shorter one is dropped: choose a smaller --concat, or leave "
+                    f"of {self._options.concat}, and a shorter one is dropped: choose a smaller --concat, or leave "
                     "--drop-tail out"
                 )
-        for output, (name, share) in zip(self.outputs, (self._asked.splits or {}).items(), strict=False):
+        for output, (name, share) in zip(self.outputs, (self._options.splits or {}).items(), strict=False):
             if not output.num_samples:
                 raise DataError(
                     f"the split {name!r} holds none of the {self.num_samples} samples: give it a larger share than "
@@ -324,10 +326,10 @@ class Placement:
 
     def _deal(self, placed: PlacedSamples) -> Iterator[ShardTask]:
         """To the outputs, by their shares."""
-        if self._asked.splits is None:
+        if self._options.splits is None:
             yield from self._not_done(self.outputs[0].add(placed))
             return
-        ends = np.cumsum(list(self._asked.splits.values()))[:-1]
+        ends = np.cumsum(list(self._options.splits.values()))[:-1]
         chosen = np.searchsorted(ends, self._draws.random(len(placed.samples)), side="right")
         for output in self.outputs:
             yield from self._not_done(output.add(placed.take(np.flatnonzero(chosen == output.number))))

@@ -1,4 +1,4 @@
-"""What a conversion keeps between its runs: what it was asked, its encoded units, and which shards are there.
+"""State of a conversion between its runs: its identity, its encoded units, and the shards that are written.
 
 It lies in a work folder of this machine, under a lock; the target says meanwhile, in a file of its own, that it is
 unfinished and whose it is, so that no other conversion writes there, and no reader takes it for a dataset.
@@ -167,7 +167,7 @@ def only_writer(url: str) -> Iterator[None]:
 @contextmanager
 def open_work(
     targets: Sequence[Storage],
-    asked: Mapping[str, Any],
+    identity: Mapping[str, Any],
     *,
     files: Sequence[str],
     extension: str = "",
@@ -178,7 +178,7 @@ def open_work(
 
     A DataError or a ConfigError removes what was written, too; a WorkerError or a RowError only if nothing was made.
 
-    asked: JSON values from which the output follows. files, extension: names of what is written besides shards, and
+    identity: JSON values that the output depends on. files, extension: names of what is written besides shards, and
     what follows the shards' names. base: where the work folder lies (default: beside the cache of the target).
     overwrite: begin anew. What an unfinished conversion wrote is removed; a dataset stays until `commit` replaces it.
     Raises StorageError when another process converts to the same target, or it holds something else.
@@ -190,7 +190,7 @@ def open_work(
                 finish_growth(target)
             owner: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "work": str(folder)}
             owner |= {"files": list(files), "extension": extension}
-            work = _begun(folder, targets, asked, owner, overwrite=overwrite)
+            work = _begun(folder, targets, identity, owner, overwrite=overwrite)
             for each in (work.units, work.staging, work.scratch):
                 each.mkdir(parents=True, exist_ok=True)
             for left in (*work.units.glob("*.tmp"), *work.staging.glob("*.tmp")):  # by a run that was killed
@@ -214,7 +214,7 @@ def open_work(
 
 
 def _begun(
-    folder: Path, targets: Sequence[Storage], asked: Mapping[str, Any], owner: dict[str, Any], *, overwrite: bool
+    folder: Path, targets: Sequence[Storage], identity: Mapping[str, Any], owner: dict[str, Any], *, overwrite: bool
 ) -> WorkFolder:
     about = folder / _ABOUT_NAME
     before = json.loads(about.read_bytes()) if about.exists() else None
@@ -228,7 +228,7 @@ def _begun(
         replaced = [remove_unreadable(target) for target in targets]
         claims = []
     if any(claims):
-        _check_claims(claims, targets, before, asked)
+        _check_claims(claims, targets, before, identity)
         assert before is not None
         work = WorkFolder(folder, targets, before["owner"], before["replaced"])
         work.read_journal()
@@ -240,7 +240,7 @@ def _begun(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     temporary = about.with_suffix(".tmp")
-    conversion = {"owner": owner, "asked": asked, "replaced": replaced}
+    conversion = {"owner": owner, "asked": identity, "replaced": replaced}
     temporary.write_bytes(json.dumps(conversion, sort_keys=True).encode())
     temporary.replace(about)
     work = WorkFolder(folder, targets, owner, replaced)
@@ -272,7 +272,7 @@ def _look(target: Storage) -> dict[str, Any] | None:
 
 
 def _check_claims(
-    claims: Sequence[Mapping[str, Any] | None], targets: Sequence[Storage], before: Any, asked: Mapping[str, Any]
+    claims: Sequence[Mapping[str, Any] | None], targets: Sequence[Storage], before: Any, identity: Mapping[str, Any]
 ) -> None:
     for claim, target in zip(claims, targets, strict=True):
         if claim is not None and claim["is_finished"]:
@@ -282,7 +282,7 @@ def _check_claims(
                 f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
                 f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
             )
-    then, now = before["asked"], json.loads(json.dumps(asked))
+    then, now = before["asked"], json.loads(json.dumps(identity))
     changed = sorted(name for name in {*then, *now} - {*MAY_CHANGE} if then.get(name) != now.get(name))
     if "units" in changed:
         raise StorageError(
@@ -296,7 +296,7 @@ def _check_claims(
         )
     if changed == ["code"]:
         code = before["asked"].get("code", {})
-        names = sorted(name for name in asked["code"] if asked["code"][name] != code.get(name))
+        names = sorted(name for name in identity["code"] if identity["code"][name] != code.get(name))
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun with other code of {', '.join(names)}: put that back, "
             "and run the same command, or pass --overwrite to begin anew"
@@ -313,7 +313,7 @@ def from_anywhere(target: Storage) -> Storage:
     return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target
 
 
-# Whether a conversion was finished before. targets + what is asked -> the datasets that are there.
+# Whether a conversion was finished before. targets + identity -> the existing datasets.
 
 _CHANGES_NOTHING = ("unit_bytes", "units", *MAY_CHANGE)  # in what is written, as long as no row is rejected
 _OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
@@ -330,18 +330,18 @@ class Finished:
     num_tokens: int | None
 
 
-def digest_of(asked: Mapping[str, Any]) -> str:
-    """The same for conversions that write the same. asked: JSON values."""
-    values = {name: value for name, value in asked.items() if name not in _CHANGES_NOTHING}
+def digest_of(identity: Mapping[str, Any]) -> str:
+    """Digest of an identity, equal for conversions with the same output."""
+    values = {name: value for name, value in identity.items() if name not in _CHANGES_NOTHING}
     return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The options that decide how a row is stored, which may not change when a dataset grows.
 
     How files are read, how many rows, in which order, and how shards are filled is none of them.
     """
-    values = {name: value for name, value in asked.items() if name not in (*_CHANGES_NOTHING, *_OF_ONE_CONVERSION)}
+    values = {name: value for name, value in identity.items() if name not in (*_CHANGES_NOTHING, *_OF_ONE_CONVERSION)}
     return dict(json.loads(json.dumps(values)))
 
 
@@ -350,17 +350,19 @@ def place_of(name: str) -> str:
     return name if "://" in name or name.startswith("hf:") else str(Path(name).absolute())
 
 
-def finished_before(targets: Sequence[Storage], asked: Mapping[str, Any]) -> list[Finished] | None:
-    """The datasets at all targets, if the same was asked of them; None otherwise, and where one is unfinished."""
+def finished_before(targets: Sequence[Storage], identity: Mapping[str, Any]) -> list[Finished] | None:
+    """The datasets at all targets if they have this identity; None otherwise, and if one is unfinished."""
     finished = []
     for target in targets:
         described = read_described(target, DATASET_NAME)
-        if not described or described.get("asked") != digest_of(asked) or read_claim(target) is not None:
+        if not described or described.get("asked") != digest_of(identity) or read_claim(target) is not None:
             return None
         finished.append(Finished(description=described, num_tokens=_num_tokens(target, described)))
-    if asked["on_error"] == "fail" and any(each.description.get("num_rejected") for each in finished):
+    if identity["on_error"] == "fail" and any(each.description.get("num_rejected") for each in finished):
         return None
-    if asked["on_dropped"] == "error" and any(loses_calls(each.description.get("not_shown", {})) for each in finished):
+    if identity["on_dropped"] == "error" and any(
+        loses_calls(each.description.get("not_shown", {})) for each in finished
+    ):
         return None
     return finished
 

@@ -624,7 +624,7 @@ def test_the_fingerprint_text_changes_with_what_is_stored() -> None:
 def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> None:
     """What lies in work folders and caches of earlier versions must fit this one."""
     options = SchemaOptions(kind="messages", keep=("id",), roles={"a": "user"})
-    assert options.asked == {
+    assert options.identity == {
         "schema": "messages", "columns": {}, "keep": ("id",), "system": None, "roles": {"a": "user"},
         "learn": "assistant", "media_root": None, "max_image_pixels": None, "check_media": "header",
     }  # fmt: skip

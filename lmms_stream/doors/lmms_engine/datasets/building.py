@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from ....converters.asked import schemas_of
 from ....converters.convert import Progress, convert
+from ....converters.identity import schemas_of
 from ....converters.options import ConvertOptions
 from ....converters.report import ConvertReport
 from ....converters.rows.mapper import ROWS_VERSION
@@ -102,7 +102,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
         "sources": [{**source.identity, "name": source.name} for source in sources],
         "media": listed.name,
         "kind": asdict(options.schema),
-        "rows": [options.schema.changed(source.settings).asked for source in sources if source.settings],
+        "rows": [options.schema.changed(source.settings).identity for source in sources if source.settings],
         "processor": processor_fingerprint(processor),
         "settings": [options.on_error, options.longest],
         "version of rows": ROWS_VERSION,

@@ -396,7 +396,7 @@ def fingerprint_of(reading: SourceRowSettings) -> str:
         "processor": processor_fingerprint(reading.processor),
         "packing": [asdict(reading.packing), reading.overlong, reading.max_length],
         "order": reading.seed,
-        "rows": [ROWS_VERSION, reading.rows.asked],
+        "rows": [ROWS_VERSION, reading.rows.identity],
         "units": units,
     }
     return ", ".join(f"{name}={_digest(value)}" for name, value in parts.items())

@@ -1,4 +1,4 @@
-"""All that decides what a conversion writes, by which it is known again; and whether it changed meanwhile."""
+"""Identity of a conversion: everything that its output depends on; checks that sources and code stayed the same."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ from .writing.dropped_rows import DroppedRows
 from .writing.work import place_of
 
 
-def asked_of(sources: Sequence[Source], options: ConvertOptions, dropped: DroppedRows | None = None) -> dict[str, Any]:
-    """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal.
+def identity_of(
+    sources: Sequence[Source], options: ConvertOptions, dropped: DroppedRows | None = None
+) -> dict[str, Any]:
+    """Return everything that the output depends on, as JSON values: a run resumes another if both have the same.
 
-    dropped: the rows that its drop list leaves out.
+    dropped: rows that the drop list leaves out.
     """
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     schemas = schemas_of(sources, options)
-    values["schema"] = options.schema.asked
+    values["schema"] = options.schema.identity
     values["drop_tail"] = options.drop_tail or None  # as in datasets of earlier versions, which do not have it
-    # The source knows the ids, the rows are what is dropped, the processor is what was chosen, repeats are sources.
+    # Covered by others: ids by the sources, the drop list by its rows, the choice by the processor, repeats by sources.
     for name in ("ids", "drop", "drop_sources", "choice", "allow_repeats"):
         values.pop(name)
     if dropped is not None:  # datasets of earlier versions do not have it
@@ -57,18 +59,18 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions, dropped: Droppe
 
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """What tells sources, their content, and slices of them apart, as JSON values."""
+    """Identities of sources, with their content and slices, as JSON values."""
     slices = ({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {} for each in sources)
     return [{**each.identity, "name": each.name, **rows} for each, rows in zip(sources, slices, strict=True)]
 
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a source as `described` or a dataset.json tells it, what changes with its content alone."""
+    """Fields of a described source (see `described`; also in dataset.json) that change with its content only."""
     return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "limit", "sample")}
 
 
 def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
-    """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
+    """Raise DataError for a source that was written to while it was read: some rows may be old and some new."""
     then, after = described(sources), described(now)
     known = {json.dumps(each, sort_keys=True) for each in after}
     changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
@@ -77,14 +79,14 @@ def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
 
 
 def check_code(code: Mapping[str, str], sources: Sequence[Source], options: ConvertOptions) -> None:
-    """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
+    """Raise DataError for code of the user that was changed meanwhile: the old code may have had some rows."""
     changed = [name for name, now in code_of(schemas_of(sources, options)).items() if code[name] != now]
     if changed:
         raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
 
 
 def schemas_of(sources: Sequence[Source], options: ConvertOptions) -> list[SchemaOptions]:
-    """How rows are read: of all sources, then of each that has settings of its own; ConfigError for wrong ones."""
+    """Return how rows are read: options of all sources, then of each with own settings; ConfigError if wrong."""
     schemas = [options.schema]
     for source in sources:
         try:
@@ -98,7 +100,7 @@ def schemas_of(sources: Sequence[Source], options: ConvertOptions) -> list[Schem
 
 
 def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None:
-    """ConfigError for a dataset that would be read and replaced at once."""
+    """Raise ConfigError if a dataset would be read and replaced at once."""
     for source in sources:
         for target in targets:
             if isinstance(source, StoredSource) and place_of(target.url) == place_of(source.dataset.storage.url):
@@ -106,13 +108,13 @@ def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None
 
 
 def carried_over(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
-    """Fingerprints of lengths indexes that are carried over, because samples are stored as they are."""
+    """Fingerprints of the lengths indexes that stay valid because samples are copied unchanged."""
     is_again = all(each == SchemaOptions() for each in schemas_of(sources, options)) and not options.stores_tokens
     return carried_fingerprints(sources) if is_again else []
 
 
 def measures(options: ConvertOptions, carried: Sequence[str]) -> bool:
-    """Whether samples are measured: their lengths are not known, or decide which samples are stored."""
+    """Whether samples are measured: their lengths are unknown, or decide which samples are stored."""
     if options.processor is None or options.shortest is not None or options.longest is not None:
         return True
     return processor_fingerprint(options.processor) not in carried
