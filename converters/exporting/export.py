@@ -1,9 +1,16 @@
-"""A stored dataset -> files of rows that give its samples again: each shard becomes a file, written at once or not."""
+"""A stored dataset -> files of rows (JSON lines, Parquet or a WebDataset tar) that convert into the same samples.
+
+Each shard becomes a file, written whole or not at all. Samples go in one by one; little of a file is in memory.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import math
 import shlex
+import tarfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
@@ -12,20 +19,300 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any, Protocol
+
+import numpy as np
+import orjson
 
 from ...errors import ConfigError, DataError, StorageError
 from ...mds.index import ShardInfo, read_if_there
 from ...mds.shard import fetch_shard, open_shard
+from ...processors.media.stored import MediaPart
 from ...storage.cache import LocalCache
 from ...storage.failures import disk_errors
 from ...storage.storage import Storage, open_storage
+from ...types import Sample
 from ..rows.kept_columns import FILES
 from ..rows.kinds import KINDS, usual_names
 from ..rows.schemas import READ_SCHEMAS, columns_schema
 from ..sources.mds import row_of
 from ..stored.catalog import Catalog, read_catalog
-from .row_files import FORMATS, RowWriter, check_columns, row_in_json
+
+SaveMedia = Callable[[str, bytes], None]  # a name below the target, and the bytes
+_ROW_GROUP_BYTES = 1 << 24
+_ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the schema tokens: dtype and axes
+
+
+class RowWriter(Protocol):
+    """A file that is being written. add: a sample and its id. close: the file is whole, unless `add` raised."""
+
+    def add(self, sample_id: int, sample: Sample) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """A row a line; media lie in files beside, in a folder `media`, and rows name them."""
+
+    extension = "jsonl"
+
+    def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
+        self._file: IO[bytes] = path.open("wb")
+        self._schema = schema
+        self._folder = folder
+        self._save = save
+
+    def add(self, sample_id: int, sample: Sample) -> None:
+        num_media = 0
+
+        def refer(part: MediaPart) -> Any:
+            nonlocal num_media
+            name = f"media/{self._folder}/{sample_id:09}-{num_media}{part.extension}"
+            self._save(name, part.data)
+            num_media += 1
+            return name
+
+        row = row_of(sample, self._schema, refer=refer)
+        self._file.write(_json_of({name: json_value(name, value) for name, value in row.items()}) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Parquet:
+    """Row groups of a few megabytes; chats as JSON text, with media as data URLs, and images as {"bytes", "path"}."""
+
+    extension = "parquet"
+
+    def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
+        self._path = path
+        self._schema = schema
+        self._encodings = info.encodings
+        self._rows: list[dict[str, Any]] = []
+        self._num_bytes = 0
+        self._writer: Any = None
+
+    def add(self, sample_id: int, sample: Sample) -> None:
+        row = row_of(sample, self._schema, refer=_url_of if self._schema in ("messages", "preference") else _struct_of)
+        if self._schema == "messages":
+            row["messages"] = _json_of(row["messages"]).decode()
+            row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
+        if self._schema == "preference":  # lists and labels as JSON text, in columns that every row has
+            told = {name: row[name] for name in PREFERENCE_NAMES if name in row}
+            texts = {name: said if isinstance(said, str) else _json_of(said).decode() for name, said in told.items()}
+            row = {**dict.fromkeys(PREFERENCE_NAMES), **row, **texts}
+        self._rows.append({name: self._value(name, value) for name, value in row.items()})
+        self._num_bytes += sum(_size(value) for value in sample.values())
+        if self._num_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def _value(self, name: str, value: Any) -> Any:
+        return json.dumps(value) if self._encodings.get(name) == "json" else plain_value(value)
+
+    def _flush(self) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        types, rows = self._types(pyarrow), self._rows
+        self._rows, self._num_bytes = [], 0
+        try:
+            if self._writer is None:
+                self._writer = pyarrow.parquet.ParquetWriter(self._path, types, compression="zstd")
+            self._writer.write_table(pyarrow.Table.from_pylist(rows, types))
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise DataError(f"rows do not fit the columns of Parquet ({error}): export them to jsonl") from error
+
+    def _types(self, pyarrow: Any) -> Any:
+        fields = []
+        for name in self._rows[0]:
+            encoding = self._encodings.get(name, "str")
+            if self._schema == "image" and name == "image":
+                kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+            elif encoding.startswith("ndarray"):
+                kind = self._array_type(name, encoding, pyarrow)
+            else:
+                kind = arrow_type(encoding, pyarrow)
+            fields.append((name, kind))
+        return pyarrow.schema(fields)
+
+    def _array_type(self, name: str, encoding: str, pyarrow: Any) -> Any:
+        value = np.asarray(self._rows[0][name])
+        dtype, axes = encoding.split(":")[1] if ":" in encoding else str(value.dtype), max(1, value.ndim)
+        if self._schema == "tokens":
+            dtype, axes = _ARROW_TYPES.get(name, (dtype, axes))
+        kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
+        for _ in range(axes):
+            kind = pyarrow.list_(kind)
+        return kind
+
+    def close(self) -> None:
+        if self._rows:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WebDataset:
+    """A tar of files by sample: KEY.txt of texts, else KEY.json, in which URLs are extensions of the media's files."""
+
+    extension = "tar"
+
+    def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
+        self._schema = schema
+        self._columns = set(info.column_names)
+        self._archive = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - closed by close
+
+    def add(self, sample_id: int, sample: Sample) -> None:
+        key, files = f"{sample_id:09}", list[tuple[str, bytes]]()
+
+        def refer(part: MediaPart) -> Any:
+            name = add(part.extension, part.data)
+            return {"path": name} if self._schema == "image" else name
+
+        def add(extension: str, data: bytes) -> str:
+            """The name of a file, which no text of the sample has: a path in an argument of a call is no reference."""
+            name = f"{len(files)}{extension}"
+            while any(name in text for text in texts):
+                name = f"0{name}"
+            files.append((name, data))
+            return name
+
+        if self._columns == {"text"}:
+            self._put(f"{key}.txt", sample["text"].encode())
+            return
+        texts = [str(value) for value in sample.values() if isinstance(value, (str, dict, list))]
+        row = row_of(sample, self._schema, refer=refer)
+        if self._schema == "messages":
+            row.setdefault("tools", [])  # so that the first rows say that there is such a column
+        for name, value in row.items():
+            if isinstance(value, bytes):
+                check_bytes(name, value)
+                row[name] = {"bytes": None, "path": add(".bin", value)}
+            else:
+                row[name] = json_value(name, value)
+        self._put(f"{key}.json", _json_of(row))
+        for extension, data in files:
+            self._put(f"{key}.{extension}", data)
+
+    def _put(self, name: str, data: bytes) -> None:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        self._archive.addfile(member, io.BytesIO(data))
+
+    def close(self) -> None:
+        self._archive.close()
+
+
+FORMATS: Mapping[str, type[JsonLines] | type[Parquet] | type[WebDataset]] = {
+    "parquet": Parquet,
+    "jsonl": JsonLines,
+    "webdataset": WebDataset,
+}
+
+
+def _url_of(part: MediaPart) -> Any:
+    return data_url(part.data, part.real_mime)
+
+
+def _struct_of(part: MediaPart) -> Any:
+    return {"bytes": part.data, "path": None}
+
+
+def _json_of(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # integers of more than 64 bits, halves of surrogate pairs
+        return json.dumps(value).encode()
+
+
+def _size(value: Any) -> int:
+    return int(value.nbytes) if isinstance(value, np.ndarray) else len(value) if isinstance(value, (str, bytes)) else 8
+
+
+# Values of columns -> what JSON and Arrow can hold, so that `convert` reads them back. Pure.
+
+PREFERENCE_NAMES = ("prompt", "chosen", "rejected", "completion", "label", "tools")  # columns of its rows
+_ROW_NAMES = {"messages": ("tools",), "preference": PREFERENCE_NAMES}  # besides stored columns
+_NUMBERS = ("int", "str_int", "float16", "float32", "float64", "str_float")
+_TEXTS = ("str", "str_decimal")
+_INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+
+
+def check_columns(info: ShardInfo, *, schema: str) -> None:
+    """ConfigError for a column that no file of rows can hold."""
+    for name, encoding in info.encodings.items():
+        known = {*FILES, *_NUMBERS, *_TEXTS, *_INTEGERS, "bytes", "json"}
+        if encoding not in known and not encoding.startswith("ndarray:"):
+            raise ConfigError(
+                f"column {name!r} has the encoding {encoding!r}, which rows of other formats do not have: convert the "
+                "dataset without it, or read it with StreamingDataset"
+            )
+        if name in _ROW_NAMES.get(schema, ()):
+            raise ConfigError(
+                f"column {name!r} is called like a column of rows of {schema}, and a row has one of a name: convert "
+                "the dataset without it, or read it with StreamingDataset"
+            )
+
+
+def row_in_json(sample: dict[str, Any]) -> dict[str, Any]:
+    """The row that a sample of an exported WebDataset holds as JSON; `convert --map` calls it."""
+    row: dict[str, Any] = sample["json"]
+    return row
+
+
+def data_url(data: bytes, mime: str = "") -> str:
+    """Bytes as text, as media in JSON are."""
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def json_value(name: str, value: Any) -> Any:
+    """A value as JSON has it: bytes as {"bytes": a data URL, "path": null}, arrays as lists.
+
+    DataError for what JSON does not have: numbers that are none, and bytes of length 0, which nothing reads back.
+    """
+    if isinstance(value, bytes):
+        check_bytes(name, value)
+        return {"bytes": data_url(value), "path": None}
+    plain = plain_value(value)
+    if _has_nan(plain):
+        raise DataError(f"column {name!r} holds NaN or Infinity, which JSON has not: export to parquet")
+    return plain
+
+
+def check_bytes(name: str, value: bytes) -> None:
+    """DataError for bytes of length 0, which are no media."""
+    if not value:
+        raise DataError(f"column {name!r} holds no bytes, which JSON cannot give back: export to parquet")
+
+
+def plain_value(value: Any) -> Any:
+    """Arrays as lists and numbers of NumPy as Python's; decimals as text."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return value if value is None or isinstance(value, (str, bytes, int, float, list, dict)) else str(value)
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_nan, value))
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, value.values()))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def arrow_type(encoding: str, pyarrow: Any) -> Any:
+    """The type of an Arrow column; None for arrays whose type only their values say."""
+    if encoding in ("bytes", *FILES):
+        return pyarrow.binary()
+    if encoding == "json":
+        return pyarrow.json_()
+    if encoding in ("int", "str_int"):
+        return pyarrow.int64()
+    if encoding in ("float64", "str_float"):
+        return pyarrow.float64()
+    if encoding in _TEXTS:
+        return pyarrow.string()
+    return None if encoding.startswith("ndarray") else pyarrow.from_numpy_dtype(np.dtype(encoding))
+
 
 MARK = "_export.json"  # says of what the files are an export, so that the same command goes on
 
