@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME, no_dataset
 from ..storage.storage import Storage, open_storage
 from .columns import with_processor
-from .convert import Progress, convert_sources, folders_of, look
+from .convert import Execution, Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
-from .engines.engine import RAY_TIMEOUT_S, open_engine
+from .engines.engine import RAY_TIMEOUT_S
 from .identity import check_targets, described, identity_of
 from .options import ConvertOptions, changed
 from .repeats import SETTINGS, SourceRecord, has_rows_of, interval, is_copy, overlap, shown, without
@@ -29,7 +28,7 @@ from .rows.options import SchemaOptions
 from .sources.table import TableSource
 from .sources.units import Source
 from .stored.growing import finish_growth, grow, part_name, parts_of
-from .writing.work import digest_of, only_writer, options_of, read_claim, read_described, work_folder
+from .writing.work import digest_of, only_writer, options_of, read_claim, read_described
 
 _SHOWN = 5  # sources that a line names
 _SHOWN_CHARACTERS = 80  # of an option
@@ -76,7 +75,15 @@ def append(
     started = time.monotonic()
     num_workers = changes.pop("workers", num_workers)
     options = changed(options, changes)
-    progress = progress or Progress()
+    execution = Execution(
+        num_workers=num_workers,
+        overwrite=overwrite,
+        work=work,
+        progress=progress or Progress(),
+        engine=engine,
+        ray_address=ray_address,
+        ray_timeout_s=ray_timeout_s,
+    )
     folders = folders_of(target, options)
     targets = [open_storage(folder) for folder in folders]
     with only_writer(targets[0].url):
@@ -84,7 +91,7 @@ def append(
             finish_growth(each)
         datasets = _caught_up(targets)
         part = part_name(1 + len(parts_of(datasets[0])))
-        scratch = work_folder(f"{targets[0].url}/{part}", work) / "sources"
+        scratch = execution.scratch(f"{targets[0].url}/{part}")
         opened = look(sources, scratch, options=options, target=target)
         check_targets(opened, targets)
         options = with_processor(options, opened)
@@ -92,7 +99,7 @@ def append(
         if all(_is_empty(source) for source in new):
             new, known = [], [*known, *(source.name for source in new)]
         if known:
-            progress.say(f"{_named(known)}: in {target} already, passed over")
+            execution.progress.say(f"{_named(known)}: in {target} already, passed over")
         if not new:
             return AppendReport(
                 num_new_sources=0,
@@ -104,16 +111,12 @@ def append(
             )
         wanted = {_key(each) for each in described(new)}
         parts = [f"{storage.url}/{part}" for storage in targets]
+        overwrite = overwrite or _are_nobodys(parts, digest_of(identity_of(new, options, dropped_rows(new, options))))
         converted = convert_sources(
             lambda scratch: _chosen(look(sources, scratch, options=options, target=target), wanted),
             parts,
             options=options,
-            num_workers=num_workers,
-            overwrite=overwrite
-            or _are_nobodys(parts, digest_of(identity_of(new, options, dropped_rows(new, options)))),
-            work=work,
-            progress=progress,
-            engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
+            execution=replace(execution, overwrite=overwrite),
             columns=datasets[0]["columns"],
         )
         dropped = [text for storage in targets for text in grow(storage, part)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,35 @@ class Progress:
     say: Callable[[str], None] = lambda text: None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How a conversion is executed; its output does not depend on it. See `convert` for the fields."""
+
+    num_workers: int | None = None
+    overwrite: bool = False
+    work: Path | None = None
+    progress: Progress = field(default_factory=Progress)
+    engine: str = "processes"
+    ray_address: str | None = None
+    ray_timeout_s: float = RAY_TIMEOUT_S
+
+    def open_engine(self) -> AbstractContextManager[Engine]:
+        return open_engine(
+            self.engine,
+            ray_address=self.ray_address,
+            ray_timeout_s=self.ray_timeout_s,
+            num_workers=self.num_workers,
+        )
+
+    def scratch(self, url: str) -> Path:
+        """Folder for sources that are fetched whole. url: of the first target."""
+        return work_folder(url, self.work) / "sources"
+
+    def num_workers_for(self, workers: Engine, num_units: int) -> int:
+        """Number of workers: as set, or one for each CPU, but at most one more than there are units."""
+        return self.num_workers or min(workers.num_cpus, num_units + 1)
+
+
 def convert(
     sources: GivenSources,
     target: str | Path,
@@ -115,17 +144,22 @@ def convert(
     check_arguments(convert, locals())
     options = changed(options, changes)
     options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
-    progress = progress or Progress()
-    work = None if work is None else local_path("work", work)
-    settings: dict[str, Any] = {"num_workers": num_workers, "overwrite": overwrite, "work": work, "progress": progress}
-    settings["engine"] = partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s)
+    execution = Execution(
+        num_workers=num_workers,
+        overwrite=overwrite,
+        work=None if work is None else local_path("work", work),
+        progress=progress or Progress(),
+        engine=engine,
+        ray_address=ray_address,
+        ray_timeout_s=ray_timeout_s,
+    )
 
     def convert_to(some: GivenSources, to: str) -> ConvertReport:
-        return _convert_to(some, to, whole=target, options=options, **settings)
+        return _convert_to(some, to, whole=target, options=options, execution=execution)
 
     if parts := weighted_parts(sources, options):
-        return convert_parts(parts, target, convert=lambda spec, to: convert_to([spec], to), say=progress.say)
-    kinds = described_kinds(sources, opens=partial(_try_to_open, target=target, options=options, work=work))
+        return convert_parts(parts, target, convert=lambda spec, to: convert_to([spec], to), say=execution.progress.say)
+    kinds = described_kinds(sources, opens=partial(_try_to_open, target=target, options=options, execution=execution))
     if len(kinds) == 1:
         return convert_to([spec for specs in kinds.values() for spec in specs], target)
     if kinds:
@@ -133,20 +167,20 @@ def convert(
     return convert_to(sources, target)
 
 
-def _try_to_open(spec: Spec, *, target: str, options: ConvertOptions, work: Path | None) -> None:
-    scratch = work_folder(open_storage(folders_of(target, options)[0]).url, work) / "sources"
+def _try_to_open(spec: Spec, *, target: str, options: ConvertOptions, execution: Execution) -> None:
+    scratch = execution.scratch(open_storage(folders_of(target, options)[0]).url)
     look([spec], scratch, options=options, target=target)
 
 
 def _convert_to(
-    sources: GivenSources, target: str, *, whole: str, options: ConvertOptions, work: Path | None, **settings: Any
+    sources: GivenSources, target: str, *, whole: str, options: ConvertOptions, execution: Execution
 ) -> ConvertReport:
     """whole: the folder or URL of this dataset and those that are written with it."""
     folders = folders_of(target, options)
-    scratch = work_folder(open_storage(folders[0]).url, work) / "sources"
+    scratch = execution.scratch(open_storage(folders[0]).url)
     given = given_sources(sources, scratch=scratch, unit_bytes=options.unit_bytes)
     looked = partial(look, given, options=options, target=whole)
-    return convert_sources(looked, folders, options=options, base=target, work=work, **settings)
+    return convert_sources(looked, folders, options=options, execution=execution, base=target)
 
 
 def folders_of(target: str, options: ConvertOptions) -> list[str]:
@@ -178,22 +212,19 @@ def convert_sources(
     folders: Sequence[str],
     *,
     options: ConvertOptions,
-    num_workers: int | None,
-    overwrite: bool,
-    work: Path | None,
-    progress: Progress,
-    engine: Callable[..., AbstractContextManager[Engine]],
+    execution: Execution,
     columns: Mapping[str, str] | None = None,
     base: str | None = None,
 ) -> ConvertReport:
-    """`convert` to folders or URLs, one an output. look: gives the sources as they are; a folder for what is fetched.
+    """Convert to folders or URLs, one for each output. look: returns the current sources, given a folder for downloads.
 
-    engine: opens one, for a number of workers. columns: that the samples must have, name -> encoding; None for any.
-    base: below it lies what parts of the conversion have encoded, if they have; None where none may have.
+    columns: those that the samples must have, name -> encoding; None for any. base: the target, which may hold units
+    that parts of the conversion have encoded; None if no part may have.
     """
     started = time.monotonic()
+    progress, overwrite = execution.progress, execution.overwrite
     targets = [open_storage(folder) for folder in folders]
-    scratch = work_folder(targets[0].url, work) / "sources"
+    scratch = execution.scratch(targets[0].url)
     opened = look(scratch)
     options = with_processor(options, opened)
     check_targets(opened, targets)
@@ -219,21 +250,19 @@ def convert_sources(
     num_units = None if encoded is None else encoded.counts(len(opened), overwrite=overwrite)
     carried = carried_over(opened, options)
     with (
-        engine(num_workers=num_workers) as workers,
+        execution.open_engine() as workers,
         open_work(
             targets,
             identity,
             files=other_files(options.measured_by, carried),
             extension=f".{compression_extension(options.compression)}" if options.compression else "",
-            base=work,
+            base=execution.work,
             overwrite=overwrite,
         ) as begun,
     ):
         measured = options if measures(options, carried) else replace(options, processor=None)
         made = (encoded.storage, num_units) if encoded is not None and num_units is not None else None
-        reading, placement = _write_shards(
-            opened, measured, begun, workers, num_workers, progress, columns, dropped, made
-        )
+        reading, placement = _write_shards(opened, measured, begun, execution, workers, columns, dropped, made)
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
         check_code(identity["code"], opened, options)
@@ -255,17 +284,17 @@ def _write_shards(
     sources: Sequence[Source],
     options: ConvertOptions,
     work: WorkFolder,
+    execution: Execution,
     workers: Engine,
-    num_workers: int | None,
-    progress: Progress,
     expected: Mapping[str, str] | None,
     dropped: DroppedRows | None,
     made: tuple[Storage, Sequence[int]] | None,
 ) -> tuple[Reading, Placement]:
-    """All shards in their targets; returns what was read and how it was placed.
+    """Write all shards to their targets; return the reading of sources and the placement of samples.
 
-    made: where the units lie that parts have encoded, and into how many each source was cut.
+    made: folder of the units that parts have encoded, and the number of units of each source.
     """
+    progress = execution.progress
     total = sum(source.num_bytes for source in sources)
     progress.begin(total)
     counted = CountedBytes(total, tell=progress.advance)
@@ -278,7 +307,7 @@ def _write_shards(
     check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     placement = Placement(format, options, work, dropped)
-    num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
+    num_workers = execution.num_workers_for(workers, total // options.unit_bytes)
     encoder: Encoder = (
         unit_encoder(work.units, format, options)
         if made is None

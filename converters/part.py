@@ -21,9 +21,9 @@ from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from .columns import check_processor, stored_columns, with_processor
-from .convert import Progress, folders_of, look, unit_encoder
+from .convert import Execution, Progress, folders_of, look, unit_encoder
 from .dropping import check_drop_targets, dropped_rows
-from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
+from .engines.engine import RAY_TIMEOUT_S, Engine
 from .identity import carried_over, check_code, check_targets, check_unchanged, identity_of, measures
 from .options import ConvertOptions, changed
 from .repeats import check_repeats
@@ -78,6 +78,13 @@ def convert_part(
     num_workers = changes.pop("workers", num_workers)
     options = changed(options, changes)
     progress = progress or Progress()
+    execution = Execution(
+        num_workers=num_workers,
+        progress=progress,
+        engine=engine,
+        ray_address=ray_address,
+        ray_timeout_s=ray_timeout_s,
+    )
     if weighted_parts(sources, options):
         raise ConfigError(
             f"{sources[0]}: its entries have weights, so that each becomes a dataset of its own: convert each of them "
@@ -106,14 +113,9 @@ def convert_part(
         return PartReport(part=str(part), num_units=None, num_there=0, seconds=time.monotonic() - started)
     if engine == "ray":
         _check_read_by_ranges(opened)
-    with (
-        disk_errors(str(home)),
-        open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
-    ):
+    with disk_errors(str(home)), execution.open_engine() as workers:
         there = set() if overwrite else set(encoded.units())
-        kept, num_units = _encode(
-            opened, part, options, encoded, scratch, workers, num_workers, progress, KeptUnits(there)
-        )
+        kept, num_units = _encode(opened, part, options, encoded, scratch, execution, workers, KeptUnits(there))
     check_unchanged(opened, look(sources, scratch / "sources", options=options, target=target))
     check_code(identity["code"], opened, options)
     encoded.end(part, num_units)
@@ -158,12 +160,12 @@ def _encode(
     options: ConvertOptions,
     encoded: EncodedParts,
     scratch: Path,
+    execution: Execution,
     workers: Engine,
-    num_workers: int | None,
-    progress: Progress,
     kept: KeptUnits,
 ) -> tuple[KeptUnits, dict[int, int]]:
-    """All units of the part where they are kept; and into how many the sources that it reads are cut."""
+    """Encode the units of the part; return the kept units, and the number of units of each source that it reads."""
+    progress = execution.progress
     share = Share.of(
         part, [each.num_bytes for each in sources], is_fetched=[each.fetch is not None for each in sources]
     )
@@ -181,7 +183,7 @@ def _encode(
     (scratch / "sources").mkdir(parents=True, exist_ok=True)
     encoder = unit_encoder(folder, format, options)
     keeper = UnitKeeper(encoder=encoder, storage=storage, first_rows=[each.first_row for each in sources])
-    num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes // part.count + 1)
+    num_workers = execution.num_workers_for(workers, total // options.unit_bytes // part.count)
     settings: dict[str, Any] = {"name": task_name, "on_progress": counted.advance, "marks": encoded.marks(part)}
     with closing(reading), workers.open_pool(Job(keeper, ()), num_workers, **settings) as pool:
         told = {"on_bytes": counted.advance, "on_rows": progress.rows}
