@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_fields
 from ..errors import ConfigError, PackingError
-from .kernels.best_fit import best_fit, first_fit, next_fit
+from .kernels.best_fit import FILLER_SHARE, best_fit, first_fit, next_fit
 from .kernels.window_fit import window_fit
 
 
@@ -133,7 +133,6 @@ Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 STRATEGIES = "best_fit, first_fit, next_fit, window_N"
 MAX_LENGTH = (1 << 31) - 1  # tokens
 MAX_PACKING_LENGTH = 1 << 30  # tokens; a pack of so many holds any sample
-FILLER_SHARE = 0.2  # best_fit: of a window's tokens, its shortest samples, kept back to fill gaps
 _WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
 
 

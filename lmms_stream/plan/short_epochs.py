@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .kernels.best_fit import FILLER_SHARE
 from .kernels.short_epochs import (
     BEST_FIT,
     FIRST_FIT,
@@ -28,7 +29,7 @@ from .kernels.short_epochs import (
     shuffle,
 )
 from .order import OrderConfig
-from .packing import FILLER_SHARE, MAX_LENGTH, Lengths, PackingConfig, PackRange, ends_of, runs
+from .packing import MAX_LENGTH, Lengths, PackingConfig, PackRange, ends_of, runs
 
 MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
 MAX_SEGMENTS = 1 << 16

@@ -11,6 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 FEW_SAMPLES = 64  # of a window: sorting them by comparison is quicker than looking at every length there may be
+FILLER_SHARE = 0.2  # of a window's tokens: its shortest samples, kept back to fill gaps
 CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kept open for another window
 
 

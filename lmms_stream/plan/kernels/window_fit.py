@@ -8,10 +8,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from .best_fit import Bins, emit, fill_window, mix, new_bins, sort_by_hash
+from .best_fit import FILLER_SHARE, Bins, emit, fill_window, mix, new_bins, sort_by_hash
 
 CLOSED_BELOW = 1 / 64  # of a pack: the samples of one with less room than that do not wait for the next window
-FILLER_SHARE = 0.2  # of the tokens: the shortest samples, which one of the three turns places last
 NUM_TURNS = 3
 
 
