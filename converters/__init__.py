@@ -16,7 +16,6 @@ sources/    what the user names -> units of rows
 rows/       row -> sample
 media/      references in rows -> bytes of images, audio and video
 writing/    samples -> shards, atomically, restartably
-engines/    task executors: processes, or workers on a Ray cluster
 exporting/  existing datasets -> files of rows
 stored/     existing datasets: measure, verify, merge, show
 """

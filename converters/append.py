@@ -15,11 +15,11 @@ from typing import Any
 
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME, no_dataset
+from ..processes.engine import RAY_TIMEOUT_S
 from ..storage.storage import Storage, open_storage
 from .columns import with_processor
 from .convert import Execution, Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
-from .engines.engine import RAY_TIMEOUT_S
 from .identity import check_targets, described, identity_of
 from .options import ConvertOptions, changed
 from .repeats import SETTINGS, SourceRecord, has_rows_of, interval, is_copy, overlap, shown, without

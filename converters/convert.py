@@ -16,13 +16,13 @@ from typing import Any
 
 from ..checks import check_arguments, local_path, plain_path
 from ..errors import ConfigError
+from ..processes.engine import RAY_TIMEOUT_S, Engine, open_engine
 from ..processors.base import cut_media
 from ..processors.not_shown import added
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
 from .dropping import check_drop_targets, dropped_rows
-from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .identity import (
     CarriedOrigins,
     carried_lengths,

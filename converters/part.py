@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
+from ..processes.engine import RAY_TIMEOUT_S, Engine
 from ..storage.cache import home_folder
 from ..storage.failures import disk_errors
 from ..storage.local import LocalStorage
@@ -23,7 +24,6 @@ from ..storage.storage import Storage, open_storage
 from .columns import check_processor, stored_columns, with_processor
 from .convert import Execution, Progress, folders_of, look, unit_encoder
 from .dropping import check_drop_targets, dropped_rows
-from .engines.engine import RAY_TIMEOUT_S, Engine
 from .identity import carried_over, check_code, check_targets, check_unchanged, identity_of, measures
 from .options import ConvertOptions, changed
 from .repeats import check_repeats

@@ -136,6 +136,7 @@ keep_names(
         "train.model.block_attention": "plugins.tasks.bagel_model",
         **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
         "plan.pack_range": "plan.packing",
+        "converters.engines": "processes",
     },
 )
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from lmms_stream import registry
 from lmms_stream.cli.main import COMMANDS
-from lmms_stream.converters.engines.engine import ENGINES
 from lmms_stream.errors import ConfigError
+from lmms_stream.processes.engine import ENGINES
 from lmms_stream.processors.families.registry import FAMILIES
 from lmms_stream.storage.storage import STORES
 from lmms_stream.train.tasks.registry import TASKS

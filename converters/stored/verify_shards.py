@@ -16,6 +16,7 @@ from ...errors import DataError, LmmsStreamError, ObjectMissingError, ShardError
 from ...mds.decoding import IMAGES, decompress, is_registered
 from ...mds.index import ShardInfo, decoded_columns, file_matches
 from ...mds.shard import AnyShard, open_shard
+from ...processes.engine import open_threads
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
 from ...processors.measured import measured_with_media
@@ -26,7 +27,6 @@ from ...processors.text import DocumentsProcessor, TokensProcessor
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage
 from ...types import Sample
-from ..engines.engine import open_threads
 from .catalog import check_processed, local_file
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one

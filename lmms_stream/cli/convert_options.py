@@ -93,7 +93,7 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine(group: Group) -> None:
-    from ..converters.engines.engine import ENGINES, RAY_TIMEOUT_S
+    from ..processes.engine import ENGINES, RAY_TIMEOUT_S
 
     group.add_argument(
         "--engine",

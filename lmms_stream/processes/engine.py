@@ -1,4 +1,4 @@
-"""What tasks are done by: processes of this machine, or workers on a Ray cluster."""
+"""Task executors: processes or threads of this machine, or workers on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from ...errors import ConfigError
-from ...processes.pool import Job, Mark, Pool, check_num_workers, num_cores, open_pool
-from ...registry import Registry
+from ..errors import ConfigError
+from ..registry import Registry
+from .pool import Job, Mark, Pool, check_num_workers, num_cores, open_pool
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -86,12 +86,12 @@ def open_engine(
         yield engine
 
 
-# Threads of this process, for tasks that wait for a store or hash more than they run Python.
+# Threads of this process, for tasks that mostly wait for a store or compute checksums.
 
 
 @contextmanager
 def open_threads(job: Job[Task, Result], num_workers: int) -> Iterator[Pool[Task, Result]]:
-    """A pool of threads. What tasks tell of their progress is not passed on."""
+    """A pool of threads. The progress of tasks is not passed on."""
     executor = ThreadPoolExecutor(num_workers)
     try:
         yield _Threads(executor, job, num_workers)

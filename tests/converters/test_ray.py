@@ -19,17 +19,17 @@ from typing import Any
 import psutil
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.engines.engine import Engine, open_engine
 from lmms_stream.errors import ConfigError, DataError, WorkerError
 from lmms_stream.plugins.engines.ray_cluster import unseen
+from lmms_stream.processes.engine import Engine, open_engine
 from lmms_stream.processes.pool import Mark, do_all
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import default_cache_folder
 
-from ...conftest import run_cli, run_command
-from ...rounds import LONG, in_long_rounds
-from ..test_convert_runs import chat, convert_command, written
+from ..conftest import run_cli, run_command
+from ..rounds import LONG, in_long_rounds
 from .ray_nodes import HEAD, JOINING, LIMIT_S, LOOPBACK, is_alive, ray_node, wait_until, workers_of
+from .test_convert_runs import chat, convert_command, written
 
 
 @pytest.fixture(scope="module")
