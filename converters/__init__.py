@@ -14,7 +14,6 @@ report      progress and result
 weighted    a list whose entries have weights -> a dataset for each, and the weights of a run
 sources/    what the user names -> units of rows
 rows/       row -> sample
-media/      references in rows -> bytes of images, audio and video
 writing/    samples -> shards, atomically, restartably
 exporting/  existing datasets -> files of rows
 stored/     existing datasets: measure, verify, merge, show

@@ -22,11 +22,11 @@ from typing import Any
 from ..errors import ConfigError, DataError
 from ..storage.failures import disk_errors
 from .identity import content_of, described
-from .media.references import is_data
 from .options import ConvertOptions
 from .rows.chat import MEDIA_COLUMNS
 from .rows.content import PART_KINDS
 from .rows.options import SchemaOptions
+from .rows.references import is_data
 from .sources.files import content_digest, sampled_digest
 from .sources.json_array import JsonTable
 from .sources.table import Location, TableSource

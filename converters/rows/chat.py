@@ -17,10 +17,10 @@ import orjson
 from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
-from ..media.references import SampleMedia
 from . import schemas
 from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
+from .references import SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
 from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
 

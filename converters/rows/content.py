@@ -17,8 +17,8 @@ from typing import Any
 
 from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
-from ..media.references import FACTS_OF_SOME, SampleMedia, is_data, shown
 from .fields import is_filled, parse_json, references_of
+from .references import FACTS_OF_SOME, SampleMedia, is_data, shown
 
 Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...errors import DataError, EmptyRowError
 from ...registry import Registry
-from ..media.references import SampleMedia
 from ..sources.arrow_values import ClassName
 from . import schemas
 from .chat import MEMBER_IMAGES
@@ -19,6 +18,7 @@ from .chat_kinds import ALPACA, CAPTION, DIALOG, EXCHANGES, MESSAGES, PROMPT_RES
 from .content import file_kind
 from .fields import Fields, check_text, named_alike
 from .preference_kinds import KTO, PREFERENCE
+from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 from .schemas import columns_schema
 from .tokens import TOKENS

@@ -11,7 +11,6 @@ from ...errors import DataError
 from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
-from ..media.references import SampleMedia
 from .beside import check_beside, check_each_row
 from .chat_kinds import check_texts
 from .fields import Fields, head_of, is_filled, value_at
@@ -21,6 +20,7 @@ from .media_columns import any_holds_media, check_media_columns
 from .nearest import no_kind
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
+from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 from .schemas import MESSAGES, TEXT, Schema
 from .speakers import untagged

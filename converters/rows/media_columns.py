@@ -9,12 +9,12 @@ from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from ..media.references import SampleMedia, usual_kind
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
 from .fields import Fields, head_of, is_filled, references_of, value_at
 from .kinds import KINDS
 from .options import SchemaOptions
+from .references import SampleMedia, usual_kind
 from .row_kind import RowKind
 
 _AS_USUAL = SchemaOptions()

@@ -11,6 +11,7 @@ from ...errors import ConfigError, did_you_mean
 from ..media.references import CheckMedia
 from ..sources.settings import TAGS
 from .kinds import KINDS, column_roles
+from .references import CheckMedia
 from .row_kind import RowKind
 
 _LATER = ("map", "filter", "tags", "dataset_info")

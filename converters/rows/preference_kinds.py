@@ -8,12 +8,12 @@ from typing import Any
 
 from ...errors import DataError
 from ...types import Sample
-from ..media.references import SampleMedia
 from . import schemas
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .chat_kinds import exchanges, message_turn, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
 from .fields import Columns, Fields, is_filled, named_alike, unpacked
+from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 from .speakers import USUAL_ROLES
 

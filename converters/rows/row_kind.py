@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...types import Sample
-from ..media.references import SampleMedia
 from .fields import Columns, Fields
+from .references import SampleMedia
 from .schemas import Schema
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, spans_of, through, tokenizes_all
 from ...types import Sample
-from ..media.references import SampleMedia
 from . import schemas
 from .fields import Fields, named_alike, unpacked
+from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 
 NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"

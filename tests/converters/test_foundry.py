@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.media.references import SampleMedia
 from lmms_stream.converters.rows.fields import Fields, named_alike
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.rows.references import SampleMedia
 from lmms_stream.converters.rows.tokens import TOKENS
 from lmms_stream.errors import DataError
 from streaming import MDSWriter, StreamingDataset

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from ...converters.media.references import SampleMedia
 from ...converters.rows.chat import with_calls
 from ...converters.rows.chat_kinds import IN_PYTHON, are_messages
 from ...converters.rows.fields import unpacked
+from ...converters.rows.references import SampleMedia
 from ...errors import ConfigError, DataError
 from ...extras import need
 from ...processors.chat_template import ChatTemplate, without_nulls

@@ -1,5 +1,6 @@
-"""References to media in a row -> bytes: files below the media root, bytes of a column, base64. Nothing is fetched
-from the web, and no reference leads out of the root.
+"""References to media in a row -> bytes: files below the media root, bytes of a column, base64.
+
+Nothing is fetched from the web, and no reference leads out of the root.
 """
 
 from __future__ import annotations

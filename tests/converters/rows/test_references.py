@@ -9,13 +9,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import lmms_stream.converters.media.references as media_module
+import lmms_stream.converters.rows.references as media_module
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.media.references import SampleMedia, shown
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.rows.references import SampleMedia, shown
 from lmms_stream.errors import DataError, StorageError
 from lmms_stream.processors.media.formats import (
     _MIMES,
