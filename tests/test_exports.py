@@ -60,6 +60,8 @@ FORMER = {
     "demo.corpus": "tools.demo.corpus",
     "train.tasks.dft": "plugins.tasks.dft",
     "train.tasks.flow_matching": "plugins.tasks.flow_matching",
+    "plan.pack_range": "plan.packing",
+    "converters.engines.engine": "processes.engine",
 }
 
 
