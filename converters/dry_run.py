@@ -32,8 +32,8 @@ from .rows import schemas
 from .sources.files import Fetch
 from .sources.specs import Spec
 from .sources.units import NoRowsError, Source, Unit
+from .stored.row_counts import RowCounts, UnreadNames, joined_unread, unread_of
 from .stored.sample_view import SampleView, Viewer
-from .stored.unread import UnreadNames, joined, unread_of
 from .weighted import weighted_parts
 from .writing.dropped_rows import DroppedRows, without
 from .writing.encoded_units import UnitEncoder, process_each

@@ -9,15 +9,16 @@ from typing import TypedDict
 import numpy as np
 
 from ..processors.not_shown import added
-from .media.references import MORE_FRAMES as MORE_FRAMES
 from .rows.content import EMPTY as EMPTY
 from .rows.content import REPEATED as REPEATED
+from .rows.references import MORE_FRAMES as MORE_FRAMES
 from .rows.speakers import SPEAKER as SPEAKER
-from .stored.unread import KEY_OF_MESSAGES as KEY_OF_MESSAGES
-from .stored.unread import Unread as Unread
-from .stored.unread import UnreadNames as UnreadNames
-from .stored.unread import joined, of_dataset
-from .writing.outputs import Output
+from .stored.row_counts import KEY_OF_MESSAGES as KEY_OF_MESSAGES
+from .stored.row_counts import RowCounts as RowCounts
+from .stored.row_counts import Unread as Unread
+from .stored.row_counts import UnreadNames as UnreadNames
+from .stored.row_counts import joined_unread, unread_of_dataset
+from .writing.placement import Output
 from .writing.work import Finished
 
 

@@ -3,8 +3,8 @@
 schemas         what is stored of samples
 options         settings of rows
 user_functions  functions of the user: which rows to take, and what to make of each
-mapper          the first rows of a source -> the reading of all its rows
-kinds           known kinds of rows, in the order of their detection
+mapper          the first rows of a source -> the reading of all its rows; the reading of stored samples
+kinds           known kinds of rows, in the order of their detection; kinds of texts and images
 row_kind        parts of a kind: detection, columns, reading
 beside          columns that change the meaning of the columns that are read
 nearest         columns that fit no kind -> the nearest kind
@@ -12,9 +12,9 @@ media_columns   columns of media, found by their values
 fields          the role of each column
 chat            parts that all kinds of chats share: turns -> stored messages
 content         content of turns -> text and media parts
-tokens, messages, exchanges, prompts, image     a kind or a family of kinds each
+references      references to media -> bytes of images, audio and video, and facts about them
+chat_kinds, tokens      kinds of chats, kinds of tokens
 speakers        unusual keys and speakers of messages -> tags; tagged messages -> messages
 preference_kinds    rows of answers to compare, as preferences or as chats
 kept_columns    columns that are kept unchanged
-stored          rows of stored datasets
 """

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from ...checks import check_fields
 from ...errors import ConfigError, did_you_mean
-from ..media.references import CheckMedia
-from ..sources.settings import TAGS
+from ..sources.specs import TAGS
 from .kinds import KINDS, column_roles
 from .references import CheckMedia
 from .row_kind import RowKind

@@ -1,10 +1,8 @@
 """What the user names -> units of rows, each read by one process.
 
-specs           typed text -> slices, globs, members
-settings        settings of one source of a list
+specs           typed text -> slices, globs, members; settings of one source of a list
 lists           YAML lists -> specs with settings; LLaMA-Factory's, by its door
-listing         data files of a folder
-configurations  data files of one configuration and one split
+listing         data files of a folder; those of one configuration and one split
 detect          formats of files, by name and first bytes
 sources         specs -> opened sources
 python_rows     rows of a program: iterables, and datasets of the library `datasets`

@@ -12,8 +12,7 @@ from ...errors import ConfigError, DataError, did_you_mean
 from ...registry import imported
 from ...storage.failures import disk_error
 from ...yaml_text import read_yaml
-from .settings import ROW_KEYS, SETTING_KEYS, settings_of
-from .specs import Spec, parse_spec, resolved
+from .specs import ROW_KEYS, SETTING_KEYS, Spec, parse_spec, resolved, settings_of
 
 LISTS = (".yaml", ".yml")
 DATASET_INFO = "dataset_info.json"  # the end of the name of LLaMA-Factory's lists

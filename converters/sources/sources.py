@@ -15,7 +15,6 @@ from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage, missing
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
-from .configurations import README, configurations_of, files_of_configuration, files_of_split
 from .detect import FORMATS, QUOTES, check_format, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit

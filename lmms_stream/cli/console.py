@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..storage.sizes import shown_bytes
+from ..checks import shown_bytes
 
 console = Console()
 BAR_WIDTH = 40  # columns, where there is room

@@ -16,9 +16,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ..checks import shown_bytes
 from ..converters.report import EMPTY, KEY_OF_MESSAGES, MORE_FRAMES, REPEATED, SPEAKER
 from ..processors.not_shown import counts_text
-from ..storage.sizes import shown_bytes
 from .console import (
     clip,
     console,

@@ -16,11 +16,10 @@ from urllib.parse import quote
 
 import orjson
 
-from ..converters.rows.exchanges import exchanges
+from ..converters.rows.chat_kinds import exchanges
 from ..converters.rows.fields import head_of, unpacked, value_at
 from ..converters.rows.speakers import tag_of, untagged_message
-from ..converters.sources.settings import TAGS, Settings, num_rows_of
-from ..converters.sources.specs import ALL, Spec, resolved
+from ..converters.sources.specs import ALL, TAGS, Settings, Spec, num_rows_of, resolved
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.failures import disk_errors
 

@@ -10,9 +10,9 @@ import pytest
 from lmms_stream.cli.main import main
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.errors import DataError
+from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.tools.inspect.summary import describe_lengths, inspect_dataset, summary
 from transformers import AutoTokenizer

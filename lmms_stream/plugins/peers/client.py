@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from ...errors import ConfigError, LmmsStreamError
-from ...storage.tally import FetchTally
+from ...storage.fetch_config import FetchTally
 
 T = TypeVar("T")
 SILENT_S = 5.0  # without a byte, after which a peer is given up

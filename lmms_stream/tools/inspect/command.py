@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...cli.command import add_command, at_least, given_options, local_file
-from ...cli.command import add_processor_options, stored_processor
+from ...cli.command import add_command, add_processor_options, at_least, given_options, local_file, stored_processor
 from ...errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rich.table import Column, Table
 from rich.text import Text
 
+from ...checks import shown_bytes
 from ...cli.console import console, print_table, shown_seconds, visible
-from ...storage.sizes import shown_bytes
 from .cluster import shown_bandwidth
 from .measured import Simulation
 from .page import FigureRow
