@@ -93,9 +93,9 @@ ALLOWED: dict[str, set[str]] = {
     "doors/relax/engine": set(),
     "doors/relax/engine/rollout": {"doors/relax"},
     "cli": {
-        *BASE, "config", "version", "signals", "plan", "storage", "processes", "processors", "mds", "converters", "converters/rows",
-        "converters/exporting", "converters/stored", "loader",
-        "train", "train/run", "train/checkpoint", "train/report",
+        *BASE, "config", "version", "signals", "plan", "storage", "processes", "processors", "mds", "converters",
+        "converters/rows", "converters/exporting", "converters/stored", "loader", "train", "train/run",
+        "train/checkpoint", "train/report",
     },
     "__main__": {"cli"},
     "plugins": set(),
