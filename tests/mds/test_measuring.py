@@ -287,7 +287,7 @@ def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -
         "from tests.mds.measures import Words\n"
         f"index_dataset({str(folder)!r}, Words(), num_workers=2)\n"
     )
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     result = run_command("env", f"PYTHONPATH={root}", sys.executable, str(script), cwd=root)
     assert result.returncode == 1
     assert f"ConfigError: {script}, line 3, starts worker processes; they import this script" in result.stderr
