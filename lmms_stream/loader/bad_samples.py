@@ -75,13 +75,13 @@ def _is_of_system(error: BaseException) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """What a list says of an error, in one line."""
+    """Return an error in one line, for a list."""
     said = str(error) if isinstance(error, LmmsStreamError) else f"{type(error).__name__}: {error}"
     return " ".join(said.split())[:MAX_REASON]
 
 
 def padding_of(length: int) -> Processed:
-    """What stands in the place of a segment of so many tokens: padding without loss."""
+    """Padding without loss, in the place of a segment of so many tokens."""
     return {"input_ids": np.zeros(length, np.int64), "labels": np.full(length, IGNORED_LABEL, np.int64)}
 
 

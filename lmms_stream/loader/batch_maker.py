@@ -139,7 +139,7 @@ def name_sample(error: Exception, sample: str) -> None:
 
 
 def cut(name: str, value: Any, start: int, stop: int) -> Any:
-    """What a piece [start, stop) of a sample's tokens has of a value; positions begin at 0 in each."""
+    """Cut a value to a piece [start, stop) of a sample's tokens; positions begin at 0 in each piece."""
     if name == "media":
         return value
     if name == "token_inputs":
@@ -178,7 +178,7 @@ Collator = Callable[..., Batch]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSettings:
-    """What both halves of a loader know. pad_to and collator: see collate."""
+    """Settings that both halves of a loader share. pad_to and collator: see collate."""
 
     steps: StepConfig
     pad_to: int | None = None
@@ -187,8 +187,8 @@ class LoaderSettings:
 
 
 class Ready(NamedTuple):
-    """What a worker hands over: a batch, or work whose shards it fetched and whose batches the loader makes faster than
-    it could receive them.
+    """Output of a worker: a batch, or work with fetched shards, if the loader makes the batches faster than it could
+    receive them.
 
     after: as in Planned, of the last batch. made is None where only the end is told, with the packs that were dropped.
     """
@@ -214,7 +214,7 @@ class BatchMaker:
         self._untold: list[LeftOutSample] = []  # those of them that no batch has told of
 
     def begin(self, first_step: int, *, worker: int = 0) -> None:
-        """What this process makes next begins at a step of the run. worker: the number of this process."""
+        """Begin the next batches of this process at a step of the run. worker: the number of this process."""
         self._first_step, self._worker = first_step, worker
         self._unmeasured, self._untold = {}, []
 
@@ -322,7 +322,7 @@ class BatchMaker:
         return piece_of(dataset, work, segment, processed)
 
     def _left_out_of(self, work: Work, segments: range) -> list[LeftOutSample]:
-        """Those of some segments whose sample is left out in the step of a work, each once."""
+        """Return the segments whose sample is left out in the step of a work, each once."""
         if not self.left_out:
             return []
         ids = dict.fromkeys(work.segments.sample_ids[segments.start : segments.stop].tolist())
@@ -330,7 +330,7 @@ class BatchMaker:
         return [each for each in found if each is not None]
 
     def _is_left_out(self, work: Work, sample_id: int) -> bool:
-        """What was quarantined is never tried again; what is dropped is dropped from its step on."""
+        """A quarantined sample is never tried again; a dropped sample is dropped from its step on."""
         found = self.left_out.get(work.source, sample_id) if self.left_out else None
         return found is not None and (found.kind == "quarantined" or found.since_step <= self._first_step + work.step)
 
@@ -393,7 +393,7 @@ class BatchMaker:
 
 
 def _split(work: Work, rows: TokenRows, ends: NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Of each pack its rows, cu_seqlens and sample ids: views of one tensor each, cheaper than arrays of their own.
+    """Rows, cu_seqlens and sample ids of each pack: views of one tensor each, cheaper than separate arrays.
 
     ends: the first token of each segment, and the number of all tokens. A view has a version of its own for autograd.
     """

@@ -270,7 +270,7 @@ def token_inputs(named: Sequence[Mapping[str, Any]], lengths: Sequence[int], tot
 
 
 def join_token_inputs(named: Sequence[Mapping[str, torch.Tensor]], lengths: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Those of batches of so many tokens, one after another; 0 where one has none."""
+    """Join the token inputs of batches of so many tokens; 0 for a batch without an input."""
     names = dict.fromkeys(name for each in named for name in each)
     empty = [torch.zeros(1, length, dtype=torch.int64) for length in lengths]
     return {
@@ -315,7 +315,7 @@ def _check(own: NDArray[np.int64], length: int) -> None:
 
 
 def join_sequences(batches: Sequence[Batch]) -> torch.Tensor | None:
-    """Those of batches that stand one after another; None where none has any. Batches without samples have none."""
+    """Join the sequences of consecutive batches; None if no batch has any. Batches without samples have none."""
     if all(batch.sequences is None for batch in batches):
         return None
     found, first_sample, first_token = [], 0, 0

@@ -1,4 +1,4 @@
-"""Where a loader stands: the cursor after the last step that was delivered whole, with a plan and in lanes."""
+"""Position of a loader: the cursor after the last step that was delivered whole, with a plan and in lanes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PlanDelivery:
 
     @property
     def epochs(self) -> dict[str, float]:
-        """Of the sources that are mixed; the cursor keeps those that no longer are, too."""
+        """Epochs of the mixed sources; the cursor also keeps removed sources."""
         found = {name: (plan, self.cursor.sources[name]) for name, plan in self.mixture.plans.items()}
         return {
             name: at.epoch + (at.packs / plan.num_packs(at.epoch) if at.packs else 0)

@@ -128,7 +128,8 @@ def _of_row(file: str, row: int, datasets: Mapping[str, HasSamples], *, where: s
 
 @dataclass(frozen=True, slots=True)
 class ListedLeftOut:
-    """What the lists of a folder hold: samples of the datasets that are read, and the names of those of others."""
+    """Contents of the lists of a folder: samples of the datasets that are read, and names of samples of other
+    datasets."""
 
     left_out: LeftOut
     of_others: tuple[str, ...]
@@ -160,7 +161,7 @@ def _remove_unfinished_line(file: int) -> None:
 
 
 def read_left_out(folder: Path, identities: Mapping[str, str]) -> ListedLeftOut:
-    """What the workers of earlier starts left out; an unfinished last line of a file is passed over.
+    """Read the samples that workers of earlier starts left out; an unfinished last line of a file is ignored.
 
     identities: of the datasets that are read, by the names of their sources. DataError for any other line that is no
     left-out sample.

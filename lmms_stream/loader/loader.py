@@ -129,7 +129,7 @@ class PackedLoader:
         weights: Weights | Mapping[int, Weights] | None,
         max_epochs: Mapping[str, int] | None,
     ) -> tuple[PackWorker, PlanDelivery | LaneDelivery]:
-        """What runs in workers, and what follows where this loader stands."""
+        """The part that runs in workers, and the part that follows the position of this loader."""
         settings, num_workers, persistent = self.settings, self.num_workers, self.persistent_workers
         if any(each.mode == "lanes" for each in datasets.values()):
             _check_lanes(datasets, weights, self.world, num_workers)
@@ -152,12 +152,12 @@ class PackedLoader:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where each source lies."""
+        """The folder or URL of each source."""
         return {name: each.one.url for name, each in self._worker.datasets.items()}
 
     @property
     def identities(self) -> dict[str, str]:
-        """What the dataset of each source is known by, see StoredDataset."""
+        """The identity of the dataset of each source, see StoredDataset."""
         return {name: each.one.identity for name, each in self._worker.datasets.items()}
 
     @property
@@ -172,7 +172,7 @@ class PackedLoader:
 
     @property
     def fetched(self) -> FetchCounts:
-        """What this rank's loader and its workers fetched so far: each worker as of the last item it made."""
+        """Counts of fetched files of this rank's loader and its workers, up to each worker's last item."""
         return self._fetched.total
 
     @property
@@ -270,7 +270,7 @@ class PackedLoader:
         self.agreement.end(self.world)
 
     def _made(self, ready: Ready) -> Iterable[Ready]:
-        """What a worker made, or left to be made."""
+        """Batches that a worker made, or left for this process to make."""
         return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
 
     def origin_of(self, source: str, sample_id: int) -> SourceRow | None:
@@ -293,7 +293,7 @@ class PackedLoader:
         self._worker.batches.left_out = known.merge([LeftOut(since)])
 
     def worker_error(self, cause: BaseException) -> WorkerError:
-        """What to raise where torch says that a worker is dead or silent."""
+        """Return the error for a worker that torch reports dead or silent."""
         return self._workers.error(cause)
 
     @property

@@ -147,7 +147,7 @@ class _Region:
 
 
 class SentTensor:
-    """What a tensor is pickled as on its way to another process: unpickled, it is the tensor, in the same memory."""
+    """A tensor, pickled for another process: unpickled, it is the tensor, in the same memory."""
 
     def __init__(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self._block, self._shape, self._dtype = block, shape, dtype

@@ -115,7 +115,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield item
 
     def _items(self, planned: Iterator[Planned], *, is_sent: bool) -> Iterator[Item]:
-        """What is planned, ready. is_sent: to another process, packs_per_item batches at a time; else one by one."""
+        """Make planned work ready. is_sent: to another process, packs_per_item batches at a time; else one by one."""
         packs_per_item = self.settings.steps.packs_per_item if is_sent else 1
         item: list[Ready] = []
         try:
@@ -149,7 +149,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield ready._replace(made=to_wire(ready.made, self._blocks)) if on_wire else ready, ready.made.micro_batch
 
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
-        """What a worker has to do from the start on, whose shards it has asked for."""
+        """Yield the work of a worker from the start, with its shards requested."""
         raise NotImplementedError
 
 
@@ -293,7 +293,7 @@ def _error_of(found: Measured | Exception) -> Exception | None:
 def _found(
     dataset: PackedDataset, processor: Processor, sample_ids: NDArray[np.int64], *, has_media: bool
 ) -> Iterator[Measured | Exception]:
-    """What each sample amounts to, or why that cannot be said."""
+    """Return the length of each sample, or the error of measuring it."""
     if not has_media:
         for sample in dataset.pack_reader.samples(sample_ids):
             try:
@@ -310,7 +310,7 @@ def _found(
 def _found_of_group(
     dataset: PackedDataset, processor: Processor, sample_ids: NDArray[np.int64], group: Sequence[Sample]
 ) -> Iterator[Measured | Exception]:
-    """Those of samples that are measured at once; the bytes of media are read of those alone that lack facts."""
+    """Measure samples together; bytes of media are read only for samples without facts."""
     first = 0
     while first < len(group):
         whole = partial(_whole_sample, dataset, sample_ids[first:])
@@ -339,7 +339,7 @@ class WorkerCounts(SharesTensors):
         self._rows = zeros(num_workers, len(FetchCounts._fields), dtype=torch.int64)
 
     def teller(self, worker: int, tallies: Sequence[FetchTally]) -> Callable[[], None]:
-        """What a worker calls now and then, to let its loader know what it fetched since this call."""
+        """A function that a worker calls from time to time, to report fetched files to its loader."""
         row = self._rows[worker].numpy()
         at_start = _total(tallies)
         told, last = row.copy(), at_start
@@ -359,7 +359,7 @@ class WorkerCounts(SharesTensors):
 
 
 class FetchMeter:
-    """What a loader fetched since it was made: by itself, and by its workers."""
+    """Counts of fetched files since the loader was made: its own, and those of its workers."""
 
     def __init__(self, tallies: Sequence[FetchTally], workers: WorkerCounts):
         self._tallies = tallies

@@ -60,7 +60,7 @@ class Workers:
         self._end: Callable[[], object] = lambda: None  # its workers
 
     def items(self) -> Iterator[list[Ready]]:
-        """What workers make, as it comes; a worker's error, its death and its silence are errors of ours.
+        """Yield the output of workers as it arrives; raise a worker's error, death or silence as our errors.
 
         An iteration has workers of its own. Persistent workers serve the latest: ConfigError in those before it.
         """
@@ -121,7 +121,7 @@ class Workers:
             self._end()
 
     def error(self, cause: BaseException) -> WorkerError:
-        """What to raise where torch says that a worker is dead or silent; a sample that took too long is why."""
+        """Return the error for a worker that torch reports dead or silent, with the sample that took too long."""
         if self._watch is not None and self._watch.error is not None:
             return self._watch.error
         return WorkerError(
@@ -130,7 +130,7 @@ class Workers:
         )
 
     def _watch_samples(self, end: Callable[[int], Any] | None) -> None:
-        """Have samples watched, where they have a time. end: see SampleWatch."""
+        """Watch the time of samples, if it is limited. end: see SampleWatch."""
         self._watch_no_more()
         clock = self._clock
         self._watch = None if clock is None else SampleWatch(clock, end)
@@ -211,12 +211,12 @@ class Running:
         self._flags = mmap.mmap(-1, num_workers)
 
     def begin(self, worker: int) -> None:
-        """What a worker does first."""
+        """Initialise a worker."""
         self._flags[worker] = 1
         outlive_stop_signal(worker)
 
     def stuck(self, workers: Sequence[BaseProcess], *, wait_s: float) -> list[BaseProcess]:
-        """Those that live and do not run after as long."""
+        """Return the workers that still live and do not end in this time."""
         deadline = time.monotonic() + wait_s
         while True:
             with suppress(RuntimeError):  # of the death of a worker: reading raises it, too

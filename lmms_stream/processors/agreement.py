@@ -134,7 +134,7 @@ def _kept_at(family: Family, files: ProcessorFiles) -> Path:
 
 @cache
 def _digest_of_code() -> str:
-    """Of what makes pixels here, which people may change between versions."""
+    """Versions of the packages that make pixels here, which users may change."""
     files = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
 

@@ -227,7 +227,7 @@ class BagelProcessor:
         return seen
 
     def _blocks(self, sample: Sample) -> list[_Block]:
-        """What stands in a sample, in order."""
+        """Parts of a sample, in order."""
         parts = _parts(sample)
         is_made = [part.is_assistant and part.image is not None for part in parts]
         last = max((number for number, made in enumerate(is_made) if made), default=-1)

@@ -68,12 +68,12 @@ class BagelSettings:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What can change a length. What is dropped stays in the sequence, where nothing sees it."""
+        """Settings that can change a length. What is dropped stays in the sequence, where nothing sees it."""
         return {name: value for name, value in asdict(self).items() if not name.endswith(("_dropout", "_positions"))}
 
 
 class Grid(NamedTuple):
-    """Of patches, or of the latents of an image."""
+    """A grid of patches, or of the latents of an image."""
 
     rows: int
     columns: int
@@ -84,7 +84,7 @@ class Grid(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What an encoder takes: see BagelSettings."""
+    """Input of an encoder: see BagelSettings."""
 
     stride: int
     shortest: int

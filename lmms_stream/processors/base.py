@@ -1,4 +1,4 @@
-"""What a processor is: it measures a sample cheaply, and makes model input of it."""
+"""Interface of processors: measure a sample cheaply, and make model input of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MeasureAll = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
 class Measured(NamedTuple):
-    """What a sample amounts to.
+    """Length of a sample.
 
     tokens: all, as `measure` gives them; image_tokens, video_tokens, audio_tokens: those of them that stand for media.
     patches: rows of the tower's input, which are its work. num_cut: its media of which not all is read. not_shown: the
@@ -54,7 +54,7 @@ AMOUNTS = 6  # fields of Measured that are numbers of something: all but not_sho
 
 
 def cut_media(num_cut: int) -> str:
-    """What people are told of so many media of which not all is read."""
+    """Message for users about media that are not read whole."""
     return f"{num_cut:,} sounds are longer than the processor reads: it leaves out what comes later"
 
 
@@ -123,7 +123,7 @@ ProcessInto = Callable[[Sample, Memory], Processed]
 
 
 def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:
-    """What `make` gives, or the DataError that it raises: where several are made, each has its own."""
+    """Return the result of `make`, or its DataError: with several samples, each has its own."""
     try:
         return make(*args, **options)
     except DataError as error:
@@ -131,7 +131,7 @@ def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | Da
 
 
 def through(made: Sequence[T | DataError], make: Callable[[list[T]], Iterable[U | DataError]]) -> list[U | DataError]:
-    """What `make` makes of all that are no errors, at once; errors stay at their indices."""
+    """Call `make` once with all values that are not errors; errors stay at their indices."""
     following = iter(make([each for each in made if not isinstance(each, DataError)]))
     return [each if isinstance(each, DataError) else next(following) for each in made]
 
@@ -176,7 +176,7 @@ class Processor(Protocol):
 
 
 def process_sample(processor: Processor, sample: Sample, memory: Memory | None, drawn: Sequence[int]) -> Processed:
-    """What a processor makes of a sample for a batch. memory: for its media. drawn: its epoch and its id."""
+    """Process a sample for a batch. memory: for its media. drawn: its epoch and its id."""
     if works_together(type(processor), "process", "process_drawn"):
         process_drawn: ProcessDrawn = processor.process_drawn  # type: ignore[attr-defined]
         return process_drawn(sample, drawn)
@@ -211,7 +211,7 @@ def _processed(ids: NDArray[np.int32], spans: Iterable[Sequence[int]]) -> Proces
 
 @runtime_checkable
 class PackFiller(Protocol):
-    """What a processor may have besides: it makes packs from memory-mapped shards, without single samples."""
+    """Optional interface of a processor: make packs from memory-mapped shards, without single samples."""
 
     def fill_packs(
         self,

@@ -227,7 +227,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As text for a model: not escaped for HTML, as Jinja's own does."""
+    """Return JSON text for a model, without the HTML escapes of Jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

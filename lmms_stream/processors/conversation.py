@@ -37,7 +37,7 @@ class Chat:
 
     @staticmethod
     def of(messages: list[dict[str, Any]], tools: list[Any] | None, content: Callable[[Parts], Any]) -> Chat:
-        """Of stored messages, which become those of the chat."""
+        """Make a chat of stored messages, which it takes over."""
         left_out = []
         for index, message in enumerate(messages):
             if isinstance(message.get("content"), list):
@@ -262,7 +262,7 @@ class Conversations:
 
 
 def _other_beginning(before: str, upto: str, index: int) -> str:
-    """What is wrong with an answer that does not begin with the generation prompt."""
+    """Describe the error of an answer that does not begin with the generation prompt."""
     num_same = next((at for at, (one, other) in enumerate(zip(before, upto, strict=False)) if one != other), len(upto))
     return (
         f"the chat template does not begin message {index} with its generation prompt: {before[num_same:][:40]!r} is "

@@ -141,7 +141,7 @@ Objective = Literal["flow_matching", "reconstruction"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """What an image becomes that a model is to make."""
+    """Size and crop of images that a model is to make, and the random draws of them."""
 
     # Images that are to be made
     image_size: int | None = None  # its sides, in pixels

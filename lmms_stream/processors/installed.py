@@ -105,7 +105,7 @@ class ByInstalled:
         return joined
 
     def _by_installed(self, ours: Layout, facts: Facts) -> Layout:
-        """Of a size alone, of black pixels, or of silence of this length: what media contain does not matter."""
+        """Answer for a size, for black pixels, or for silence of this length: the content of media does not matter."""
         ids, tensors = self._answer(ours, facts)
         once, counts = runs_of(ids, self.ours, self.tokenizer)
         shape = ours.shape
@@ -203,7 +203,7 @@ class ByInstalled:
 
 
 def _num_rows(tensors: Mapping[str, NDArray[Any]]) -> int:
-    """Of the tower's input: patches, tiles or mel frames."""
+    """Rows of the tower's input: patches, tiles or mel frames."""
     if "input_features" in tensors:
         return int(tensors["input_features"].shape[-1])
     pixels = next(iter(tensors.values()))

@@ -58,7 +58,7 @@ def measured_columns(processor: Processor) -> tuple[str, ...]:
 def measured_with_media(
     processor: Processor, samples: Sequence[Sample], *, whole: Callable[[int], Sample] | None = None
 ) -> Iterator[Measured | DataError]:
-    """What each sample amounts to, or the DataError that measuring it raises; other errors are raised in turn.
+    """Return the length of each sample, or its DataError; other errors are raised in turn.
 
     Samples need have no more than measured_columns. whole: all columns of the sample of an index, which is asked for
     where the facts of its media are not stored (default: the samples are whole). A processor without `measure_media`
@@ -149,7 +149,8 @@ def checked_length(length: int, *, what: str) -> int:
 
 
 def checked(found: Measured, *, what: str) -> Measured:
-    """What a sample amounts to, if an index can hold it; DataError otherwise. what: the sample, for the error."""
+    """Return the length of a sample, if an index can hold it; raise DataError otherwise. what: the sample, for the
+    error."""
     checked_length(found.tokens, what=what)
     of_media = found[2:5]
     if not 0 <= found.patches < 1 << 32 or min(of_media) < 0 or sum(of_media) > found.tokens:

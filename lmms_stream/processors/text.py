@@ -54,7 +54,7 @@ class TextProcessor:
         return TextProcessor(load_tokenizer(path), source=path, prefix=prefix, suffix=suffix)
 
     def _found_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """What stands before a text and behind it: what is said, or what the tokenizer puts there."""
+        """Tokens before and after a text: the given ones, or those of the tokenizer."""
         framed = self.tokenizer.encode(_ANY_TEXT, add_special_tokens=True)
         own = np.flatnonzero(np.array(framed.special_tokens_mask) == 0)
         before: Sequence[int] | NDArray[np.int32] = framed.ids[: own[0]]
@@ -190,7 +190,7 @@ def _layout(columns: Columns) -> tuple[NDArray[np.int64], int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DocumentsProcessor:
-    """What TokensProcessor makes, with each document, or piece of one, as a sequence of its own.
+    """Like TokensProcessor, with each document, or piece of one, as a sequence of its own.
 
     `document_starts`, int32[k], are the tokens at which they begin, 0 first. `sequences` are the tokens and the role of
     each, int64[k, 2]; see Role. DataError for starts that do not ascend from 0 within the sample.

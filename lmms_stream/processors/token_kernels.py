@@ -28,7 +28,8 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Have the cache line at an address loaded: reads of samples all over the shards would wait for each in turn."""
+    """Prefetch the cache line at an address: reads of samples all over the shards would wait for one line after
+    another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = ir.IntType(32)
@@ -66,7 +67,8 @@ def _find(
     spans_column: int,
     found: NDArray[np.int64],
 ) -> int:
-    """Where the tokens and spans of each sample lie: rows (address of tokens, their number, of bounds, their number).
+    """Addresses of the tokens and spans of each sample: rows (address of tokens, their number, of bounds, their
+    number).
 
     Returns the first sample that is torn, or -1.
     """

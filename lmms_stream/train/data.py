@@ -92,7 +92,7 @@ class RunData:
 
     @property
     def processors(self) -> list[Processor | None]:
-        """Of all datasets, those to evaluate last."""
+        """Processors of all datasets, those to evaluate last."""
         trained_on = named_evaluations(self.train_dataset).values()
         return [processor_of(each) for each in (*trained_on, *self.evaluations.values())]
 
@@ -165,7 +165,7 @@ class RunData:
                 step = []
 
     def cursor(self) -> dict[str, Any]:
-        """Where training stands, for any number of ranks; all ranks call it."""
+        """Position of training, for any number of ranks; all ranks call it."""
         cursor = self.loader.state_dict()
         if self.loader.state_is_per_rank:
             cursors = gather_objects(cursor, self._world.world_size)

@@ -179,7 +179,7 @@ class Predictions:
             self._samples.append((sample_id, tuple(map(_array, (labels, *parts)))))
 
     def gathered(self, *, on_all: bool) -> EvalPrediction | None:
-        """Those of all ranks, by sample id: on rank 0, or on all. All ranks call it."""
+        """Gather predictions of all ranks, by sample id: on rank 0, or on all. All ranks call it."""
         found: list[list[tuple[int, Arrays]]] = [[] for _ in range(self._world.world_size)]
         if on_all:
             dist.all_gather_object(found, self._samples, group=cpu_group())
@@ -194,7 +194,7 @@ class Predictions:
 def figures_of(
     compute: Callable[[Any], Mapping[str, float]], made: EvalPrediction | None, *, prefix: str
 ) -> dict[str, float]:
-    """What compute_metrics says of predictions that rank 0 has, on every rank; `prefix` is cut from names.
+    """Return the result of compute_metrics for rank 0's predictions on every rank; `prefix` is cut from names.
 
     All ranks call it.
     """
@@ -219,7 +219,7 @@ def _array(values: torch.Tensor) -> NDArray[Any]:
 
 
 def _joined(samples: Sequence[tuple[int, Arrays]]) -> EvalPrediction:
-    """As transformers has it: samples on axis 0, padded with -100 on axis 1."""
+    """Join arrays as transformers does: samples on axis 0, padded with -100 on axis 1."""
     labels, *predictions = [_padded(arrays) for arrays in zip(*(arrays for _, arrays in samples), strict=True)]
     made: Any = predictions[0] if len(predictions) == 1 else tuple(predictions)
     return EvalPrediction(predictions=made, label_ids=labels)

@@ -69,7 +69,7 @@ class Loop:
                 )
 
     def end(self) -> TrainOutput:
-        """What is left to do at the end, and what the run tells."""
+        """Finish the run: last log, save and best model; return its output."""
         trainer = self.trainer
         self._trained_on.end()
         if self._flow.logs_the_end:
@@ -269,7 +269,7 @@ class Loop:
         trainer.log(record)
 
     def _sample_ids(self) -> list[Any]:
-        """Of the global batch of the latest step, with their sources where there are several."""
+        """Sample ids of the global batch of the latest step, with their sources if there are several."""
         return self._gathered_ids(ids_on_host(self._batches))
 
     def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
@@ -309,7 +309,7 @@ class Loop:
         trainer.callbacks.agree()
 
     def _output(self) -> TrainOutput:
-        """What transformers' Trainer returns of a run: of the steps that this process has made."""
+        """Return the output of transformers' Trainer, for the steps of this process."""
         trainer, counts = self.trainer, self.trainer.counts
         seconds = time.monotonic() - self._begun_s
         num_steps, num_samples = counts.step - self._first[0], counts.samples_seen - self._first[1]

@@ -215,7 +215,7 @@ class TrainerParts:
 
     @cached_property
     def average(self) -> Average | None:
-        """Of the weights, where one is kept."""
+        """Moving average of the weights, if one is kept."""
         decay = self.config.ema_decay
         return None if decay is None else Average(self.model.model, decay=decay)
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 def state_of(trainer: TrainerParts) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors, as JSON values; all ranks call it."""
+    """State of a checkpoint next to its tensors, as JSON values; all ranks call it."""
     state = {"cursor": trainer.data.cursor(), **trainer.counts.state_dict()}
     if trainer.best.name is not None:
         state["best"] = trainer.best.state_dict()
@@ -100,7 +100,7 @@ def _unit_of_length(config: TrainConfig) -> tuple[str, str]:
 
 
 def _begin_from(trainer: TrainerParts, state: Mapping[str, Any]) -> None:
-    """Have the loader go on from a checkpoint's cursor; CheckpointError where that had another reference."""
+    """Let the loader resume from a checkpoint's cursor; CheckpointError if it had another reference."""
     reference = trainer.reference
     if reference is not None and state.get("reference", reference.digest) != reference.digest:
         raise CheckpointError(
@@ -135,7 +135,7 @@ def trainer_state(trainer: TrainerParts) -> dict[str, Any]:
 
 
 def resume_choice(asked: bool | str | Path | None) -> str | None:
-    """What train(resume_from_checkpoint) asks for, in the words of train.resume; None: as that says."""
+    """The argument of train(resume_from_checkpoint) as a value of train.resume; None: use the setting."""
     return None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
 
 

@@ -183,7 +183,7 @@ class _Asked:
         return np.array_equal(both, np.concatenate([each[0], between, each[1]]))
 
     def _written(self, kind: str) -> str:
-        """What the chat template writes for a medium: from its first token of its own to the last, or all of it."""
+        """Text of the chat template for a medium: from its first special token to the last, or all of it."""
 
         def text(media: int) -> str:
             content = [{"type": "text", "text": "first"}, *[{"type": kind}] * media, {"type": "text", "text": "last"}]

@@ -74,7 +74,7 @@ class Clips:
 
     @property
     def description(self) -> dict[str, int]:
-        """What can change a number of tokens or frames."""
+        """Settings that can change a number of tokens or frames."""
         return asdict(self)
 
     def read_of(self, facts: AudioFacts, start: int = 0, stop: int | None = None) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""What a family of models says about the media that it reads. Facts in, counts, positions and tensors out."""
+"""A family of models, and the media that it reads. Facts in, counts, positions and tensors out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 
 class Family(Protocol):
-    """Of one folder: patch sizes, token ids and limits are those of the folder's files and the user's settings.
+    """The family of one folder, with patch sizes, token ids and limits from its files and the user's settings.
 
     An instance can be sent to other processes. Nothing here imports torch or transformers.
     """
@@ -111,7 +111,7 @@ class Family(Protocol):
         ...
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
-        """Of a medium of one of its kinds. interval: of a video, instead of the settings' seconds.
+        """Layout of a medium of one of its kinds. interval: of a video, instead of the settings' seconds.
 
         DataError for one that it cannot read.
         """
@@ -150,7 +150,7 @@ class Family(Protocol):
         ...
 
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
-        """What the tower sees of a medium, for people to look at: uint8[N, H, W, 3], an image or N frames.
+        """Pixels that the tower sees of a medium, for people to look at: uint8[N, H, W, 3], an image or N frames.
 
         DataError as `tensors` raises it.
         """
@@ -221,7 +221,7 @@ def _found_tower(kind: str, names: Sequence[str]) -> str:
 
 
 class FamilyMaker(Protocol):
-    """What the file of a family has as FAMILY, mostly its class."""
+    """The FAMILY of a family's file, mostly its class."""
 
     @property
     def model_types(self) -> tuple[str, ...]: ...

@@ -61,15 +61,15 @@ class Installed:
         return {name: value for name, value in vars(self).items() if name != "processor"}
 
     def of_images(self, images: Sequence[NDArray[np.uint8]]) -> Answer:
-        """Of the images [H, W, 3] of a sample. Whatever transformers raises."""
+        """Answer for the images [H, W, 3] of a sample. Raises the errors of transformers."""
         return self._ask("image", len(images), self.pictures(images))
 
     def of_video(self, frames: NDArray[np.uint8], numbers: Sequence[int], facts: VideoFacts) -> Answer:
-        """Of frames [N, H, W, 3] of a video, which have these numbers."""
+        """Answer for frames [N, H, W, 3] of a video with these numbers."""
         return self._ask("video", 1, self.film(frames, numbers, facts))
 
     def of_sound(self, samples: NDArray[np.float32], rate: int) -> Answer:
-        """Of a clip of one channel."""
+        """Answer for a clip of one channel."""
         return self._ask("audio", 1, self.sound(samples, rate))
 
     def pictures(self, images: Sequence[Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Installed:
         return [min(max(int(number), 0), num_frames - 1) for number in found]
 
     def of_size(self, kind: str, size: ImageFacts | VideoFacts, numbers: Sequence[int]) -> Answer:
-        """Of an image of a size, or of these frames of a video, of which only shapes are there; see `shape_alone`."""
+        """Answer for an image of a size, or for frames of a video, by their shapes only; see `shape_alone`."""
         import torch
 
         shape = (3, size.height, size.width)
@@ -161,7 +161,7 @@ def model_types_of(processor_class: str) -> tuple[str, ...]:
 
 
 def surrounded(family: Family, kind: str) -> str:
-    """What a chat template writes for a medium."""
+    """Text of a chat template for a medium."""
     before, after = family.surroundings
     return f"{before}{family.placeholders[kind]}{after}"
 
@@ -207,8 +207,8 @@ class Shape(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is known of a kind of media. written: by the chat template. tokens: that are repeated, the most frequent
-    first. beside: other tokens of its own. ragged: names of tensors whose shapes differ between media, with the others.
+    """Facts of a kind of media. written: by the chat template. tokens: that are repeated, the most frequent first.
+    beside: other tokens of its own. ragged: names of tensors whose shapes differ between media, with the others.
 
     values: name of an input of one value a token -> its value for each of the repeated tokens. is_alone: several in a
     sample become something else than each alone.
@@ -275,7 +275,7 @@ class AsInstalled:
         return {"family": self.name, "settings": self.settings_digest, **said}
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
-        """What ByInstalled asks about: a placeholder that becomes one token."""
+        """A question of ByInstalled: a placeholder that becomes one token."""
         if kind == "audio":
             sound = cast("AudioFacts", facts)
             assert self.clips is not None
@@ -370,7 +370,7 @@ class AsInstalled:
         return max(1, sum(each.size for each in tensors.values() if each.dtype.kind == "f") // _PATCH)
 
     def model_inputs(self, model: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of a batch, on any device: arrays of several shapes with zeros behind them, as the processor pads them."""
+        """Inputs of a batch on any device: arrays of several shapes are padded with zeros, as the processor does."""
         made = {name: values for name, values in inputs.items() if not name.endswith(SIZES)}
         for name, sizes in inputs.items():
             if name.endswith(SIZES):

@@ -1,4 +1,4 @@
-"""What the Qwen-VL families share: a grid of patches for each medium, three axes of positions, tensors of patches.
+"""Code that the Qwen-VL families share: a grid of patches for each medium, three axes of positions, tensors of patches.
 
 The counts are those of transformers' Qwen2VLImageProcessor and of the families' video processors; the positions are
 those of the models' get_rope_index, of one sample.
@@ -102,7 +102,7 @@ class QwenVL:
 
     @classmethod
     def video_settings(cls, files: ProcessorFiles) -> Mapping[str, Any]:
-        """What the processor of videos is set to."""
+        """Settings of the processor of videos."""
         return {**cls.video_defaults, **files.video}
 
     @classmethod
@@ -139,7 +139,7 @@ class QwenVL:
         return Layout("image", (patches // (merge * merge),), patches, "", shape)
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
-        """Of a video. interval: as `layout` is given it."""
+        """Layout of a video. interval: see `layout`."""
         raise NotImplementedError
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class QwenVL:
         return num_steps, height // videos.patch_size, width // videos.patch_size
 
     def runs(self, layout: Layout) -> list[tuple[int, int, int, float]]:
-        """Of each placeholder of a medium: its grid of tokens along time, height and width, and the steps of time."""
+        """For each placeholder of a medium: its grid of tokens along time, height and width, and the steps of time."""
         shape: PatchGrid = layout.shape
         merge = (self.images if layout.kind == "image" else self.videos).merge_size
         return [(shape.grid[0], shape.grid[1] // merge, shape.grid[2] // merge, shape.steps)]
@@ -269,7 +269,7 @@ class QwenVL:
                 )
 
     def model_settings(self) -> dict[str, Any]:
-        """What the model's config must say where it says it."""
+        """Values that the model's config must have, if it has them."""
         return {
             "image_token_id": self.image_token_id,
             "video_token_id": self.video_token_id,
@@ -299,7 +299,7 @@ class FramesOfTheirOwn(QwenVL):
         return starts_of_equal_parts(section, num_frames)
 
     def steps(self, section: Section, num_frames: int) -> float:
-        """What a pair of frames adds to the positions along time."""
+        """Step of a pair of frames along the positions of time."""
         return 1
 
 

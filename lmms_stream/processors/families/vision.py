@@ -130,14 +130,14 @@ class Vision:
             ) from error
 
     def within(self, min_pixels: int | None, max_pixels: int | None) -> Vision:
-        """The same with other limits, those that are not None; the folder's other limit gives way where they cross."""
+        """Return a copy with the limits that are not None; if limits cross, the folder's limit changes."""
         lowest = min_pixels or min(self.min_pixels, max_pixels or self.min_pixels)
         highest = max_pixels or max(self.max_pixels, min_pixels or self.max_pixels)
         return replace(self, min_pixels=lowest, max_pixels=highest)
 
     @property
     def description(self) -> dict[str, int]:
-        """What can change a number of tokens or patches."""
+        """Settings that can change a number of tokens or patches."""
         names = ("patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels")
         return {name: getattr(self, name) for name in names}
 

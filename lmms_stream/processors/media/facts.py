@@ -77,7 +77,7 @@ def stored_sound(part: Mapping[str, Any]) -> AudioFacts | None:
 
 
 def checked_facts(data: bytes, kind: str) -> Facts:
-    """The same, with all of the media decoded: DataError where any of it is broken."""
+    """Like facts, with all of the media decoded: DataError if any part is broken."""
     if kind == "image":
         check_image(data)
         return image_facts(data)

@@ -1,4 +1,4 @@
-"""What media are, by their first bytes. bytes -> MIME type; whether they end too early."""
+"""Formats of media, by their first bytes. bytes -> MIME type; whether they end too early."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def shown_mime(data: bytes, kind: str) -> str | None:
 
 
 def extension_of(mime: str) -> str:
-    """What names of files of a MIME type end in."""
+    """Extension of file names of a MIME type."""
     return _EXTENSIONS.get(mime, ".bin")
 
 
@@ -141,7 +141,7 @@ def is_cut_short(data: bytes) -> bool:
 
 
 def _boxes_end(data: bytes) -> int:
-    """Where the last box of ISO media ends (ISO 14496-12, 4.2)."""
+    """Offset of the end of the last box of ISO media (ISO 14496-12, 4.2)."""
     offset = 0
     while offset + 8 <= len(data):
         size = int.from_bytes(data[offset : offset + 4], "big")

@@ -171,7 +171,8 @@ def _says_more_behind_pixels(data: bytes) -> bool:
 
 
 def pillow_format(data: bytes, *, subject: str = "it") -> str:
-    """What Pillow calls the format of an image, "" for bytes of none; it can read HEIC then, or a DataError is raised.
+    """Pillow's name of the format of an image, "" if it is not an image. Pillow can read HEIC then, or a DataError is
+    raised.
 
     subject: the image, as the error calls it.
     """

@@ -86,7 +86,7 @@ class Interval(NamedTuple):
 
     @property
     def said(self) -> dict[str, float]:
-        """What a part says of it."""
+        """The fields of a part for it."""
         return {name: value for name, value in zip(INTERVAL_KEYS, self, strict=True) if value is not None}
 
     def __str__(self) -> str:
@@ -94,9 +94,8 @@ class Interval(NamedTuple):
 
 
 def interval_of(part: Mapping[str, Any]) -> Interval | None:
-    """What a part's video_start and video_end say; None where it has neither.
-
-    DataError for what are no seconds, and for an end that does not lie behind the start.
+    """Return the interval of a part's video_start and video_end; None if it has neither. DataError for values that are
+    not seconds, and for an end that is not after the start.
     """
     start, end = (part.get(name) for name in INTERVAL_KEYS)
     if start is None and end is None:

@@ -61,7 +61,7 @@ def write_adapter(
 
 
 class _Parts(NamedTuple):
-    """What is merged. base: the folder or repository of the model under the adapter."""
+    """Inputs of a merge. base: the folder or repository of the model under the adapter."""
 
     made: Path
     found: Checkpoint

@@ -1,4 +1,4 @@
-"""What a run saves and resumes: its model, optimizer and state, with what describes them."""
+"""Checkpoints of a run: its model, optimizer and state, with its fingerprint, and the export at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder that all nodes see, or a prefix of an object store.
+"""Places of checkpoints: a folder that all nodes see, or a prefix of an object store.
 
 A checkpoint is `step-NNNNNNNN/` with `complete.json`, which names all other files with their sizes and checksums and
 is written last: without it there is no checkpoint. In a folder the checkpoint also gets its name last, by a rename

@@ -129,7 +129,7 @@ def other_optimizer(metadata: Metadata, values: Tensors, *, is_renamed: bool) ->
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """What DCP's .metadata says of the tensors of a checkpoint, and of the files that hold them."""
+    """Read DCP's .metadata: the tensors of a checkpoint, and the files that hold them."""
     return FileSystemReader(folder).read_metadata()
 
 
@@ -253,7 +253,7 @@ class CheckpointWriter(FileSystemWriter):
 
 
 def _parts(plan: SavePlan) -> list[SavePlan]:
-    """What a rank writes, cut by who reads it.
+    """Tensors that a rank writes, in files by reader.
 
     An export fetches the files with the model's tensors, not the optimizer's. Single numbers that all ranks have
     alike, as the optimizer's counts of steps, are written by the first of them and read by all: they get a file of
@@ -306,7 +306,7 @@ def _failures(folder: Path | None = None) -> Iterator[None]:
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong where a save failed, in one line."""
+    """Describe the cause of a failed save in one line."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return " ".join(str(error).split())[:500] or type(error).__name__

@@ -40,7 +40,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What is trained of a model. config: peft's, as JSON values.
+    """The trained part of a model. config: peft's, as JSON values.
 
     tensors: names in the model's state_dict -> in peft's file, without its prefix. base: the digest of what is not in
     `tensors`, once the trainer has taken it (see record_base).
@@ -182,7 +182,7 @@ def _check_kind(config: PeftConfig) -> None:
 
 
 def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str, str]:
-    """What peft saves of a model, by its names there; ConfigError where that is not what is trained."""
+    """Tensors that peft saves of a model, by its names; ConfigError if they are not the trained tensors."""
     from peft import get_peft_model_state_dict
 
     state = model.state_dict()
@@ -199,7 +199,7 @@ def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str,
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; sets in order."""
+    """Return a JSON value; sets become sorted lists."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -107,7 +107,8 @@ def implementations(
 
 
 def missing_in(attention: str, config: PretrainedConfig, parameters: Iterable[str] = ()) -> str | None:
-    """What of a model's attention an implementation leaves out, without a word in some versions of transformers.
+    """Return the part of a model's attention that an implementation leaves out, silently in some versions of
+    transformers.
 
     parameters: the names of the model's. Samples alone and in packs come out the same, so no proof finds it.
     """

@@ -92,7 +92,7 @@ class ModelConfig:
         return self._made(torch.device("meta") if is_empty else None)
 
     def build_unread(self) -> PreTrainedModel:
-        """As build; but where they can be read one by one, the weights of `pretrained` stay in their files for now.
+        """Build the model; if weights of `pretrained` can be read one by one, they stay in their files for now.
 
         Parameters are on the meta device of rank 0 too then, and pretrained.unread_weights says where they are. Where
         they cannot, they are loaded whole, and rank 0 of several says why.

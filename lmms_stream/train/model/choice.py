@@ -107,7 +107,7 @@ def _choose_attention(
 
 
 class AttentionTrials(NamedTuple):
-    """What was found of the attentions that were tried, by name.
+    """Results of the attentions that were tried, by name.
 
     refused: why those that are not set are not. faults: of refused, those that were set and did not pass the proof.
     """
@@ -316,7 +316,7 @@ def _seconds(model: PackedModel, pack: Batch, device: torch.device) -> float:
 
 
 def slowest(seconds: float) -> float:
-    """Of all ranks, so that they choose alike; all call it."""
+    """Maximum over ranks, so that all choose the same; all ranks call it."""
     if not dist.is_initialized():
         return seconds
     return float(gather([seconds], dist.get_world_size()).max())
@@ -339,7 +339,7 @@ _ONE_SAMPLE = "make packs of one sample (max_samples_per_pack=1, without pad_to)
 
 @dataclass(eq=False)
 class _Known:
-    """What is known of a model that was given batches. proven: the attention with which it passed the proof last."""
+    """State of a model that was given batches. proven: the attention with which it passed the proof last."""
 
     packed: PackedModel
     proven: str | None = None
@@ -371,7 +371,7 @@ def check_isolation(model: Any, batch: Batch, processor: Processor | None = None
 
 
 def _known(model: Any, batch: Batch, processor: Processor | None) -> _Known:
-    """What is known of the transformers model that wrappers may hold; ConfigError for another one."""
+    """State of the transformers model inside of wrappers; ConfigError for another model."""
     from transformers import PreTrainedModel
 
     inner = model

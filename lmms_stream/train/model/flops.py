@@ -133,7 +133,7 @@ class _Stages:
         self._reads_plain = 0 < self.first < _LAST and all(each.ndim > 1 for each in of_first)
 
     def flops(self, name: str, parameter: torch.nn.Parameter) -> float:
-        """Of a token: 2 forward, 2 for the gradient of the input, 2 for its own."""
+        """FLOPs of a parameter for one token; per weight 2 forward, 2 for the input's gradient, 2 for its own."""
         stage = self._stage(name)
         reads_plain = self._reads_plain and stage == self.first and _READS_INPUT.search(name) is not None
         has_plain_input = stage < self.first or (reads_plain and ".lora_B." not in name) or stage == self.first == _LAST
@@ -169,7 +169,7 @@ def _pairs(config: Any, stages: _Stages) -> dict[int | None, float] | None:
 
 
 def _sizes_of_heads(config: Any) -> float:
-    """Of keys and values, summed over the heads of a layer."""
+    """Width of keys and values, summed over the heads of a layer."""
     head = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
     head = head or config.hidden_size // config.num_attention_heads
     return float((head + (getattr(config, "v_head_dim", None) or head)) * config.num_attention_heads)

@@ -63,7 +63,7 @@ def token_losses(
 
 
 def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same from the logits: float[n, V]."""
+    """Losses from logits: float[n, V]."""
     losses, logs = _CrossEntropy.apply(logits.float(), targets)
     return losses, logs
 

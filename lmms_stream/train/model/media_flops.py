@@ -91,12 +91,12 @@ class Products:
         self._first_trained = min((stage for stage, each in stages if each.requires_grad), default=1 << 30)
 
     def of(self, stage: int, parameter: torch.nn.Parameter) -> float:
-        """Of a position."""
+        """FLOPs of a position."""
         backward = 2.0 * parameter.requires_grad + 2.0 * (stage > 0 and self._first_trained <= stage)
         return parameter.numel() * (2.0 + backward)
 
     def of_pair(self, stage: int, width: int) -> float:
-        """Of two positions that attend to each other in a block: its two products, and four backward."""
+        """FLOPs of one attention score in a block: two products forward, four backward."""
         return 4.0 * width * (3 if self._first_trained <= stage else 1)
 
 
@@ -111,7 +111,7 @@ def stage_of_block(name: str) -> int | None:
 
 
 def num_blocks(tower: torch.nn.Module) -> int:
-    """Of the tower's first list of blocks; 0 for one without."""
+    """Number of blocks in the tower's first list of blocks; 0 without one."""
     lists = (each for name, each in tower.named_modules() if name.rpartition(".")[2] in ("layers", "layer", "blocks"))
     return next((len(each) for each in lists if isinstance(each, torch.nn.ModuleList)), 0)
 
@@ -373,7 +373,7 @@ def sound_flops(tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.n
 
 
 def _halved(count: int, times: int) -> int:
-    """What convolutions with stride 2 leave of so many."""
+    """Length after convolutions with stride 2."""
     for _ in range(times):
         count = (count - 1) // 2 + 1
     return count

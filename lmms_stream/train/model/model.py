@@ -195,7 +195,7 @@ class PackedModel(torch.nn.Module):
 
     @property
     def logits_ways(self) -> tuple[LogitsWay, ...]:
-        """Those that this model supports, the thriftiest first."""
+        """Ways to compute the loss that this model supports, the least memory first."""
         ways: list[LogitsWay] = ["whole"]
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             ways.insert(0, "kept")
@@ -231,7 +231,7 @@ class PackedModel(torch.nn.Module):
     def _losses(
         self, batch: Batch, inputs: dict[str, Any], learnt: torch.Tensor, targets: torch.Tensor
     ) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
-        """What the model gives, and the loss of each target with the logsumexp of its logits."""
+        """Return the model's output, and the loss of each target with the logsumexp of its logits."""
         if self.logits_way == "chunks":
             base = self.base_model
             if base is not None:

@@ -28,7 +28,7 @@ class PlainModel(torch.nn.Module):
         self.model = model
 
     def forward(self, run: Callable[[Any], T]) -> T:
-        """What `run` makes of the model: tensors, alone or in a mapping or tuple, which are no views."""
+        """Return the result of `run` for the model: tensors, alone or in a mapping or tuple, which are not views."""
         return run(self.model)
 
     def check_processor(self, processor: object) -> None:

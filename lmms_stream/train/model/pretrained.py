@@ -36,7 +36,7 @@ class _InFile(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What files hold of a tensor of a model. make: of tensors of the files; None where the only one is copied."""
+    """Parts of a model's tensor in files. make: of tensors of the files; None where the only one is copied."""
 
     parts: tuple[_InFile, ...]
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class _Held(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """Where a tensor lies, and the number format that the model has it in."""
+    """Place of a tensor in files, and its number format in the model."""
 
     held: _Held
     dtype: torch.dtype
@@ -76,7 +76,7 @@ def _read(part: _InFile, dtype: torch.dtype) -> torch.Tensor:
 
 
 def unread_weights(model: torch.nn.Module) -> PretrainedTensors | None:
-    """Where the weights of a model are that was built without them; None for one that has its weights."""
+    """Places of the weights of a model that was built without them; None for a model with weights."""
     found: PretrainedTensors | None = getattr(model, _ATTRIBUTE, None)
     return found
 
@@ -87,7 +87,7 @@ def leave_unread(model: PreTrainedModel, tensors: PretrainedTensors) -> None:
 
 
 def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
-    """Where the weights of a model lie in a folder or repository, whose files are not read yet.
+    """Find the weights of a model in a folder or repository, without reading them.
 
     model: without weights, of the number format that they are to have. Raises WholeOnlyError, also where there is no
     such folder: `from_pretrained` says then what is wrong.
@@ -179,7 +179,7 @@ def _renamed(rename: Callable[[str], str], _: torch.nn.Module, held: Sequence[_I
 
 
 def _by_rules_of_5(model: torch.nn.Module, held: Sequence[_InFile]) -> dict[str, _Held]:
-    """What files hold by names in a model: what is converted is made of tensors without values, to learn its shape."""
+    """Contents of files by names in a model: conversions run on tensors without values, to learn shapes."""
     by_key = {each.key: each for each in held}
     found: list[tuple[str, _Held]] = []
     for name, (keys, convert) in made_of_files(model, by_key):
@@ -214,7 +214,8 @@ def _distinct(named: Iterable[tuple[str, _Held]]) -> dict[str, _Held]:
 
 
 def _stored(model: torch.nn.Module, named: Mapping[str, _Held]) -> dict[str, _Stored]:
-    """Where each tensor of a model lies; WholeOnlyError unless each is there once, of its shape, and nothing else."""
+    """Place of each tensor of a model; WholeOnlyError unless each exists once, with its shape, and nothing else
+    does."""
     state = model.state_dict()
     if strange := sorted(named.keys() - state.keys()):
         raise WholeOnlyError(f"its files hold {strange[0]}, which {type(model).__name__} does not have")

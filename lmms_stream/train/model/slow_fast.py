@@ -43,7 +43,7 @@ class LlavaOnevisionModel(theirs.LlavaOnevisionModel):  # transformers finds rul
         return image_features
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> Any:
-        """What transformers' method returns, with features [videos, tokens of a video, H]."""
+        """Return the result of transformers' method, with features [videos, tokens of a video, H]."""
         found = super().get_video_features(*args, **kwargs)
         features = getattr(found, "pooler_output", found)
         rows = features[:, :-1] if ENDS_FEATURES_OF_LLAVA_VIDEOS else features
@@ -77,7 +77,7 @@ class LlavaOnevisionForConditionalGeneration(theirs.LlavaOnevisionForConditional
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """As in LlavaOnevisionModel."""
+        """See LlavaOnevisionModel."""
         return False
 
 

@@ -82,7 +82,7 @@ class Dummies:
         return {kind: _num_rows(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
 
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
-        """What the model puts where the tokens of a medium stand, by transformers' get_image_features and so on."""
+        """Features in the places of the tokens of a medium, by transformers' get_image_features and its like."""
         self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
         inputs = model_inputs(self._family, base, self.of_kind[kind])
         own = getattr(self._family, "features", None)  # of a family whose model has no method of that name

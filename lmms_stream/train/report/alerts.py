@@ -1,4 +1,4 @@
-"""What a run warns of: a loss that spikes, gradients that are not finite, ranks that wait for data.
+"""Warnings of a run: a loss that spikes, gradients that are not finite, ranks that wait for data.
 
 Steps and records -> [alerts] -> entries of a record, each with the packs, the samples, and how to pass them over.
 """

@@ -1,4 +1,5 @@
-"""What a run leaves out: the lists of all ranks as one, told, written down, and limited. All ranks call it alike."""
+"""Samples that a run leaves out: the joined lists of all ranks, logged, written to a file, and limited. All ranks call
+it alike."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class RunLeftOut:
             self._merge(self._loader.left_out, counts)
 
     def _listed(self, loader: PackedLoader) -> LeftOut:
-        """What workers of earlier starts listed of the datasets that are read."""
+        """Samples that workers of earlier starts listed, of the datasets that are read."""
         folder = Path(self._config.output_dir) / LEFT_OUT_FOLDER
         found = read_left_out(folder, loader.identities)
         if found.of_others and self._world.rank == 0:

@@ -29,7 +29,7 @@ WINDOW_STEPS = 1000  # quantiles of waiting times are taken over so many steps
 
 
 class StepCounts(NamedTuple):
-    """What a rank did in a step, or the sum over several ranks; padding does not count as tokens.
+    """Work of a rank in a step, or the sum over several ranks; padding does not count as tokens.
 
     capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: the sum
     over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
@@ -426,7 +426,7 @@ class Meter:
         return figures if self._peak is None else figures | {"perf/mfu": tflops / self._peak}
 
     def _fetches(self, everyone: torch.Tensor, seconds: float) -> dict[str, float]:
-        """Of all ranks since the last record; everyone: float64[world_size, 6], since the beginning."""
+        """Waits of all ranks since the last record; everyone: float64[world_size, 6], since the beginning."""
         total = FetchCounts(*map(int, everyone.sum(dim=0).tolist()))
         new = FetchCounts(*(now - before for now, before in zip(total, self._fetched, strict=True)))
         self._fetched = total

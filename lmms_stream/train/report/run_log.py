@@ -51,7 +51,7 @@ class RunLog:
                 restore_log(open_storage(url), step, Path(self._args.output_dir) / LOG_NAME)
 
     def part(self, step: int) -> dict[str, bytes]:
-        """What of the log is to be kept beside the checkpoint of a step, by its key."""
+        """Part of the log to keep next to the checkpoint of a step, by its key."""
         return {} if self._kept is None else self._kept.part(step)
 
     @contextmanager
@@ -360,7 +360,7 @@ class KeptLog:
         self._lines.append(line_of(record))
 
     def part(self, step: int) -> dict[str, bytes]:
-        """What is to be kept with the checkpoint of a step, by its key; the next part begins behind it."""
+        """Part of the log to keep with the checkpoint of a step, by its key; the next part begins after it."""
         data = line_of({AFTER: self._after}) + b"".join(self._lines)
         self.begin(step)
         return {part_name(step): data}

@@ -1,4 +1,4 @@
-"""What a run tells when it stands still: the stacks of its ranks, and which of them did not come.
+"""Reports of a run that stands still: the stacks of its ranks, and the ranks that others wait for.
 
 A thread of each rank looks at the rank's phase now and then, and puts it where other ranks find it: the store of the
 process group. Steps themselves do nothing for it but to set an attribute; there is no collective.
@@ -100,7 +100,7 @@ class Standstill:
             logger.warning("%s: stacks of a rank that stands still go to standard error (%s)", self._path, error)
 
     def _arm(self) -> None:
-        """Have the stacks written by a thread of C's, unless this is called again in time."""
+        """Let a C thread write the stacks, unless this is called again in time."""
         _armed[:] = [self]
         # Two beats after the thread of Python's would have.
         faulthandler.dump_traceback_later(self._limit_s + 2 * self._beat_s, file=self._file or sys.stderr)
@@ -233,7 +233,7 @@ class RankStates:
             return
 
     def read(self) -> list[RankState | None]:
-        """Of each rank; None for one that has told nothing."""
+        """State of each rank; None for a rank without a report."""
         keys = [f"{_KEY}/{rank}" for rank in range(self._world.world_size)]
         try:
             told = [key for key in keys if self._store.check([key])]

@@ -1,4 +1,4 @@
-"""What a step does besides arithmetic: collectives, and reads of tensors for which the host waits for the device.
+"""Costs of a step next to its arithmetic: collectives, and reads of tensors for which the host waits for the device.
 
 On a CPU nothing waits for a device. Reads are counted there as they would be on a GPU: those of tensors that lie in the
 memory of the host there, too (batches before they are copied, counts that ranks exchange), are left out.

@@ -356,7 +356,7 @@ def record_collectives(folder: Path) -> None:
 
 
 def flight_recorder_files() -> str:
-    """What is said of the files of this process's recorder; nothing where none records."""
+    """Message about the files of this process's recorder; empty without one."""
     if not _begins:
         return ""
     return f"; NCCL's collectives of each rank N will be in {_begins[0]}N, which torchfrtrace reads"

@@ -1,4 +1,4 @@
-"""What is due at the end of a step and of an epoch, and which evaluation was the best. Values in, values out."""
+"""Logs, evaluations and saves that are due after a step or an epoch, and the best evaluation. Values in, values out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .settings import TrainConfig
 
 
 class Control(Protocol):
-    """What a run is about to do, by the names of transformers' TrainerControl."""
+    """Next actions of a run, by the names of transformers' TrainerControl."""
 
     should_training_stop: bool
     should_epoch_stop: bool

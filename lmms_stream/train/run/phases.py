@@ -1,4 +1,4 @@
-"""What a rank is doing: the phases of its steps, which traces name, and reports of a run that stands still."""
+"""Phases of a rank's steps, for traces and for reports of a run that stands still."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_NO_STEP = {"build", "resume", "last_save"}
 
 
 class Phase(NamedTuple):
-    """What a rank does since a moment of its monotonic clock.
+    """Phase of a rank since a moment of its monotonic clock.
 
     number: of the phases that it has begun or left before. Ranks of a run go through the same phases in the same order,
     so that the one with the lowest number is behind. step: finished steps.
@@ -43,7 +43,7 @@ class Phase(NamedTuple):
 
     @property
     def said(self) -> str:
-        """As part of a sentence.
+        """Return the phase as part of a sentence.
 
         >>> Phase("save", step=3).said
         'saving in step 4'

@@ -63,7 +63,7 @@ class Schedule:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step; train.learning_rates not counted."""
+        """Learning rate of the next step, without train.learning_rates."""
         return float(self.scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:

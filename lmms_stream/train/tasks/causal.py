@@ -52,7 +52,7 @@ class CausalLanguageModelling:
         return sums
 
     def of_tokens(self, losses: torch.Tensor) -> torch.Tensor:
-        """What is learnt of each loss token, float32[n], from its cross entropy: that itself."""
+        """Loss of each loss token, float32[n], from its cross entropy: the same."""
         return losses
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:

@@ -1,4 +1,4 @@
-"""What tasks that compare answers share: their packs, their reference, and the record of their rewards.
+"""Base of tasks that compare answers: their packs, their reference, and the record of their rewards.
 
 The reward of an answer is beta times the logarithm of how much more probable the model makes it than its reference.
 """
@@ -52,7 +52,7 @@ def _check_roles(
 
 
 class PreferenceTask:
-    """What DPO and KTO share. beta: the scale of rewards; the larger, the closer the model stays to its reference.
+    """Base of DPO and KTO. beta: the scale of rewards; the larger, the closer the model stays to its reference.
 
     reference: "model", the starting weights are kept beside those that are trained and run in each step; or "stored",
     their log-probabilities of the whole dataset are measured once, before the first step.
@@ -72,7 +72,7 @@ class PreferenceTask:
         self.reference: ReferenceKind = reference
 
     def _objectives(self, model: PackedModel, figures: Sequence[str]) -> list[Objective]:
-        """What is learnt, with the router's loss of a mixture of experts, and figures of the record."""
+        """Objectives, with the router's loss of a mixture of experts, and figures of the record."""
         found = [Objective(name=self.main)]
         if model.router_weight:
             found.append(Objective(name=ROUTER, weight=model.router_weight, is_logged=False))
@@ -128,6 +128,6 @@ class StepPasses:
         yield from zip(on_device(map(self._joined, self.packs), self._device), self.packs, strict=True)
 
     def changed(self, change: Callable[[Batch], Batch]) -> StepPasses:
-        """The same passes of other packs."""
+        """Return passes of changed packs."""
         packs = [[change(pack) for pack in together] for together in self.packs]
         return StepPasses(packs, joined=self._joined, device=self._device)

@@ -68,9 +68,8 @@ def log_probs_of(token_losses: torch.Tensor, packs: Sequence[Batch]) -> torch.Te
 
 
 def measured_log_probs(model: PackedModel, passes: Passes) -> dict[int, torch.Tensor]:
-    """Of each pack, those of its sequences, by a model that is not training: no gradients, no dropout.
-
-    All ranks call it with as many passes.
+    """Log-probabilities of each pack's sequences, by a model that is not training: no gradients, no dropout. All ranks
+    call it with equally many passes.
     """
     found: dict[int, torch.Tensor] = {}
     with _not_training(model):
@@ -106,7 +105,7 @@ class Reference(Protocol):
     def digest(self) -> str: ...
 
     def log_probs(self, passes: Passes) -> OfPacks:
-        """Of each pack, those of its sequences, on any device."""
+        """Log-probabilities of each pack's sequences, on any device."""
         ...
 
 
@@ -170,7 +169,7 @@ class StoredLogProbs:
 
     @property
     def path(self) -> Path:
-        """Of the array."""
+        """Path of the array."""
         return self.folder / f"{self.fingerprint}.npy"
 
     @property
@@ -197,7 +196,7 @@ class StoredLogProbs:
         return values
 
     def begin(self) -> NDArray[np.float32]:
-        """What is known so far, in a new file where nothing is; NaN elsewhere."""
+        """Return the values so far, from a new file if there is none; NaN elsewhere."""
         if self._part.exists():
             return self._array(self._part)
         with disk_errors(str(self.folder)):
@@ -247,9 +246,8 @@ def _hash(values: NDArray[np.float32]) -> str:
 
 
 def folder_of(storage: Storage, *, output_dir: Path) -> Path:
-    """Where log-probabilities of a dataset are kept: beside it where this process can write there, else with the run.
-
-    storage: where the dataset lies.
+    """Folder for log-probabilities of a dataset: next to it if this process can write there, else with the run.
+    storage: of the dataset.
     """
     if isinstance(storage, LocalStorage) and os.access(storage.folder, os.W_OK):
         return storage.folder / REFERENCE_FOLDER

@@ -62,7 +62,7 @@ class TaskSteps:
             raise ConfigError(f"task {type(task).__name__} has no objective that is logged: give it one")
 
     def begin_step(self, step: int) -> None:
-        """What is drawn from here on is drawn for a step, by the number of those that are finished."""
+        """Begin the random draws of a step, by the number of finished steps."""
         self.draw = replace(self.draw, step=step)
 
     def task_losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
@@ -76,12 +76,12 @@ class TaskSteps:
         return self._task.losses(model, batch, packs, **given)
 
     def units(self, packs: Sequence[Batch]) -> list[float]:
-        """Of each objective, in all of these packs."""
+        """Units of each objective in all of these packs."""
         each_pack = [self._task.units(pack) for pack in packs]
         return [float(sum(units[each.name] for units in each_pack)) for each in self.objectives]
 
     def of_sources(self, packs: Sequence[Batch]) -> list[float]:
-        """Of each source in turn, its packs among these, and the units of logged objectives in them."""
+        """For each source in turn: its packs among these, and the units of logged objectives in them."""
         counts = [0.0] * (2 * len(self._sources))
         for pack in packs:
             if pack.num_segments:  # a pack without samples is of no source
@@ -92,7 +92,7 @@ class TaskSteps:
         return counts
 
     def units_of_logged(self, units: Sequence[float]) -> list[float]:
-        """Those of `units`, of all objectives, that are of the logged ones."""
+        """Pick the units of logged objectives from `units` of all objectives."""
         return [count for each, count in zip(self.objectives, units, strict=True) if each.is_logged]
 
     def backward(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a batch is for: how samples become inputs, and which sums of losses over which units come out.
+"""Interface of tasks: samples -> inputs -> sums of losses over units.
 
 The loss of a step is the sum over the objectives of weight * (sum over the global batch) / (units over the global
 batch), so it does not depend on how packs fall to ranks.
@@ -44,7 +44,7 @@ class LossSum(NamedTuple):
 
     @staticmethod
     def of(losses: torch.Tensor, counts: Sequence[int]) -> LossSum:
-        """Of single losses, float32[n], of which each pack has so many, in the order of the packs."""
+        """Sum of single losses, float32[n], with the number of losses of each pack, in the order of the packs."""
         by_pack = [each.double().sum() for each in losses.detach().split(list(counts))]
         return LossSum(losses.sum(), torch.stack(by_pack))
 
@@ -75,7 +75,7 @@ class Task(Protocol):
         ...
 
     def objectives(self, model: PackedModel) -> Sequence[Objective]:
-        """What this model learns, by which every rank adds up the same."""
+        """Objectives of this model, in the same order on every rank."""
         ...
 
     def units(self, pack: Batch) -> Mapping[str, int]:
@@ -107,7 +107,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """What is drawn in one step. seed: of the run. step: finished steps before it; None in an evaluation.
+    """Random draws of one step. seed: of the run. step: finished steps before it; None in an evaluation.
 
     An evaluation draws the same for a sample each time. Streams with different names are independent. A sample is told
     from others by Batch.sample_ids and Batch.source. Tensors are on the CPU, samples in the order of the packs.
