@@ -131,6 +131,7 @@ keep_names(
         "mds.peers": "plugins.peers.nodes",
         **{name: f"tools.{name}" for name in ("demo", "ledger", "simulate", "watch")},
         "processors.preference_media": "processors.preference",
+        "processors.families.asked": "processors.families.probe",
         "processors.blocks": "processors.bagel",
         "train.model.own_loop": "train.model.choice",
         "train.model.block_attention": "plugins.tasks.bagel_model",

@@ -19,7 +19,7 @@ from ...mds.shard import AnyShard, open_shard
 from ...processes.engine import open_threads
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
-from ...processors.measured import measured_with_media
+from ...processors.lengths import measured_with_media
 from ...processors.media.facts import facts_of, sound_of_video
 from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat, read_preference

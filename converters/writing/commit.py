@@ -18,7 +18,7 @@ from ...mds.lengths import LengthIndex, lengths_names, patches_name
 from ...mds.measuring import MEDIA_KINDS, upload_lengths, write_json
 from ...mds.provenance import PROVENANCE_NAME, SOURCES_NAME, write_provenance
 from ...processors.base import Processor, processor_fingerprint
-from ...processors.measured import measures_media
+from ...processors.lengths import measures_media
 from ...storage.storage import Storage
 from ..stored.catalog import REJECTS_NAME
 from .encoding import HASH, index_json

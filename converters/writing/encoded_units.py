@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, EmptyRowError, WorkerError
 from ...processors.base import AMOUNTS, Measured, Processor, or_error, through
-from ...processors.measured import (
+from ...processors.lengths import (
     checked,
     groups,
     measured_with_media,

@@ -27,7 +27,7 @@ from ..processors.base import (
     tokenizes_all,
     works_together,
 )
-from ..processors.measured import groups, sample_bytes
+from ..processors.lengths import groups, sample_bytes
 from ..types import Batch, Columns, PackSegments, Processed, Sample, TokenRows
 from .bad_samples import BadSamples, SampleClock, is_of_sample, padding_of, reason_of
 from .collate import PAD_TOKEN_ID, check_keys, collate, for_checked, write_padding

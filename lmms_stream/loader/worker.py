@@ -27,7 +27,7 @@ from ..plan.planner import PREFETCH_PACKS, Planned, StepPlanner, Work, steps_ahe
 from ..plan.source_ranges import Weights
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Measured, Processor
-from ..processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
+from ..processors.lengths import checked, groups, measured_with_media, measures_media, sample_bytes
 from ..processors.tokenizers import tokenize_in_one_thread
 from ..storage.fetch_config import FetchCounts, FetchTally, sum_counts
 from ..types import Batch, Sample

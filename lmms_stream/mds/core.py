@@ -23,7 +23,7 @@ from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
 from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
 from ..processors.base import Compared, Processor
-from ..processors.measured import measured_columns
+from ..processors.lengths import measured_columns
 from ..storage.failures import disk_errors
 from ..storage.fetch_config import FetchConfig
 from ..storage.locks import file_of, leftovers, lock_of, locked, remove_leftovers, written_whole

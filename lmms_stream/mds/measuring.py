@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, LengthsError, LmmsStreamError, ObjectMissingError, StorageError
 from ..processes.pool import check_num_workers, do_all, num_cores, open_pool
 from ..processors.base import Measured, Processor, processor_fingerprint
-from ..processors.measured import (
+from ..processors.lengths import (
     checked,
     groups,
     measured_columns,

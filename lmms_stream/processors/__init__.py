@@ -1,7 +1,7 @@
 """Sample -> tokens, labels and media inputs: one module per kind of data.
 
 base            the interface of a processor; spans of tokens that are trained on
-measured        lengths of samples, several at once
+lengths         lengths of samples, several at once
 tokenizers      fast tokenizers; it and families/installed alone import transformers; their threads; places of
                 byte-level tokens in a text
 json_text       JSON texts -> values, integers of any size unchanged

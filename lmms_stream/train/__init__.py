@@ -10,10 +10,10 @@ inputs          inputs of a trainer: its run, and functions that change it; data
 protocol        what the files below see of a trainer
 evaluate        the loss on evaluation datasets, and predictions for compute_metrics
 parts           what a trainer builds on first use, a reference model among it
-standing        the state of a trainer, saved and resumed; a model that a checkpoint fills
+trainer_state   the state of a trainer, saved and resumed; a model that a checkpoint fills
 loop            one run of a trainer, step by step
 trainer         PackedTrainer: inputs, parts, override points
-prepared        a run's file -> its trainer
+launch          a run's file -> its trainer
 torchrun        the command that starts a run; torchrun for several ranks, and their end
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import LmmsStreamError
 from ..processes.family import end_process
-from .prepared import lost_ranks_named, prepare, without_collections
+from .launch import lost_ranks_named, prepare, without_collections
 
 USAGE = """usage: torchrun … -m lmms_stream.train RUN.yaml [SETTING=VALUE ...]
 

@@ -21,7 +21,7 @@ from .run.counts import TrainedOn, Votes, agree, read
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients
-from .standing import state_of
+from .trainer_state import state_of
 
 
 class StoppedError(TrainingError):

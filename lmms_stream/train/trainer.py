@@ -29,7 +29,8 @@ from .run.mesh import join_world
 from .run.phases import Phases
 from .run.precision import with_precision
 from .run.settings import TrainConfig
-from .standing import (
+from .tasks.task import Task
+from .trainer_state import (
     checkpoint_to_resume,
     finish,
     model_to_fill,
@@ -38,7 +39,6 @@ from .standing import (
     resume_choice,
     trainer_state,
 )
-from .tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

@@ -18,7 +18,7 @@ import torch
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import LmmsStreamError
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.prepared import Prepared, lost_ranks_named
+from lmms_stream.train.launch import Prepared, lost_ranks_named
 from lmms_stream.types import Batch
 
 from tests.train.runs import trainer_of

@@ -15,7 +15,7 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel import BagelProcessor, BlockKind
 from lmms_stream.processors.bagel_images import BagelSettings, Grid
 from lmms_stream.processors.base import FactsMissingError, Measured, processor_fingerprint
-from lmms_stream.processors.measured import with_not_shown
+from lmms_stream.processors.lengths import with_not_shown
 from lmms_stream.processors.not_shown import kinds_of
 from PIL import Image
 

@@ -17,7 +17,7 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import Processor
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.measured import groups, measured
+from lmms_stream.processors.lengths import groups, measured
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from lmms_stream.types import Sample
 from transformers import AutoTokenizer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import FactsMissingError, Measured
-from lmms_stream.processors.measured import checked, measured_columns, measured_with_media, measures_media
+from lmms_stream.processors.lengths import checked, measured_columns, measured_with_media, measures_media
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Sample
 

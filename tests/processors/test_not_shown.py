@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lmms_stream.errors import DataError
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.measured import tells_not_shown
+from lmms_stream.processors.lengths import tells_not_shown
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.processors.not_shown import KINDS, check_shown, counts_text, keys_named, kinds_of
 from lmms_stream.processors.preference import MediaPreferenceProcessor, PreferenceProcessor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError
-from lmms_stream.train.prepared import RUN_LENGTHS, prepare
+from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
 
 from ..conftest import write_tokens

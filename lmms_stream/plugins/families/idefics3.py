@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...processors.families.asked import Described
+from ...processors.families.probe import Described
 
 
 def rows_of_one(made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:

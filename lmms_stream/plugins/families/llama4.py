@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...processors.families.asked import Described
+from ...processors.families.probe import Described
 
 
 def _features(base: Any, kind: str, inputs: Mapping[str, Any]) -> Any:

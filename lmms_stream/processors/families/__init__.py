@@ -8,5 +8,5 @@ vision      images and chosen frames of videos -> patches; settings of towers of
 clips       sounds -> mel features
 qwen_vl     what the Qwen-VL families share: qwen2_vl, qwen2_5_vl, qwen3_vl
 installed   transformers' processor of a folder, and families whose media only it reads
-asked       a processor of any family -> its kinds of media, learned by running it
+probe       a processor of any family -> its kinds of media, learned by running it
 """

@@ -32,12 +32,12 @@ FAMILIES = Registry[FamilyMaker](
 def family_of(files: ProcessorFiles) -> FamilyMaker:
     """Return the family of the processor's class, or else of the model's type, that the files name.
 
-    The processor of any other folder is run to learn what it does (asked.py).
+    The processor of any other folder is run to learn what it does (probe.py).
     """
     family = FAMILIES.get(files.processor_class or files.model_type)
     if family is not None:
         return family
-    from .asked import Described
+    from .probe import Described
 
     return Described()
 

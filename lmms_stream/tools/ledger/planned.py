@@ -47,7 +47,7 @@ def open_run(
     its packs; and for LMMS Engine's launch file without a world, whose global batch follows from that.
     """
     from ...config import load_mapping
-    from ...train.prepared import RUN_LENGTHS, is_launch_file
+    from ...train.launch import RUN_LENGTHS, is_launch_file
 
     data = load_mapping(path, overrides, one_of=RUN_LENGTHS)
     opened = _launched if is_launch_file(data) else _configured

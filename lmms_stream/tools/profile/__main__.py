@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...errors import LmmsStreamError
 from ...processes.family import end_process
-from ...train.prepared import lost_ranks_named, prepare
+from ...train.launch import lost_ranks_named, prepare
 
 
 def main(arguments: Sequence[str]) -> int:

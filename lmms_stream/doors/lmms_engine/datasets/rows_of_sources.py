@@ -19,7 +19,7 @@ from ....loader.batch_maker import cut
 from ....loader.collate import check_keys
 from ....plan.packing import Overlong
 from ....processors.base import Processor, or_error, process_all, process_sample, tokenizes_all
-from ....processors.measured import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes
+from ....processors.lengths import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes
 from ....storage.failures import disk_errors
 from ....types import Processed, Sample
 from .source_files import SourceFile, row_order, sample_id_of
