@@ -2,17 +2,15 @@
 
 run/            settings, processes, schedule of a run
 model/          a transformers model as it runs on packs
-reference/      the model that a task compares with
 checkpoint/     what is saved and resumed
 report/         what a run reports
 run_config      a run as one YAML file
 inputs          inputs of a trainer: its run, and functions that change it; data: its opened datasets
-protocol        what the files below see of a trainer
+parts           parts of a trainer, built on first use, and methods that users override
 evaluate        the loss on evaluation datasets, and predictions for compute_metrics
-parts           what a trainer builds on first use, a reference model among it
 trainer_state   the state of a trainer, saved and resumed; a model that a checkpoint fills
 loop            one run of a trainer, step by step
-trainer         PackedTrainer: inputs, parts, override points
+trainer         PackedTrainer: train, evaluate, predict, save
 launch          a run's file -> its trainer
 torchrun        the command that starts a run; torchrun for several ranks, and their end
 """
