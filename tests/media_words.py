@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from lmms_stream.errors import DataError
 from lmms_stream.processors.base import FactsMissingError, Measured
-from lmms_stream.processors.media.stored import media_part
+from lmms_stream.processors.media.facts import media_part
 from lmms_stream.types import Processed, Sample
 from streaming import MDSWriter
 

@@ -27,7 +27,7 @@ import orjson
 from ...errors import ConfigError, DataError, StorageError
 from ...mds.index import ShardInfo, read_if_there
 from ...mds.shard import fetch_shard, open_shard
-from ...processors.media.stored import MediaPart
+from ...processors.media.facts import MediaPart
 from ...storage.cache import LocalCache
 from ...storage.failures import disk_errors
 from ...storage.storage import Storage, open_storage

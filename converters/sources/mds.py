@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...mds.index import INDEX_NAME, ShardInfo, read_listing
 from ...mds.shard import Shard, fetch_shard
-from ...processors.media.facts import FACT_TYPES, SOUND_OF_VIDEO
-from ...processors.media.stored import MediaPart, media_part
+from ...processors.media.facts import FACT_TYPES, SOUND_OF_VIDEO, MediaPart, media_part
 from ...processors.media.types import INTERVAL_KEYS
 from ...processors.stored_chat import read_chat, read_preference
 from ...storage.cache import LocalCache

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from ...errors import ConfigError, DataError
 from ...mds.index import ShardInfo
 from ...processors.base import IGNORED_LABEL, Processor, SeeMedia, SeenMedium
-from ...processors.media.facts import SOUND_OF_VIDEO
+from ...processors.media.facts import SOUND_OF_VIDEO, MediaPart, media_part
 from ...processors.media.formats import shown_mime
-from ...processors.media.stored import MediaPart, media_part
 from ...processors.media.types import interval_of
 from ...processors.stored_chat import read_chat, read_preference
 from ...processors.text import DocumentsProcessor, TokensProcessor

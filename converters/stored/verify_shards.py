@@ -20,8 +20,7 @@ from ...processes.engine import open_threads
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
 from ...processors.lengths import measured_with_media
-from ...processors.media.facts import facts_of, sound_of_video
-from ...processors.media.stored import media_parts
+from ...processors.media.facts import facts_of, media_parts, sound_of_video
 from ...processors.stored_chat import read_chat, read_preference
 from ...processors.text import DocumentsProcessor, TokensProcessor
 from ...storage.local import LocalStorage

@@ -19,8 +19,7 @@ from ..types import Processed, Sample
 from .bagel_images import BagelSettings, Grid, Side, decoded
 from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, measured_tokens, or_error, through
 from .chat_template import REASONING_KEYS
-from .media.facts import facts_of, stored_facts
-from .media.stored import media_part
+from .media.facts import facts_of, media_part, stored_facts
 from .media.types import ImageFacts
 from .not_shown import KINDS
 from .stored_chat import read_chat

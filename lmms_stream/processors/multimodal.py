@@ -34,8 +34,7 @@ from .families.family import Family, FamilyMaker, Layout
 from .families.files import ProcessorFiles, read_files
 from .families.registry import family_of
 from .families.settings import MediaSettings
-from .media.facts import facts_of, sound_of_video, stored_facts, stored_sound
-from .media.stored import media_part
+from .media.facts import facts_of, media_part, sound_of_video, stored_facts, stored_sound
 from .media.types import interval_of, new_memory
 from .tokenizers import FastTokenizer, Span, load_tokenizer
 

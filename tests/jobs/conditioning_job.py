@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lmms_stream.train.model.plain import PlainModel
+from lmms_stream.train.model.build import PlainModel
 from lmms_stream.train.model.sharding import blocks_of, shard_model
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.mesh import build_meshes

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.plugins.parallel.expert_parallel import split_experts
-from lmms_stream.train.model.plain import PlainModel
+from lmms_stream.train.model.build import PlainModel
 from lmms_stream.train.model.sharding import shard_model
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.mesh import Meshes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.model.plain import PlainModel
+from lmms_stream.train.model.build import PlainModel
 from lmms_stream.train.model.sharding import shard_model
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.mesh import Meshes

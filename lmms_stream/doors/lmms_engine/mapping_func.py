@@ -13,8 +13,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...errors import ConfigError, DataError
 from ...processors.base import Processor
+from ...processors.media.facts import media_part
 from ...processors.media.images import decode_image
-from ...processors.media.stored import media_part
 from ...types import Processed, Sample
 from .datasets import processor as theirs
 from .datasets.iterable import MultiModalIterableDataset

@@ -21,8 +21,8 @@ from ...extras import need
 from ...processors.chat_template import ChatTemplate, without_nulls
 from ...processors.families.qwen_vl import fitting
 from ...processors.families.vision import Vision
+from ...processors.media.facts import media_part
 from ...processors.media.images import decode_image
-from ...processors.media.stored import media_part
 from ...processors.tokenizers import FastTokenizer, load_tokenizer
 from .rows import Read
 from .sample import Sample

@@ -16,8 +16,8 @@ from ...errors import ConfigError
 from ...loader.collate import collate
 from ...processors.bagel import LATENTS, BlockKind
 from ...processors.base import IGNORED_LABEL
+from ...train.model.build import PlainModel
 from ...train.model.loss import learnt_tokens, losses_of_logits
-from ...train.model.plain import PlainModel
 from ...train.model.sharding import reshard
 from ...train.tasks.task import Draw, LossSum, Objective
 from ...types import Batch

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...processors.bagel import LATENTS, BlockKind, Blocks, blocks_of, positions, visible
+from ...train.model.build import PlainModel
 from ...train.model.loss import learnt_tokens
-from ...train.model.plain import PlainModel
 from ...train.tasks.task import Draw
 from ...types import Batch
 

@@ -15,7 +15,7 @@ import torch
 
 from ...checks import plain_path
 from ...errors import ConfigError
-from ...train.model.plain import PlainModel, config_of, takes
+from ...train.model.build import PlainModel, config_of, takes
 from ...train.tasks.task import Draw, LossSum, Objective
 from ...types import Batch
 from .images import LABELS, NO_LABEL, check_apart, collate_images, frozen, loss_sum, pixels_of

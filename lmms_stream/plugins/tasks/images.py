@@ -10,7 +10,7 @@ import torch
 
 from ...errors import ConfigError
 from ...loader.collate import collate
-from ...train.model.plain import PlainModel
+from ...train.model.build import PlainModel
 from ...train.model.sharding import reshard
 from ...train.tasks.task import LossSum
 from ...types import Batch, Processed

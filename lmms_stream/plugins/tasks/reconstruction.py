@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from ...checks import plain_path
 from ...errors import ConfigError
-from ...train.model.plain import PlainModel
+from ...train.model.build import PlainModel
 from ...train.tasks.task import Draw, LossSum, Objective
 from ...types import Batch
 from .images import check_apart, collate_images, frozen, loss_sum, pixels_of

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...train.model.plain import takes
+from ...train.model.build import takes
 from .flow_matching import FlowMatching, velocity_of
 from .images import LABELS
 

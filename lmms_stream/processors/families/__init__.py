@@ -6,7 +6,7 @@ family      what a family tells: counts from facts, positions, the tower's tenso
 registry    a processor's folder, or a model's type -> its family; other families are in plugins/families
 vision      images and chosen frames of videos -> patches; settings of towers of square tiles
 clips       sounds -> mel features
-qwen_vl     what the Qwen-VL families share: qwen2_vl, qwen2_5_vl, qwen3_vl
+qwen_vl     Qwen2-VL, and the code that it shares with qwen2_5_vl and qwen3_vl
 installed   transformers' processor of a folder, and families whose media only it reads
 probe       a processor of any family -> its kinds of media, learned by running it
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...versions.transformers import CUTS_SECONDS_OF_FRAMES
 from .files import ProcessorFiles
-from .qwen2_vl import Qwen2VL
+from .qwen_vl import Qwen2VL
 from .vision import Section
 
 _RELEASED = 2  # tokens a second of the models that were released

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..media.facts import Facts, ImageFacts, VideoFacts
     from ..media.types import Interval
 
+
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 START, END = "<|vision_start|>", "<|vision_end|>"
 _MAX_ASPECT = 200  # the longer side over the shorter one; transformers refuses more
@@ -337,3 +338,23 @@ def check_aspect(height: int, width: int) -> None:
             f"it has {width} x {height} pixels, and one side may be {_MAX_ASPECT} times the other at most: cut or "
             "remove it"
         )
+
+
+# Qwen2-VL: two frames a second, and a pair of frames is a step of time, whatever time lies between them.
+
+
+class Qwen2VL(FramesOfTheirOwn):
+    """See Family."""
+
+    name = "Qwen2-VL"
+    model_types = ("qwen2_vl",)
+    processor_classes = ("Qwen2VLProcessor",)
+    video_defaults: ClassVar[Mapping[str, Any]] = {
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+        "fps": 2.0,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
+
+
+FAMILY = Qwen2VL

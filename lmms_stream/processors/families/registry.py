@@ -20,7 +20,7 @@ FAMILIES = Registry[FamilyMaker](
             "plugins.families.qwen2_5_omni": ("qwen2_5_omni_thinker", "qwen2_5_omni", "Qwen2_5OmniProcessor"),
             "processors.families.qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
             "plugins.families.qwen2_audio": ("qwen2_audio", "Qwen2AudioProcessor"),
-            "processors.families.qwen2_vl": ("qwen2_vl", "Qwen2VLProcessor"),
+            "processors.families.qwen_vl": ("qwen2_vl", "Qwen2VLProcessor"),
             "plugins.families.qwen3_omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe", "Qwen3OmniMoeProcessor"),
             "processors.families.qwen3_vl": ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "Qwen3VLProcessor"),
         }.items()

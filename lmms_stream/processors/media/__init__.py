@@ -4,8 +4,7 @@ formats        bytes -> MIME type
 types          facts of an image, a video, a sound; the seconds of a video to read; memory of large arrays
 image_header   the size of an image, JPEG and deep grey ones among them; limits of sizes
 containers     videos and sounds, opened by PyAV: frames and rates of videos, samples of sounds
-facts          media -> facts; samples of WAV and FLAC
-stored         the media of a stored sample
+facts          media -> facts; samples of WAV and FLAC; facts of a stored sample
 images         bytes of an image -> pixels as shown
 video          bytes of a video -> chosen frames as shown
 resize         pixels -> pixels of another size

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError, DataError
-from .formats import is_cut_short
-from .image_header import check_image, image_facts
-from .types import FACT_TYPES, AudioFacts, Facts, ImageFacts, VideoFacts
+from .formats import extension_of, is_cut_short, shown_mime
+from .image_header import check_image, image_facts, image_size
+from .types import FACT_TYPES, AudioFacts, Facts, ImageFacts, Interval, VideoFacts, interval_of
 
 __all__ = [
     "FACT_TYPES", "SOUND_OF_VIDEO", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of",
@@ -161,3 +162,61 @@ def _flac(data: bytes) -> AudioFacts | None:
     packed = int.from_bytes(data[18:26], "big")
     rate, samples = packed >> 44, packed & ((1 << 36) - 1)
     return AudioFacts(samples, rate) if rate and samples else None
+
+
+# The media of a stored sample: places of its parts, and their facts. Nothing is decoded.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaPart:
+    """kind: "image", "audio", "video" or what the sample calls it; mime: as the sample says, "" where it does not.
+
+    facts: as the sample says, None where it does not. interval: of a video, the seconds that are read of it. sound: of
+    a video, the facts about its sound, as the sample says.
+    """
+
+    kind: str
+    mime: str
+    data: bytes
+    facts: Facts | None = None
+    interval: Interval | None = None
+    sound: AudioFacts | None = None
+
+    @property
+    def real_mime(self) -> str:
+        """What the first bytes say, and where they say nothing, what the sample says."""
+        return shown_mime(self.data, self.kind) or self.mime
+
+    @property
+    def extension(self) -> str:
+        return extension_of(self.real_mime)
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Width and height in pixels as shown, from the header; None for what is no image of a kind that is known."""
+        return image_size(self.data) if self.real_mime.startswith("image/") else None
+
+
+def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
+    """The part of a message that is not text; DataError for a span outside of the sample's media, for facts that are no
+    numbers above 0, and for an interval that is none.
+    """
+    kind, span = str(part.get("type")), part.get("span")
+    if not isinstance(span, Sequence) or len(span) != 2 or not all(type(number) is int for number in span):
+        raise DataError(f"a part of type {kind!r} has no span [offset, size] but {span!r}: convert the dataset again")
+    offset, size = span
+    if offset < 0 or size < 1 or offset + size > len(media):
+        raise DataError(
+            f"a part of type {kind!r} lies at bytes [{offset}, {offset + size}) of {len(media)} bytes of media: "
+            "convert the dataset again"
+        )
+    data, facts = media[offset : offset + size], stored_facts(part)
+    interval, sound = (interval_of(part), stored_sound(part)) if kind == "video" else (None, None)
+    mime = str(part.get("mime") or "")
+    return MediaPart(kind=kind, mime=mime, data=data, facts=facts, interval=interval, sound=sound)
+
+
+def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaPart]:
+    """All media of a sample in the order of its messages; DataError for one whose span is wrong."""
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return [media_part(part, media) for content in contents for part in content if part["type"] != "text"]

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import CheckpointError, ConfigError, LmmsStreamError, StorageError
 from ...storage.failures import disk_errors
 from ..model.adapters import adapter_of
-from ..model.plain import DIFFUSERS_CLASS, config_of
+from ..model.build import DIFFUSERS_CLASS, config_of
 from ..run.distributed import cpu_group
 from .export_adapter import save_adapter
 from .store import ADAPTER_NAME, BASE_CONFIGS, Dtype

@@ -18,7 +18,7 @@ from ...errors import CheckpointError
 from ...mds.core import processor_of
 from ...version import VERSION
 from ..model.adapters import adapter_of
-from ..model.plain import config_of
+from ..model.build import config_of
 from ..run.optimizers import Average
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer

@@ -4,7 +4,7 @@ attention   implementations of attention to try, torch's kernel among them; varl
 loss        hidden states -> a loss of each target token, a few logits at a time; the loss of a router of experts
 adapters    what is trained of a model with an adapter
 build       a model, built: of transformers, of diffusers, of the user's own class
-model       how it is run on packs; towers: its parts that read media; plain: one that is no language model
+model       how it is run on packs; towers: its parts that read media
 isolation   the proof that it keeps the samples of a pack apart; choice: the fastest attention that passes
             it, for a trainer and for a training loop that users write
 sharding    what each rank holds, and how it gets there; pretrained: read one by one; unused: gradients of what a

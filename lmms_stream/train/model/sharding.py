@@ -23,8 +23,8 @@ from ..run.distributed import cpu_group, gather
 from ..run.mesh import Meshes
 from ..run.settings import TrainConfig
 from .adapters import record_base
+from .build import PlainModel
 from .model import PackedModel
-from .plain import PlainModel
 from .pretrained import PretrainedTensors, unread_weights
 from .unused import use_all_parameters
 

@@ -17,9 +17,8 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.plugins.tasks.flow_matching import FlowMatching, velocity_of
 from lmms_stream.plugins.tasks.sampling import sample_images
 from lmms_stream.train.checkpoint.export import export_checkpoint
-from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.build import ModelConfig, PlainModel
 from lmms_stream.train.model.flops import image_flops
-from lmms_stream.train.model.plain import PlainModel
 from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed

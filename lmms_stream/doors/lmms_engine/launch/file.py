@@ -11,8 +11,7 @@ from typing import Any
 from ....config import LAUNCH_SECTIONS, build_config
 from ....errors import ConfigError
 from ....mds.dataset_config import DatasetConfig, check_names
-from ....train.model.build import ModelConfig
-from ....train.model.plain import DIFFUSERS_CLASS
+from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.model.varlen import SDPA_VARLEN
 from ....train.run.settings import FsdpConfig, ProfileConfig, TrainConfig
 from ....types import World
