@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import pad
 
 from ...errors import ConfigError
-from ...train.model.unused import with_zeros
+from ...train.model.sharding import with_zeros
 from ...train.run.distributed import takes_cpu_tensors
 from ...versions.transformers import GIVES_WEIGHTS_OF_CHOSEN_EXPERTS
 from .exchanges import exchanged, swapped

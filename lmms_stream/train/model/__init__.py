@@ -7,7 +7,7 @@ build       a model, built: of transformers, of diffusers, of the user's own cla
 model       how it is run on packs; towers: its parts that read media
 isolation   the proof that it keeps the samples of a pack apart; choice: the fastest attention that passes
             it, for a trainer and for a training loop that users write
-sharding    what each rank holds, and how it gets there; pretrained: read one by one; unused: gradients of what a
-            rank does not use; when gradients of micro-batches are summed over ranks
+sharding    what each rank holds, and how it gets there; gradients of unused parameters;
+            when gradients of micro-batches are summed over ranks; pretrained: weights, read one by one
 flops       arithmetic of training, of models that make images too; media_flops: of parts that read media
 """

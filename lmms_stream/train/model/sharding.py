@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
 from typing import Any
@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.fx.experimental._config as shape_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...errors import ConfigError
 from ...freed_memory import give_back_memory
@@ -26,7 +27,6 @@ from .adapters import record_base
 from .build import PlainModel
 from .model import PackedModel
 from .pretrained import PretrainedTensors, unread_weights
-from .unused import use_all_parameters
 
 logger = logging.getLogger("lmms_stream")
 
@@ -430,3 +430,49 @@ def fits(num_trained: int, *, num_own: int, free_bytes: int) -> bool:
 def _num_own(parameter: torch.Tensor) -> int:
     local = getattr(parameter, "to_local", None)
     return int(local().numel() if local is not None else parameter.numel())
+
+
+# Zero gradients for parameters that a rank did not use, for a torch whose FSDP2 does not make them (below 2.15).
+#
+# Ranks reduce the gradients of a block together, so all ranks need gradients of the same parameters.
+
+
+def use_all_parameters(block: torch.nn.Module) -> None:
+    """Have all parameters of a block take part in its backward pass; call it before the block is sharded."""
+    block.register_forward_hook(_use)  # FSDP's own hook, which frees the parameters, comes after it
+
+
+def _use(block: torch.nn.Module, _: Any, output: Any) -> Any:
+    leaves, spec = tree_flatten(output)
+    first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
+    if first is None:
+        return output
+    leaves[first] = with_zeros(leaves[first], _own_parameters(block))
+    return tree_unflatten(leaves, spec)
+
+
+def with_zeros(tensor: torch.Tensor, unused: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The tensor; in the backward pass, what did not take part in making it gets gradients of zeros."""
+    made: torch.Tensor = _Zeros.apply(tensor, *unused)
+    return made
+
+
+def _own_parameters(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Trained parameters of the module, without those of inner blocks that are sharded separately."""
+    yield from (each for each in module.parameters(recurse=False) if each.requires_grad)
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _own_parameters(child)
+
+
+class _Zeros(torch.autograd.Function):
+    """Its first argument; the others get gradients of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.shapes = [(each.shape, each.dtype, each.device) for each in parameters]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], *(torch.zeros(shape, dtype=dtype, device=at) for shape, dtype, at in ctx.shapes)
