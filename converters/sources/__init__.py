@@ -8,8 +8,8 @@ sources         specs -> opened sources
 python_rows     rows of a program: iterables, and datasets of the library `datasets`
 files           files of rows, here or in a store, as streams of plain bytes
 table           parts that all formats share: places of rows, random access, sources fetched when their turn comes
-hive            folders named lang=en -> a column of the rows below them
 units           pieces of a source that one process reads
-jsonl, json_array, csv (and its settings), arrow, webdataset, folders, saved_datasets, hub, mds    a format each
+jsonl, json_array, csv (and its settings), arrow, webdataset, saved_datasets, hub, mds     a format each
+folders         folders of texts and images; folders named lang=en -> a column of the rows below them
 arrow_values    values of Arrow columns, by type and feature
 """

@@ -17,8 +17,7 @@ from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .detect import FORMATS, QUOTES, check_format, named_format, reads_ranges
 from .files import Fetch, StoredFile
-from .folders import FolderTable, MakeUnit, image_unit, text_unit
-from .hive import TableWithColumns, columns_of
+from .folders import FolderTable, MakeUnit, TableWithColumns, columns_of, image_unit, text_unit
 from .hub import HubDataset, HubSpec, rows_of_split
 from .listing import (
     README,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...checks import plain_path
 from ...converters.sources.detect import named_format
 from ...converters.sources.files import LocalFile, StoredFile
-from ...converters.sources.hive import columns_of
+from ...converters.sources.folders import columns_of
 from ...converters.sources.listing import (
     README,
     check_numbered,
