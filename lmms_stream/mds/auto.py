@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError, LengthsError, StorageError
-from ..processes.alone import call_alone
 from ..processes.bar import terminal_bar
+from ..processes.interpreter import call_in_interpreter
 from ..processes.pool import obstacle
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.failures import disk_errors
@@ -107,7 +107,7 @@ def _measure(stored: StoredDataset, processor: Processor) -> None:
     call = partial(measure_and_keep, stored.url, stored.node_folder, processor)
     with terminal_bar("measuring", total=stored.num_samples, unit="samples") as on_samples:
         if stored.num_samples > _FEW_SAMPLES and obstacle(processor) is None:
-            measured: MeasuredIndex = call_alone(partial(call, None), on_progress=on_samples)
+            measured: MeasuredIndex = call_in_interpreter(partial(call, None), on_progress=on_samples)
         else:
             measured = call(1, on_samples)
     if measured.refused:

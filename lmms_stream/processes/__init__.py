@@ -5,7 +5,7 @@ engine      the choice of a task executor: processes, threads, or an engine of p
 own_code    code of the user, by a name that each process can load
 fork_server a process that has imported what others need, and is forked; preloaded: its first imports;
             whether importing a script would run it again
-alone       one call in an interpreter of its own
+interpreter     one call in an interpreter of its own
 bar         a progress bar
 shared_tensors  tensors in shared memory without a name
 family      child processes, and their end

@@ -20,7 +20,7 @@ from lmms_stream.mds.auto import Limits, ensure_lengths
 from lmms_stream.mds.measuring import lock_folder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
-from lmms_stream.processes.alone import call_alone
+from lmms_stream.processes.interpreter import call_in_interpreter
 from lmms_stream.processes.pool import obstacle
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.text import TokensProcessor
@@ -245,14 +245,14 @@ def test_a_script_that_does_not_guard_its_main_part_measures_all_the_same(name: 
 
 def test_a_call_in_a_process_of_its_own_gives_its_result_progress_and_errors() -> None:
     told: list[int] = []
-    assert call_alone(tells_of_it, on_progress=told.append) != os.getpid()
+    assert call_in_interpreter(tells_of_it, on_progress=told.append) != os.getpid()
     assert told == [1, 2]
     with pytest.raises(ConfigError, match="not so"):
-        call_alone(fails, on_progress=told.append)
+        call_in_interpreter(fails, on_progress=told.append)
     with pytest.raises(WorkerError, match=r"KeyError\('a'\)"):
-        call_alone(breaks, on_progress=told.append)
+        call_in_interpreter(breaks, on_progress=told.append)
     with pytest.raises(WorkerError, match=r"process \d+ ended \(status 3\) before it was done"):
-        call_alone(dies, on_progress=told.append)
+        call_in_interpreter(dies, on_progress=told.append)
 
 
 def test_what_is_of_the_running_script_or_cannot_be_pickled_stays_in_its_process(

@@ -28,8 +28,8 @@ from ....converters.sources.units import UNIT_BYTES
 from ....errors import ConfigError, DataError, ObjectMissingError
 from ....mds.dataset_config import DatasetConfig
 from ....mds.index import DATASET_NAME
-from ....processes.alone import call_alone
 from ....processes.bar import terminal_bar
+from ....processes.interpreter import call_in_interpreter
 from ....processes.pool import obstacle
 from ....processors.base import Processor, processor_fingerprint
 from ....storage.cache import home_folder
@@ -180,7 +180,7 @@ def _convert(building: Building) -> None:
         if is_small or obstacle(building) is not None:
             report: ConvertReport = call(1, advance)
         else:
-            report = call_alone(partial(call, None), on_progress=advance)
+            report = call_in_interpreter(partial(call, None), on_progress=advance)
     logger.info(
         "%d samples, %d tokens, in %.1f s; %d rows did not fit, %d were longer than max_length, %d had no text: %s",
         report.num_rows, report.num_tokens or 0, time.monotonic() - started, report.num_rejected, report.num_filtered,

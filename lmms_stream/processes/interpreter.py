@@ -18,10 +18,12 @@ from typing import Any
 from ..errors import LmmsStreamError, WorkerError
 from ..processors.tokenizers import ONE_THREAD
 
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.processes import alone; alone.answer({pipe})"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from lmms_stream.processes import interpreter; interpreter.answer({pipe})"
+)
 
 
-def call_alone(call: Callable[[Callable[[int], None]], Any], *, on_progress: Callable[[int], None]) -> Any:
+def call_in_interpreter(call: Callable[[Callable[[int], None]], Any], *, on_progress: Callable[[int], None]) -> Any:
     """Return the result of `call`, or raise its error; WorkerError when its process dies.
 
     call: is pickled with all its values, and takes a function for its progress. Its process ends with this one.
@@ -55,7 +57,7 @@ def _result(pipe: connection.Connection, on_progress: Callable[[int], None]) -> 
 
 
 def answer(descriptor: int) -> None:
-    """The process: it does the call that it is sent."""
+    """Run the call that the parent sends, and send its result or its error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits, which ends this one
     pipe = connection.Connection(descriptor)
     try:
