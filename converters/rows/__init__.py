@@ -6,7 +6,7 @@ user_functions  functions of the user: which rows to take, and what to make of e
 mapper          the first rows of a source -> the reading of all its rows; the reading of stored samples
 kinds           known kinds of rows, in the order of their detection; kinds of texts and images
 row_kind        parts of a kind: detection, columns, reading
-beside          columns that change the meaning of the columns that are read
+side_columns    columns that change the meaning of the columns that are read
 nearest         columns that fit no kind -> the nearest kind
 media_columns   columns of media, found by their values
 fields          the role of each column

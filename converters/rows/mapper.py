@@ -11,7 +11,6 @@ from ...errors import DataError
 from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
-from .beside import check_beside, check_each_row
 from .chat_kinds import check_texts
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
@@ -23,6 +22,7 @@ from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check
 from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 from .schemas import MESSAGES, TEXT, Schema
+from .side_columns import check_each_row, check_side_columns
 from .speakers import untagged
 
 ROWS_VERSION = 11  # raised when rows are stored differently
@@ -212,7 +212,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:
-        check_beside(rows, kind, found=found, left=left, columns=options.columns)
+        check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)
     return Mapper(

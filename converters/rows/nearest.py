@@ -10,13 +10,13 @@ from shlex import quote
 from typing import Any
 
 from ...errors import DataError
-from .beside import CHOICES, choices_in, choices_unread
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .content import MEDIA_ROLES
 from .fields import QUESTIONS, Fields, head_of, is_filled, unpacked, value_at
 from .media_columns import can_read, media_columns
 from .preference_kinds import KTO, is_verdict
 from .row_kind import RowKind
+from .side_columns import CHOICES, choices_in, choices_unread
 from .speakers import USUAL_ROLES, Readings, readings_of, readings_said
 
 _ALIKE = 0.75  # of SequenceMatcher, more is alike: one letter of five missing, doubled or swapped

@@ -77,7 +77,7 @@ def choices_unread(name: str) -> str:
     )
 
 
-def check_beside(
+def check_side_columns(
     rows: Sequence[Mapping[str, Any]],
     kind: RowKind,
     *,
