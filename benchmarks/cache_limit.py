@@ -29,7 +29,7 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
-from lmms_stream.storage.room import CacheRoom
+from lmms_stream.storage.quota import CacheQuota
 from lmms_stream.types import World
 from measure import print_table, verdict
 
@@ -56,11 +56,11 @@ def open_dataset(folder: Path, cache: Path, *, block: int, limit: int | None) ->
 @contextmanager
 def without_outlook() -> Iterator[None]:
     """Caches let go of what was used least recently."""
-    CacheRoom.outlook = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
+    CacheQuota.outlook = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
     try:
         yield
     finally:
-        del CacheRoom.outlook
+        del CacheQuota.outlook
 
 
 def downloads(folder: Path, *, block: int, limit: int, ranks: int, num_workers: int) -> list[int]:

@@ -45,12 +45,12 @@ class BlocksAhead:
         self._world = world
         self._outlooks: dict[str, CacheOutlook] = {}
         for source, dataset in datasets.items():
-            room = dataset.one.cache.room
-            if room is not None:
+            quota = dataset.one.cache.quota
+            if quota is not None:
                 outlook = CacheOutlook(
                     dataset, self._needed(source), margin_steps=margin_steps, epoch=epochs.get(source, 0)
                 )
-                room.outlook = self._outlooks[source] = outlook
+                quota.outlook = self._outlooks[source] = outlook
         self._at: dict[tuple[str, int], tuple[int, int]] = {}  # source and canonical node -> epoch and block
 
     def look(self, blocks: Sequence[SourceBlock], *, step: int) -> None:

@@ -27,7 +27,7 @@ from ..processors.lengths import measured_columns
 from ..storage.failures import disk_errors
 from ..storage.fetch_config import FetchConfig
 from ..storage.locks import file_of, leftovers, lock_of, locked, remove_leftovers, written_whole
-from ..storage.room import CacheRoom, least_cache_limit
+from ..storage.quota import CacheQuota, least_cache_limit
 from ..storage.storage import Storage
 from ..types import Sample, World
 from .auto import ensure_lengths
@@ -77,9 +77,9 @@ class PackedDataset:
         limit = self.fetch.limit_bytes
         if limit is not None:
             copied = [stored for stored in self.stored if stored.is_copied]
-            room = CacheRoom([folder for stored in copied for folder in stored.shard_folders], limit)
+            quota = CacheQuota([folder for stored in copied for folder in stored.shard_folders], limit)
             for stored in copied:
-                stored.limit(room)
+                stored.limit(quota)
 
     def _open_reader(self, columns: Sequence[str] | None) -> ShardReader:
         shards = SourcedShards([(stored.cache, stored.shards) for stored in self.stored])

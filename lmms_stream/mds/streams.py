@@ -17,8 +17,8 @@ from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.failures import causes, is_out_of_reach, is_throttled
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import CopiedFolder, FolderStorage, LocalStorage, can_write
+from ..storage.quota import CacheQuota
 from ..storage.retry import Retry
-from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
 from .filled_folder import FilledFolder
 from .index import DATASET_NAME, INDEX_NAME, is_safe_name
@@ -194,9 +194,9 @@ class StoredDataset:
         paths = [self.folder_of_files / name for name in names]
         return sum(path.stat().st_size for path in paths if path.exists())
 
-    def limit(self, room: CacheRoom) -> None:
+    def limit(self, quota: CacheQuota) -> None:
         """Keep the copies of this dataset within the room."""
-        self.cache.room = room
+        self.cache.quota = quota
 
     @property
     def is_copied(self) -> bool:

@@ -29,9 +29,9 @@ from .failures import disk_error, disk_errors
 from .fetch_config import FetchTally
 from .local import LocalStorage, can_write
 from .locks import give_name, leftovers, lock_of, locked, remove_leftovers, temporary_name
+from .quota import CacheQuota
 from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
-from .room import CacheRoom
 from .storage import Storage
 
 _PEER_POLL_S = 0.05  # between looks for what a peer downloads
@@ -78,7 +78,7 @@ class PeerCaches(Protocol):
 class LocalCache:
     """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
 
-    room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
+    quota: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
     counts what was there and what was downloaded; not what is read where it lies. keep_zip: compressed files stay
     beside what is made of them. peers: caches of other nodes, asked before the store. as_of_s: when the dataset was
     opened; an object that no checksum is known of, and that was written later, is an error: it may be of another
@@ -90,7 +90,7 @@ class LocalCache:
         storage: Storage,
         folder: Path | None = None,
         *,
-        room: CacheRoom | None = None,
+        quota: CacheQuota | None = None,
         retry: Retry = DEFAULT_RETRY,
         keep_zip: bool = False,
     ):
@@ -98,7 +98,7 @@ class LocalCache:
         self.keep_zip = keep_zip
         self.folder = (folder or default_cache_folder(storage.url)).absolute()  # the process may change its folder
         self.retry = retry
-        self.room = room
+        self.quota = quota
         self.tally = FetchTally()
         self.peers: PeerCaches | None = None
         self.as_of_s = math.inf
@@ -273,7 +273,7 @@ class LocalCache:
 
     def of_kept(self) -> LocalCache:
         """A cache of the same copies, which makes them of what lies in the folder instead of in the store."""
-        return LocalCache(LocalStorage(self.folder), self.folder, room=self.room, retry=self.retry)
+        return LocalCache(LocalStorage(self.folder), self.folder, quota=self.quota, retry=self.retry)
 
     def last_use(self, name: str) -> int:
         """When our copy of an object was used last, in nanoseconds since the machine was started; 0: there is none."""
@@ -290,8 +290,8 @@ class LocalCache:
         with disk_errors(str(path)), locked(record_path, timeout_s=0) as lock:
             if lock is not None and Record.read(record_path).owns(path):
                 path.unlink(missing_ok=True)
-                if self.room is not None and path.parent in self.room.folders:
-                    self.room.settle(record_path, 0)
+                if self.quota is not None and path.parent in self.quota.folders:
+                    self.quota.settle(record_path, 0)
                 record_path.unlink(missing_ok=True)
 
     def folders(self, names: Sequence[str]) -> list[Path]:
@@ -300,7 +300,7 @@ class LocalCache:
 
     def touch(self, path: Path) -> None:
         """Note that a file is in use, which keeps it longer than others where there is a limit."""
-        if self.room is not None:
+        if self.quota is not None:
             touch(lock_of(path))
 
     def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool | None:
@@ -385,9 +385,9 @@ class LocalCache:
         record_path = lock_of(path)
         if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
             remove_leftovers(path)
-        room = self.room if self.room is not None and path.parent in self.room.folders else None
-        if room is not None:  # for shards; the lengths index is always kept
-            room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        quota = self.quota if self.quota is not None and path.parent in self.quota.folders else None
+        if quota is not None:  # for shards; the lengths index is always kept
+            quota.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
         else:
             with record_path.open("r+b") as file:
                 Record.reserved(wanted.num_bytes).write(file)
@@ -403,8 +403,8 @@ class LocalCache:
             return size > 0
         finally:
             temporary.unlink(missing_ok=True)
-            if room is not None:
-                room.settle(record_path, size)
+            if quota is not None:
+                quota.settle(record_path, size)
 
     @staticmethod
     def _decoded(temporary: Path, wanted: Wanted) -> bool:

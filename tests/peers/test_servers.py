@@ -25,8 +25,8 @@ from lmms_stream.plugins.peers.client import PeerClient, PeerFailedError, PeerGr
 from lmms_stream.plugins.peers.server import MAX_UNKNOWN, PeerServer, SharedFolder, listen
 from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.fetch_config import FetchCounts
+from lmms_stream.storage.quota import CacheQuota
 from lmms_stream.storage.retry import Retry
-from lmms_stream.storage.room import CacheRoom
 
 from ..proxy import FaultProxy, Rule, fault_proxy
 from ..storage.counting import LoggedRemote, held
@@ -80,8 +80,8 @@ def nodes(folder: Path, num_nodes: int, *, num_bytes: int = 1000, objects: int |
             home.mkdir(exist_ok=True)
             group = PeerGroup(addresses=addresses, node=node, token=TOKEN)
             servers.append(PeerServer.start(listener, group, {SOURCE: SharedFolder(home, frozenset(NAMES))}))
-            room = None if objects is None else CacheRoom([home], objects * num_bytes)
-            cache = LocalCache(store, home, room=room, retry=Retry(attempts=2, timeout_s=LIMIT_S))
+            quota = None if objects is None else CacheQuota([home], objects * num_bytes)
+            cache = LocalCache(store, home, quota=quota, retry=Retry(attempts=2, timeout_s=LIMIT_S))
             cache.peers = Peers(PeerClient(group), SOURCE, cache.tally)
             caches.append(cache)
         yield Nodes(store, PeerGroup(addresses=addresses, node=0, token=TOKEN), caches, servers)

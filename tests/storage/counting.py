@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lmms_stream.storage.cache import LocalCache, Wanted
 from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.quota import CacheQuota
 from lmms_stream.storage.retry import Retry
-from lmms_stream.storage.room import CacheRoom
 from lmms_stream.types import StoredObject
 
 OBJECT_BYTES = 1000
@@ -85,8 +85,8 @@ class LoggedRemote(Remote):
 
 
 def limited_cache(folder: Path, *, objects: int, timeout_s: float = 5) -> LocalCache:
-    room = CacheRoom([folder], objects * OBJECT_BYTES)
-    return LocalCache(Remote(), folder, room=room, retry=Retry(attempts=2, timeout_s=timeout_s))
+    quota = CacheQuota([folder], objects * OBJECT_BYTES)
+    return LocalCache(Remote(), folder, quota=quota, retry=Retry(attempts=2, timeout_s=timeout_s))
 
 
 def limited_caches(folder: Path, *, folders: int, objects: int, timeout_s: float = 5) -> list[LocalCache]:
@@ -94,9 +94,9 @@ def limited_caches(folder: Path, *, folders: int, objects: int, timeout_s: float
     below = [folder / f"folder{number:03}" for number in range(folders)]
     for each in below:
         each.mkdir(exist_ok=True)
-    room = CacheRoom(below, objects * OBJECT_BYTES)
+    quota = CacheQuota(below, objects * OBJECT_BYTES)
     retry = Retry(attempts=2, timeout_s=timeout_s)
-    return [LocalCache(Remote(), each, room=room, retry=retry) for each in below]
+    return [LocalCache(Remote(), each, quota=quota, retry=retry) for each in below]
 
 
 def held(folder: Path) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.locks import locked
+from lmms_stream.storage.quota import HEADER_BYTES, LEDGER_NAME, CacheJournal, CacheQuota, Entry, find_download
 from lmms_stream.storage.record import Record, touch
-from lmms_stream.storage.room import HEADER_BYTES, LEDGER_NAME, CacheJournal, CacheRoom, Entry, find_download
 
 from ..rounds import in_long_rounds
 from .counting import OBJECT_BYTES, Remote, held, limited_cache, limited_caches, object_wanted
@@ -49,7 +49,7 @@ def test_downloads_into_a_full_cache_of_8000_shards_do_not_read_the_records_of_a
 
     fill(tmp_path, objects=8000)
     cache = limited_cache(tmp_path, objects=8000)
-    monkeypatch.setattr("lmms_stream.storage.room.find_download", read_record)
+    monkeypatch.setattr("lmms_stream.storage.quota.find_download", read_record)
     cache.fetch("first", object_wanted("first"))
     assert len(read) <= 2 * 8000  # one look at all of them, which serves all processes, and those that give way
     read.clear()
@@ -122,7 +122,7 @@ def test_a_download_locks_the_ledgers_of_few_folders(tmp_path: Path, monkeypatch
     caches = limited_caches(tmp_path, folders=100, objects=100)
     for number, cache in enumerate(caches):
         cache.fetch(f"a{number}", object_wanted(f"a{number}"))
-    monkeypatch.setattr("lmms_stream.storage.room.locked", counted_lock)
+    monkeypatch.setattr("lmms_stream.storage.quota.locked", counted_lock)
     for number, cache in enumerate(caches):
         cache.fetch(f"b{number}", object_wanted(f"b{number}"))
     assert len(taken) <= 8 * len(caches)
@@ -191,8 +191,8 @@ def test_a_ledger_that_was_cut_short_or_is_of_another_boot_is_made_anew(tmp_path
 
 def test_files_of_one_name_in_two_folders_are_both_counted(tmp_path: Path) -> None:
     folders = tmp_path / "one", tmp_path / "two"
-    room = CacheRoom(folders, 6 * OBJECT_BYTES)
-    one, two = (LocalCache(Remote(), folder, room=room) for folder in folders)
+    quota = CacheQuota(folders, 6 * OBJECT_BYTES)
+    one, two = (LocalCache(Remote(), folder, quota=quota) for folder in folders)
     for number in range(12):
         one.fetch(f"a{number:02}", object_wanted(f"a{number:02}"))
         two.fetch(f"a{number:02}", object_wanted(f"a{number:02}"))
@@ -202,7 +202,7 @@ def test_files_of_one_name_in_two_folders_are_both_counted(tmp_path: Path) -> No
 
 def test_two_sets_of_folders_that_share_one_keep_what_it_holds_in_one_ledger(tmp_path: Path) -> None:
     def cache_of(folder: Path, *folders: Path) -> LocalCache:
-        return LocalCache(Remote(), folder, room=CacheRoom(folders, 50 * OBJECT_BYTES))
+        return LocalCache(Remote(), folder, quota=CacheQuota(folders, 50 * OBJECT_BYTES))
 
     one, both = tmp_path / "one", tmp_path / "both"
     alone, shared = cache_of(both, both), cache_of(one, one, both)

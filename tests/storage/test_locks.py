@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lmms_stream.errors import StorageError
 from lmms_stream.storage.locks import locked, map_in_use
-from lmms_stream.storage.room import LEDGER_NAME, CacheRoom
+from lmms_stream.storage.quota import LEDGER_NAME, CacheQuota
 
 from ..conftest import run_command
 
@@ -85,11 +85,11 @@ def test_a_lock_of_short_work_that_a_stopped_process_holds_is_an_error_that_name
     with holder(path) as process:
         process.send_signal(signal.SIGSTOP)
         named = rf"{path} was held by another process for 0\.3 s: end that process"
-        room = CacheRoom([tmp_path], 1000)
+        quota = CacheQuota([tmp_path], 1000)
         with pytest.raises(StorageError, match=named):
-            room.reserve(record, 10, timeout_s=30)
+            quota.reserve(record, 10, timeout_s=30)
         with pytest.raises(StorageError, match=named):
-            room.settle(record, 0)
+            quota.settle(record, 0)
         with pytest.raises(StorageError, match=named):
             map_in_use(path)
 

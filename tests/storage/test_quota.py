@@ -19,8 +19,8 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.quota import CacheQuota, least_quota
 from lmms_stream.storage.record import Record
-from lmms_stream.storage.room import CacheRoom, least_room
 from lmms_stream.storage.storage import open_storage
 
 from ..conftest import write_tokens
@@ -81,14 +81,14 @@ def test_the_least_room_holds_the_shards_of_any_order() -> None:
     samples = rng.integers(1, 50, 40)
     sizes = samples * rng.integers(5, 90, 40)
     for span in (1, 30, 200, 5000):
-        least = least_room(sizes, samples, num_spans=1, span=span)
+        least = least_quota(sizes, samples, num_spans=1, span=span)
         for _ in range(50):
             order = rng.permutation(40)
             ends = np.cumsum(samples[order])
             first = int(rng.integers(0, max(1, ends[-1] - span + 1)))
             touched = (ends > first) & (ends - samples[order] < first + span)
             assert sizes[order][touched].sum() <= least
-    assert least_room(sizes, samples, num_spans=3, span=5000) == sizes.sum()
+    assert least_quota(sizes, samples, num_spans=3, span=5000) == sizes.sum()
 
 
 @pytest.mark.timeout(250)
@@ -157,8 +157,8 @@ def test_what_is_foretold_to_be_needed_last_gives_way_first(tmp_path: Path) -> N
     cache = limited_cache(tmp_path, objects=3)
     for name in ("a", "b", "c"):
         cache.fetch(name, object_wanted(name))
-    assert cache.room is not None
-    foretold = cache.room.outlook = Foretold(a=0.0, b=0.7, c=0.5, d=0.1, e=0.6, f=0.0)
+    assert cache.quota is not None
+    foretold = cache.quota.outlook = Foretold(a=0.0, b=0.7, c=0.5, d=0.1, e=0.6, f=0.0)
     cache.fetch("d", object_wanted("d"))
     assert held(tmp_path) == ["a", "c", "d"]
     foretold.uses |= {"d": 0.9}
@@ -166,14 +166,14 @@ def test_what_is_foretold_to_be_needed_last_gives_way_first(tmp_path: Path) -> N
     foretold.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     cache.fetch("e", object_wanted("e"))
     assert held(tmp_path) == ["a", "c", "e"]
-    cache.room.outlook = None
+    cache.quota.outlook = None
     cache.fetch("f", object_wanted("f"))
     assert held(tmp_path) == ["c", "e", "f"]
 
 
 def test_a_folder_that_another_room_fills_meanwhile_is_counted(tmp_path: Path) -> None:
     def cache_of(folder: str, name: str) -> LocalCache:
-        return LocalCache(Remote(), tmp_path / folder, room=CacheRoom([tmp_path / name, shared], 10 * OBJECT_BYTES))
+        return LocalCache(Remote(), tmp_path / folder, quota=CacheQuota([tmp_path / name, shared], 10 * OBJECT_BYTES))
 
     class FilledMeanwhile(Foretold):
         """Another room takes of the shared folder while this one looks for what gives way."""
@@ -185,12 +185,12 @@ def test_a_folder_that_another_room_fills_meanwhile_is_counted(tmp_path: Path) -
 
     shared = tmp_path / "shared"
     ours, theirs = cache_of("shared", "one"), cache_of("shared", "another")
-    beside = LocalCache(Remote(), tmp_path / "one", room=ours.room)
+    beside = LocalCache(Remote(), tmp_path / "one", quota=ours.quota)
     for cache in (beside, ours):
         for number in range(5):
             cache.fetch(f"a{number}", object_wanted(f"a{number}"))
-    assert ours.room is not None
-    ours.room.outlook = FilledMeanwhile(a0=0.1, a1=0.1)
+    assert ours.quota is not None
+    ours.quota.outlook = FilledMeanwhile(a0=0.1, a1=0.1)
     ours.fetch("b", object_wanted("b"))
     assert "meanwhile" in held(shared)
     assert len(held(tmp_path / "one")) + len(held(shared)) == 10
@@ -200,8 +200,8 @@ def test_what_is_in_use_stays_whatever_is_foretold(tmp_path: Path) -> None:
     cache = limited_cache(tmp_path, objects=3)
     for name in ("a", "b", "c"):
         cache.fetch(name, object_wanted(name))
-    assert cache.room is not None
-    cache.room.outlook = Foretold(a=0.2, d=0.3)
+    assert cache.quota is not None
+    cache.quota.outlook = Foretold(a=0.2, d=0.3)
     cache.touch(tmp_path / "b")  # by a rank that is behind, say
     cache.fetch("d", object_wanted("d"))
     assert held(tmp_path) == ["a", "b", "d"]

@@ -1,9 +1,9 @@
-"""Room for downloads under a limit: the files needed last give way, none that is not ours.
+"""Limit of a cache folder: a download evicts files that are needed last, only files that we downloaded.
 
-Which those are says the outlook of a process that follows a plan (see record.py); without one, the files used least
-recently give way.
+The outlook of a process that follows a plan orders them (see record.py); without an outlook, the least recently used
+files are evicted.
 
-All processes of a node that share a cache folder share its limit, and the ledger of its files (see below).
+All processes of a node that share a cache folder share its limit, and the journal of its files (see below).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .record import NEEDED_NOW, Outlook, Record, boot_id, touch
 _POLL_S = 0.05
 
 
-class CacheRoom:
-    """The room that one or more cache folders share, for files of at most `limit_bytes` in all.
+class CacheQuota:
+    """Quota of one or more cache folders together: files of at most `limit_bytes` in all.
 
-    outlook: what this process knows of when they are needed next; another process learns it for itself.
+    outlook: next uses of files as this process knows them; each process has its own.
     """
 
     def __init__(self, folders: Sequence[Path], limit_bytes: int):
@@ -43,7 +43,7 @@ class CacheRoom:
         self._numbers = {folder: number for number, folder in enumerate(self.folders)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CacheRoom, (self.folders, self.limit_bytes)
+        return CacheQuota, (self.folders, self.limit_bytes)
 
     def reserve(self, record_path: Path, num_bytes: int, *, timeout_s: float) -> None:
         """Take room for a download whose record the caller holds locked; files needed last are deleted.
@@ -217,7 +217,7 @@ def _delete(record_path: Path) -> bool:
     return True
 
 
-def least_room(sizes: NDArray[np.int64], samples: NDArray[np.int64], *, num_spans: int, span: int) -> int:
+def least_quota(sizes: NDArray[np.int64], samples: NDArray[np.int64], *, num_spans: int, span: int) -> int:
     """Bytes that let `num_spans` readers go through the shards in spans of `span` samples, each shard fetched once.
 
     sizes, samples: bytes and number of samples of each shard, int64[num_shards]. For any order of the shards: a span
@@ -245,12 +245,12 @@ def least_cache_limit(
 ) -> int:
     """The least cache_limit under which a node fetches no shard twice in an epoch.
 
-    sizes, samples: see least_room. zip_bytes: of the largest compressed file, which lies beside what is made of it.
+    sizes, samples: see least_quota. zip_bytes: of the largest compressed file, which lies beside what is made of it.
     block: samples of a shuffle block. num_served: canonical nodes that a node serves. samples_ahead: how far loader
     workers of a node read ahead of one another.
     """
     span = 2 * min(block, -(-int(samples.sum()) // num_canonical_nodes)) + samples_ahead // num_canonical_nodes
-    return least_room(sizes, samples, num_spans=num_served, span=span) + zip_bytes
+    return least_quota(sizes, samples, num_spans=num_served, span=span) + zip_bytes
 
 
 # Size and last use of our downloads in a cache folder, kept from one look to the next.
