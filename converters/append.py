@@ -217,8 +217,8 @@ def _shown(value: Any) -> str:
 def _unknown(
     opened: Sequence[Source], known: Sequence[Mapping[str, Any]], options: ConvertOptions, *, url: str
 ) -> tuple[list[Source], list[str]]:
-    """The sources with rows that are not of the known ones, which are as a dataset describes them; and the names of the
-    others, with the names of the known ones that have their rows where these are not the same.
+    """Sources with rows outside of the known sources (as a dataset describes them); and the names of the others, with
+    the names of the known ones that have their rows where these are not the same.
 
     A known source before which a limit ended has no rows in the dataset: it may change. It is passed over only if the
     limit is the same and ends in a source before it again.

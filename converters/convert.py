@@ -375,7 +375,7 @@ def _commit(
 def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> list[dict[str, Any]]:
     """Sources as a dataset.json tells them, without files that hold no rows.
 
-    limit: the one that was reached; then those from which it took not all rows are told with the rows that it took.
+    limit: the one that was reached; then sources that were not read to their end are described with the rows taken.
     """
     said = {index: _placed(each) for index, each in enumerate(described(sources)) if index not in reading.empty}
     if limit is not None:

@@ -1,7 +1,7 @@
 """A drop list -> the rows of the sources that it leaves out. names + sources + datasets -> rows.
 
 `FILE:ROW` names a row of a source. `SOURCE:ID`, as runs write it, names a sample of the dataset that a run read: its
-row is known where that dataset says what its samples were made of, or where it is converted itself.
+row is known from the provenance of the dataset, or if the dataset itself is converted.
 """
 
 from __future__ import annotations

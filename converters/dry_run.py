@@ -312,7 +312,7 @@ def _compressed(samples: Sequence[bytes], format: ShardFormat) -> tuple[float, f
 def _shown(
     samples: Sequence[bytes], format: ShardFormat, schema: str, options: ConvertOptions, *, folder: Path
 ) -> Iterator[SampleView]:
-    """Samples as `inspect` shows them, of a shard that holds them, in a temporary folder."""
+    """Samples as `inspect` shows them, written as a shard in a temporary folder."""
     if not samples:
         return
     path = folder / "shard.00000.mds"

@@ -261,7 +261,7 @@ def _first_places(known: Sequence[SourceRecord]) -> list[str]:
 
 
 def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
-    """The source itself and, where it has several files, each of them, with the rows that it takes of it."""
+    """Yield the source and each of its files if there are several, with the rows taken from each."""
     pieces = source.pieces if isinstance(source, TableSource) else None
     rows = interval(source.rows, source.num_rows) if isinstance(source, TableSource) else (0, None)
     yield place, rows

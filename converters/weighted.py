@@ -28,7 +28,7 @@ RUN_NAME = "datasets.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedEntry:
-    """An entry with a weight. name: of its dataset below the target, which differs from those of the others."""
+    """An entry with a weight. name: of its dataset below the target, unique among the entries."""
 
     name: str
     spec: Spec

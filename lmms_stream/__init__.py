@@ -147,7 +147,7 @@ _imported, __dir__ = lazy_names(__name__, _HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """A public name; where MosaicML's package is imported, its names are those of our classes of its types."""
+    """A public name; if MosaicML's package is imported, four names are our classes derived from its classes."""
     if name in _OF_MOSAICML:
         from .mds.mosaic_streams import package
 

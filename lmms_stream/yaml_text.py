@@ -1,8 +1,8 @@
 """YAML and JSON text -> values, and values -> YAML text: one reader for configs, overrides and lists.
 
-Numbers are those of YAML 1.2's core schema, so that JSON's are among them: 1e-5 and 1E3 are numbers, 010 is 10 and
-0o17 is 15. Times and dates are text. Beyond 1.2, as programs with PyYAML read them: yes, no, on and off are truth
-values, 1_000 is 1000 and 0b11 is 3.
+Numbers follow YAML 1.2's core schema, which includes JSON's numbers: 1e-5 and 1E3 are numbers, 010 is 10 and 0o17 is
+15. Times and dates are text. Beyond 1.2, as programs with PyYAML read them: yes, no, on and off are truth values, 1_000
+is 1000 and 0b11 is 3.
 """
 
 from __future__ import annotations

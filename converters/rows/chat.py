@@ -141,7 +141,7 @@ def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
 
 
 def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
-    """A message as a turn; fields that are null are left out, but for `content`, which stays where it stands.
+    """A message as a turn; null fields are left out, except `content`, which keeps its position.
 
     names: what it calls `role` and `content` -> these.
     """

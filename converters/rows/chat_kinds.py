@@ -293,7 +293,7 @@ def with_input(instruction: str, given: str) -> str:
 
 
 def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
-    """The instruction, with the input below it where there is one, and the output; before them the history's pairs."""
+    """The instruction, followed by the input if any, and the output; before them the history's pairs."""
     turns = exchanges(fields.get("history"))
     asked = with_input(fields.text("instruction"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*turns, *exchange(asked, fields.text("output"))]

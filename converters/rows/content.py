@@ -263,7 +263,7 @@ def _are_same(references: Sequence[Any], held: Sequence[Any], kind: str) -> bool
 
 
 def _split(content: Any, waiting: Waiting) -> Any:
-    """Content as it is, or as parts where text holds slots for media."""
+    """Content unchanged, or as parts if text holds slots for media."""
     if isinstance(content, str):
         parts = _split_text(content, waiting)
         return content if parts == [_text(content)] else parts

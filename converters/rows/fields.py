@@ -45,7 +45,7 @@ class Fields:
         return next(iter(filled or present), self.found.get(role))
 
     def get(self, role: str) -> Any:
-        """Its value; None when there is none, or a NaN, by which tables say so."""
+        """Its value; None for a missing value or NaN, which tables write for missing values."""
         column = self.column(role)
         value = None if column is None else value_at(self.values, column)
         if role == "messages" and isinstance(value, dict):
@@ -62,7 +62,7 @@ class Fields:
         return str(value)
 
     def items(self, role: str, what: str) -> list[Any]:
-        """Its value as a list that is not empty, also where it is stored as JSON text; DataError otherwise."""
+        """The value as a list with members, also from JSON text; DataError otherwise."""
         value, name = self.get(role), self.column(role) or self.usual[role][0]
         listed = parse_json(value, name) if isinstance(value, str) else value
         if not isinstance(listed, list) or not listed:

@@ -61,7 +61,7 @@ def _read_image(fields: Fields, options: ReadOptions, media: SampleMedia) -> dic
 
 
 def _label(fields: Fields) -> int:
-    """The number of a row's class: as it is, also as text, or that of a name that its column numbers (ClassLabel)."""
+    """Return the number of a row's class: a number, its text, or the number of a name in its column (ClassLabel)."""
     value, name = fields.get("label"), fields.column("label")
     if value is None:
         return NO_LABEL

@@ -81,7 +81,7 @@ class Mapper:
         return name not in self.names or f"{name}:bytes" in keep
 
     def samples(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> list[Sample]:
-        """The samples that a row gives: one, or one for each answer of a chat where the options say so."""
+        """The samples that a row gives: one, or one for each answer of a chat if the options ask for this."""
         sample = self(values, folder, unread)
         return list(each_answer(sample)) if self.options.learn == "each" and self.schema == MESSAGES.name else [sample]
 

@@ -291,7 +291,7 @@ def _nearness(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> 
 
 
 def _most_alike(usual: Sequence[str], names: Sequence[str]) -> tuple[float, str]:
-    """How much the name that is most alike to one of the usual ones is so, and that name.
+    """Similarity of the name that resembles a usual name most, and this name.
 
     0 for none; "" for none, and for several that are equally much alike.
     """

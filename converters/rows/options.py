@@ -17,7 +17,7 @@ _LATER = ("map", "filter", "tags", "dataset_info")
 
 
 class DescribedRows(Protocol):
-    """An entry of a list of datasets, such as LLaMA-Factory's, that describes its rows: a dataclass of JSON values."""
+    """Entry of a list of datasets, such as LLaMA-Factory's, with a description of rows: a dataclass of JSON values."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

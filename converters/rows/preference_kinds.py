@@ -19,7 +19,7 @@ from .speakers import USUAL_ROLES
 
 # Pairs of whole texts, which begin alike with what they answer (HH-RLHF's) -> what is stored of them. Pure.
 #
-# Such texts say by themselves who speaks, so that no chat template touches them. What is the prompt follows TRL 1.16
+# These texts name their speakers themselves: no chat template is applied. What is the prompt follows TRL 1.16
 # (`extract_prompt`).
 
 

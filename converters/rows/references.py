@@ -207,7 +207,7 @@ def _load(path: Path, reference: str) -> bytes:
 
 
 def _read_object(reference: str, root: str) -> bytes:
-    """An object below a URL: downloaded to a file first, so that one that is too large never fills memory."""
+    """An object below a URL, downloaded to a file first: an object that is too large never fills memory."""
     key = reference.removeprefix(f"{root}/")
     if _URL.match(key) or key.startswith("/") or ".." in PurePosixPath(key).parts:
         raise _outside(reference, root)

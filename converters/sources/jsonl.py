@@ -112,7 +112,7 @@ def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
 def line_ranges(location: Location, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Ranges of the bytes of a file of lines, each of unit_bytes at most.
 
-    Of as many bytes the first lines are counted; ranges are smaller where these say that there are more than UNIT_ROWS.
+    Of as many bytes the first lines are counted; ranges are smaller if the lines are more than UNIT_ROWS.
     """
     for start in range(first, last, location.unit_bytes):
         stop = min(start + location.unit_bytes, last)

@@ -90,10 +90,10 @@ def data_files(
 ) -> list[StoredObject]:
     """Files of a folder that hold its rows, all of one format. DataError where there is none, or a mixture of formats.
 
-    With a format that is insisted on: those whose names say it, or else one that is often named so. Text may be in
-    files of any name then. Files of unknown kinds are no data: descriptions, licences and programs lie beside it. Nor
-    are images beside rows of another format, whose media they are; images beside texts are a mixture. together: formats
-    that are read together. by: how some files of the folder are named, for errors.
+    If a format is requested: files with a known extension of the format, else with the usual name of such files. Then
+    text may be in files of any name. Files of unknown kinds are no data: descriptions, licences and programs lie beside
+    it. Nor are images beside rows of another format, whose media they are; images beside texts are a mixture. together:
+    formats that are read together. by: how some files of the folder are named, for errors.
     """
     for file in files:
         if ".." in PurePosixPath(file.key).parts:
@@ -239,7 +239,8 @@ def files_of_configuration(
 ) -> tuple[list[StoredObject], dict[str, str]]:
     """Return the files of the configuration that a spec names, and the splits that a README gives them.
 
-    All files if there are no two configurations. DataError if none of several is named, or one that is not there.
+    All files if there are no two configurations. DataError if several exist and none is named, or if the named
+    configuration does not exist.
     """
     wanted = spec.config
     shown = ", ".join(list(configurations)[:_SHOWN]) + (", …" if len(configurations) > _SHOWN else "")
@@ -342,9 +343,9 @@ def files_of_split(
 ) -> list[StoredObject]:
     """The files of the split that is wanted, or all where they are not of several.
 
-    only_if_all: some without a split mean that there are none. are_rows: files are rows, whose names mean little.
-    told: splits of files by key, whatever their names are. several: how to name several, for the error. DataError for
-    several of which none is wanted, and for one that is wanted and not there.
+    only_if_all: some without a split mean that there are none. are_rows: files are rows, whose names mean little. told:
+    splits of files by key, whatever their names are. several: how to name several, for the error. DataError if several
+    exist and none is named, or if the named split does not exist.
     """
     told, wanted = told or {}, spec.split
     splits = [_usual(told[file.key]) if file.key in told else split_of(file.key) for file in files]

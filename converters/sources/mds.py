@@ -160,9 +160,7 @@ class ShardSamples:
 
     @property
     def file(self) -> Path | None:
-        """The shard, where it lies on this machine as samples are read from it; None for one that is fetched or
-        decompressed.
-        """
+        """The shard's file on this machine, decompressed; None for one that is fetched or decompressed."""
         storage = shared_storage(self.url)
         if not isinstance(storage, LocalStorage) or self.info.zip_name is not None:
             return None
@@ -248,7 +246,7 @@ class StoredSource(TableSource):
 def read_ids(path: Path) -> NDArray[np.int64]:
     """Ids of samples from a file: one a line, or a .npy array of integers; int64[n], ascending.
 
-    DataError for what is no id, and for one that stands there twice.
+    DataError for an invalid id, and for an id that is listed twice.
     """
     try:
         if path.suffix == ".npy":

@@ -124,7 +124,7 @@ class RowsSource:
 
 @dataclass(frozen=True, slots=True)
 class PickledRows:
-    """Rows as this process has pickled them for its own workers, so that whoever gave them may change them."""
+    """Rows that this process has pickled for its workers: the caller may change its own rows."""
 
     pickled: tuple[bytes, ...]
 

@@ -139,7 +139,7 @@ class Spec:
         return "" if plain_path("source", self.text) == self.path else f", nor anything called {self.text!r}"
 
     def folder_text(self, **chosen: str) -> str:
-        """Return the folder as it is typed, with its config and split, or those that are given instead."""
+        """Return the folder as typed, with its config and split or with the given values."""
         said = {"config": self.config, "split": self.split, **chosen}
         query = "&".join(f"{key}={value}" for key, value in said.items() if value is not None)
         return f"{self.path.rstrip('/')}?{query}" if query else self.path.rstrip("/")
@@ -208,7 +208,7 @@ def _is_literal(path: str) -> bool:
 
 
 def _literal_head(path: str, is_there: Callable[[str], bool]) -> int:
-    """Number of leading characters that are folders which exist, so that none of the characters means anything."""
+    """Number of leading characters that name existing folders; these characters are literal."""
     head = 0
     while (found := SYNTAX.search(path, head)) and (end := path.find("/", found.start())) >= 0:
         if not is_there(path[:end]):
@@ -250,8 +250,8 @@ def has_wildcard(path: str) -> bool:
 
 
 def glob_base(path: str, *, is_there: Callable[[str], bool] = lambda folder: False) -> tuple[str, str]:
-    """The folder of a glob before its first wildcard, and the pattern below it. is_there: tells of a folder whose name
-    has characters of wildcards whether it exists, so that they are none.
+    """The folder of a glob before its first wildcard, and the pattern below it. is_there: whether a folder exists whose
+    name has wildcard characters, which are then literal.
 
     >>> glob_base("s3://bucket/chats/*/part-*.jsonl")
     ('s3://bucket/chats', '*/part-*.jsonl')

@@ -103,7 +103,7 @@ def in_units(
 
 
 def carry(payload: bytes, location: Location) -> bytes | Path:
-    """The payload for a unit, or a file that holds it where it is long."""
+    """Return the payload of a unit, or a file with the payload if it is long."""
     if len(payload) <= MAX_CARRIED_BYTES:
         return payload
     location.scratch.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def carried(payload: bytes | Path) -> bytes:
 
 
 def json_row(number: int, text: bytes) -> Row:
-    """The row of a JSON object's text; with an error that says what is wrong, where and near what, if it is none."""
+    """Return the row of a JSON object's text; for invalid text, a row with the error and its position."""
     if len(text) > MAX_ROW_BYTES:
         return Row(number, None, f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows, or name media by path")
     try:
@@ -141,7 +141,7 @@ def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def not_utf8(text: bytes, error: UnicodeDecodeError) -> str:
-    """What is wrong with text that is not UTF-8, where and near what."""
+    """Describe the error and its position in text that is not UTF-8."""
     return (
         f"not valid UTF-8 (byte {text[error.start]:#04x} at byte {error.start + 1}): write it as UTF-8, "
         f"near {excerpt(text, error.start)}"
@@ -243,7 +243,7 @@ class TableSource:
         return max(0, (num_rows if stop is None else min(stop, num_rows)) - start)
 
     def num_rows(self) -> int:
-        """How many rows there are, those outside of its slice among them."""
+        """Number of rows, including rows outside of the slice."""
         with disk_errors(self.name):
             return self._opened().num_rows()
 

@@ -51,7 +51,7 @@ class Unit(Protocol):
     def folder(self) -> str | None: ...
 
     def rows(self) -> Iterator[Row]:
-        """All rows; DataError where what lies there is not of the format at all, OSError where it cannot be read."""
+        """All rows; DataError if the content is not of the format at all, OSError if reading fails."""
         ...
 
     def count(self) -> int:
@@ -62,13 +62,12 @@ class Unit(Protocol):
 class Source(Protocol):
     """Something that the user named: a file, a folder, a dataset of the hub.
 
-    name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows).
-    identity: JSON values that change when its content does (size and modification time; an object's entity tag).
-    num_bytes: of all its units. rows: the slice of it that was named; first_row: how many that passes over.
-    settings: how a list says that its rows are to be read: fields of SchemaOptions, in place of the conversion's.
-    fetch: what brings it to this machine, which any process may do before units are asked for, and else is done then;
-    None where it lies here already, or units read it where it lies. is_part: whether it is one of the files of a folder
-    or glob, which may hold no rows.
+    name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows). identity:
+    JSON values that change when its content does (size and modification time; an object's entity tag). num_bytes: of
+    all its units. rows: the slice of it that was named; first_row: how many that passes over. settings: how a list says
+    that its rows are to be read: fields of SchemaOptions, in place of the conversion's. fetch: what brings it to this
+    machine, which any process may do before units are asked for, and else is done then; None if the source is local, or
+    if its units read it remotely. is_part: whether it is one of the files of a folder or glob, which may hold no rows.
     """
 
     @property

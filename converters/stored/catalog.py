@@ -60,7 +60,7 @@ class Catalog:
 
 
 def read_catalog(storage: Storage, *, refused: dict[str, str] | None = None) -> Catalog:
-    """The catalog of a dataset; StorageError where there is none, ShardError for one that is not safe to follow.
+    """The catalog of a dataset; StorageError without an index, ShardError for an index that is not safe to follow.
 
     refused: takes the columns that cannot be decoded, each with the reason, which is an error without it.
     """

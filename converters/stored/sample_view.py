@@ -365,7 +365,7 @@ def seen_by(processor: Processor | None, sample: Sample) -> tuple[SeenView, ...]
 
 
 def _png(frames: NDArray[np.uint8]) -> bytes:
-    """Frames uint8[N, H, W, 3] as one picture, about as wide as high."""
+    """Frames uint8[N, H, W, 3] in one roughly square picture."""
     from PIL import Image
 
     num_frames, height, width, _ = frames.shape

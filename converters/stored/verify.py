@@ -293,7 +293,7 @@ def _wrong_lengths(
 
 
 def _wrong_provenance(storage: Storage, num_samples: int, *, folder: Path) -> Iterator[Problem]:
-    """What is wrong with what says where samples come from, where there is any."""
+    """Problems of the provenance files, if any."""
     try:
         provenance = Provenance.of(storage, folder)
         if provenance is not None and provenance.num_samples != num_samples:

@@ -164,12 +164,12 @@ def consecutive(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def process_each(on_error: OnError) -> int:
-    """Of so many rows one is processed: where rows that do not fit are left out all are, so that none of them stays."""
+    """Return n: one of n rows is processed. All rows are processed if rows that do not fit are left out."""
     return 1 if on_error == "skip" else _PROCESS_EACH
 
 
 class _Encoded(NamedTuple):
-    """A sample as it lies in a shard, the spans of it as a document, and what it amounts to."""
+    """A sample's bytes in a shard, its spans as a document, and its measured length."""
 
     data: bytes
     spans: NDArray[np.int32]
@@ -217,9 +217,8 @@ class _Encoding:
                 of_row = []
 
     def _measured(self) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError, bool]]:
-        """What is to be stored of each row, which may be several samples, or why nothing can be; what it amounts to, or
-        why that cannot be measured, no tokens where nothing measures them; and whether it is the last sample of its
-        row.
+        """Yield each sample of each row or an error, its measured length or an error (no tokens without a processor),
+        and whether it is the last sample of its row.
         """
         rows = self._unit.rows()
         try:

@@ -95,7 +95,7 @@ class ShardFormat:
         return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *data])
 
     def _encoded(self, name: str, value: Any, error: Exception) -> bytes:
-        """The value if it is bytes that decode as its column's encoding; else DataError. error: of its encoder."""
+        """The value if its bytes decode with the column's encoding; else DataError. error: of its encoder."""
         try:
             if isinstance(value, bytes):
                 decoder(self.columns[name])(memoryview(value), 0, len(value))

@@ -1,7 +1,7 @@
 """The work of one part of a conversion, and of the command that makes the units of all parts into shards.
 
-A part encodes its units and keeps them below the target, each as soon as it is encoded. The last command takes them
-in place of encoding anything, and places them as one machine would have placed its own.
+A part encodes its units, and stores each unit below the target at once. The last command takes them in place of
+encoding anything, and places them as one machine would have placed its own.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .work import MAY_CHANGE, RowError
 class UnitKeeper:
     """Encodes units, and keeps them at a store, what they are last.
 
-    encoder: writes to the folder that it names, where the store is one that all workers see; else to temporary ones.
-    first_rows: of each source, how many its slice passes over.
+    encoder: writes to its folder if all workers see the store; else to temporary ones. first_rows: of each source, how
+    many its slice passes over.
     """
 
     encoder: UnitEncoder
@@ -208,7 +208,7 @@ class EncodedParts:
         return EncodedParts.at(base, identity) if base.list_objects(f"{_FOLDER}/") else None
 
     def begin(self, part: Part, *, overwrite: bool) -> Mapping[str, Any] | None:
-        """Say that the part is worked on; returns what it has said at its end, if it has come to that.
+        """Announce that the part is being encoded; return its completion record, or None if it is unfinished.
 
         Raises StorageError for parts of another number, and, unless overwrite, of another conversion.
         """
@@ -303,7 +303,7 @@ class EncodedParts:
         return [Part(int(each[1]), int(each[2])) for each in found if each]
 
     def _missing(self, parts: Sequence[Part]) -> tuple[list[Part], dict[int, int]]:
-        """Parts that are not whole; and of each source of which the others know it, its number of units."""
+        """Unfinished parts, and the number of units of each source that finished parts have read."""
         missing: list[Part] = []
         found: dict[int, int] = {}
         for part in (Part(number, parts[0].count) for number in range(parts[0].count)):

@@ -30,7 +30,7 @@ from .work import RowError, WorkFolder, free_numbers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """Where shards end, if not where they are full: after so many samples, or so that there are so many shards."""
+    """Ends of shards other than by size: after a number of samples, or for a number of shards."""
 
     num_shards: int | None = None
     samples_per_shard: int | None = None
@@ -366,7 +366,7 @@ class Placement:
 # Samples whose content came before. hashes, in order -> which of them are new. Pure.
 
 Hashes = NDArray[np.uint64]  # [n, 2]: the halves of 128 bits
-_RATIO = 4  # a run is joined with the one before it unless that is so many times as long
+_RATIO = 4  # a run is joined with the run before it, unless that run is _RATIO times as long
 
 
 class Seen:

@@ -211,7 +211,7 @@ class Reading:
     def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> tuple[Mapper | None, bool]:
         """What maps the rows of a source, by the first of a unit, and whether the unit has rows.
 
-        No mapper where the unit has none, and where the user's functions leave none.
+        No mapper if the unit has no rows, or if the user's functions keep no row.
         """
         options = self._options.changed(source.settings)
         if isinstance(unit, ShardSamples) and options == SchemaOptions():
@@ -345,7 +345,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The units of a part. owners: of each source the part that encodes all of it, None where its units are dealt."""
+    """The units of a part. owners: for each source the part that encodes it whole, None if its units are dealt."""
 
     part: Part
     owners: tuple[int | None, ...]
@@ -354,8 +354,8 @@ class Share:
     def of(part: Part, sizes: Sequence[int], *, is_fetched: Sequence[bool]) -> Share:
         """sizes: bytes of each source, 0 where it is unknown. is_fetched: whether it is copied whole to be read.
 
-        Whole sources are dealt where that is even enough, so that no part opens those of others; else units, in turn.
-        Sources that are fetched are never fetched by two.
+        Whole sources are dealt if this is even enough: no part opens a source of another part. Else units are dealt in
+        turn. Sources that are fetched are never fetched by two.
 
         >>> Share.of(Part(0, 2), [5, 4, 1], is_fetched=[False] * 3).owners
         (0, 1, 1)

@@ -92,7 +92,7 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
 
 
 def _write(path: Path, pieces: Iterator[bytes | memoryview]) -> dict[str, Any]:
-    """A file of these bytes, as an index describes one, without its name."""
+    """Write a file of these bytes; return its entry in an index, without the name."""
     digest = xxhash.xxh3_64()
     num_bytes = 0
     with path.open("wb") as file:

@@ -1,7 +1,7 @@
 """State of a conversion between its runs: its identity, its encoded units, and the shards that are written.
 
-It lies in a work folder of this machine, under a lock; the target says meanwhile, in a file of its own, that it is
-unfinished and whose it is, so that no other conversion writes there, and no reader takes it for a dataset.
+The state is in a work folder of this machine, under a lock. Meanwhile a file at the target names the unfinished
+conversion and its owner: no other conversion writes there, and no reader takes it for a dataset.
 """
 
 from __future__ import annotations
@@ -375,11 +375,10 @@ def _num_tokens(target: Storage, described: Mapping[str, Any]) -> int | None:
     return None
 
 
-# What conversions wrote at a target, and what of it readers still read while another one replaces it.
+# Files of conversions at a target, and the old files that readers still use during a replacement.
 #
-# A dataset that is to be replaced stays as it is until the new one is there: the new shards take numbers that the old
-# ones do not have, and index.json, which every reader begins with, is written over at once. What is left of the old
-# dataset is removed after that.
+# A dataset stays unchanged until its replacement is complete: new shards take unused numbers, and index.json, which
+# every reader begins with, is overwritten at once. Then the rest of the old dataset is removed.
 
 UNFINISHED_NAME = "_lmms/unfinished.json"
 _SHARD = re.compile(r"shard\.(\d{5,})\.mds(\.\w+)?")
@@ -446,7 +445,7 @@ def read_described(target: Storage, name: str) -> dict[str, Any] | None:
 
 
 def _claimed(claim: Mapping[str, Any]) -> set[str]:
-    """Files that an unfinished conversion may have written, and those that it replaces."""
+    """Files that an unfinished conversion may have written, and files that it replaces."""
     replaced = claim.get("replaced", [])
     numbers = islice(free_numbers(replaced), claim["num_shards"])
     return {*claim["files"], *replaced, *(shard_name(number) + claim["extension"] for number in numbers)}

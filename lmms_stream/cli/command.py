@@ -105,7 +105,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def given_options(options: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Return the options of these names that a command line gives, as written there. None, [] and False: not given.
+    """Return the options with these names from a command line, as typed. None, [] and False: not given.
 
     >>> given_options(argparse.Namespace(seed=0, block_size=None, setting=[]), ["seed", "block_size", "setting"])
     ['--seed']

@@ -128,7 +128,7 @@ def print_table(title: str, table: Table) -> None:
 
 
 def print_next(command: str) -> None:
-    """What to type next, on one line of any length, so that it can be copied."""
+    """Print the next command on one line of any length, for copying."""
     console.print(Text(f"next: {visible(command)}"), soft_wrap=True)
 
 

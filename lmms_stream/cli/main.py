@@ -173,7 +173,7 @@ def _show_warning(
 
 
 def build_parser(command: str | None = None) -> MainParser:
-    """The parser of one of our commands, and of those that are added with it; any other word: of all commands."""
+    """Return the parser of one command and the commands added with it; for any other word, of all commands."""
     parser = MainParser(prog="lmms-stream", formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
     parser.add_argument(
@@ -258,5 +258,5 @@ def checked_output() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not try to write it at its end."""
+    """Discard buffered output, or the interpreter would try to write the rest when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -382,7 +382,7 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
     def counting(self, key: str) -> Iterator[None]:
         """Held by the one of all processes that counts the packs of a key; the others come in when that is done.
 
-        It is the kernel's lock, so that nobody waits for a process that was killed.
+        The lock is the kernel's: nobody waits for a killed process.
         """
         path = self._folder / f"{key}.npy"
         lock_path = lock_of(path)

@@ -1,4 +1,4 @@
-"""A dataset, its processor, its order and its packs, as one section of a YAML file."""
+"""Section of a YAML file: a dataset, the processor of samples, their order and packing."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ DEFAULT_LANE_WINDOW = 512  # samples a lane measures before its first pack
 class DatasetConfig(EngineFields):
     """What `open` and `build` make a dataset of; with a dataset_type, what the classes of lmms_stream.datasets do.
 
-    The names are those of LMMS Engine's DatasetConfig where it has the setting; so are the defaults with a
-    dataset_type (see EngineFields). None is a default that depends on it, and the value is there after construction:
-    packing True (theirs False), packing_length 4096 (32000), packing_strategy "best_fit" ("first_fit"), overlong
-    "error" ("drop"), seed 0 (42). packing_mode: "auto" measures a dataset that has no lengths index once, up to 2
-    million samples; "plan" needs an index, "lanes" none. packing_window: samples that are packed together (default:
-    16384 with a lengths index, 512 in lanes, which measure that many before they give packs). num_parts: a dataset that
-    has grown by lmms-stream convert --append is read as it was with so many parts (0: before it grew).
+    The names are those of LMMS Engine's DatasetConfig where it has the setting; so are the defaults with a dataset_type
+    (see EngineFields). None: the default depends on dataset_type, and is filled in by construction: packing True
+    (theirs False), packing_length 4096 (32000), packing_strategy "best_fit" ("first_fit"), overlong "error" ("drop"),
+    seed 0 (42). packing_mode: "auto" measures a dataset that has no lengths index once, up to 2 million samples; "plan"
+    needs an index, "lanes" none. packing_window: samples that are packed together (default: 16384 with a lengths index,
+    512 in lanes, which measure that many before they give packs). num_parts: a dataset that has grown by lmms-stream
+    convert --append is read as it was with so many parts (0: before it grew).
     """
 
     remote: str = ""

@@ -40,13 +40,13 @@ _ITERATION, _PROCESS, _FIRST, _WORDS = range(4)
 class EpochCounter(SharesTensors):
     """Counts iterations; all workers of one iteration of a DataLoader get the same number.
 
-    It is in shared memory, which has no name, so nothing of it outlives its processes. The first word holds the count
-    of iterations begun and a hash of what the workers of the last one have in common. Processes are numbered as they
-    are started, so worker 0's number names an iterator, and of the last iterations a word each holds it, hashed with
-    the rest: a worker that finds its own there joins that iteration, also where others were begun since. Where another
-    thread started processes between its workers, their numbers say nothing: a worker joins the last iteration if it
-    has this in common and has not begun it yet, and the workers that have run; else it begins the next. As words are
-    written whole, it does not matter which worker that is, nor whether two do it at once.
+    The count is in shared memory without a name: nothing outlives the processes. The first word holds the count of
+    iterations begun and a hash of what the workers of the last one have in common. Processes are numbered as they are
+    started, so worker 0's number names an iterator, and of the last iterations a word each holds it, hashed with the
+    rest: a worker that finds the word of its iterator joins this iteration, even if later iterations have begun. Where
+    another thread started processes between its workers, their numbers say nothing: a worker joins the last iteration
+    if it has this in common and has not begun it yet, and the workers that have run; else it begins the next. As words
+    are written whole, it does not matter which worker that is, nor whether two do it at once.
     """
 
     def __init__(self) -> None:

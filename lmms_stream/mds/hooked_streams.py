@@ -52,8 +52,8 @@ class HookedStream:
     def download(self, key: str, path: Path) -> None:
         """Let the stream fetch a file, and put it at `path`.
 
-        A file that the stream puts under its own name beside `path` is moved: the cache gives it the name again, and
-        counts it as its own. One that was there before is copied.
+        A file that the stream puts under its own name beside `path` is moved: the cache renames the file back, and
+        counts it as a download of ours. One that was there before is copied.
         """
         was_there = (self._folder / key).exists()
         try:

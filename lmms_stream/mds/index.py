@@ -61,7 +61,7 @@ class ShardInfo:
 
     @property
     def shown_columns(self) -> str:
-        """The columns as messages name them, alike for shards that may lie in one dataset."""
+        """Columns as errors name them, equal for shards that may be in one dataset."""
         columns = zip(self.column_names, self.column_encodings, self.column_sizes, strict=True)
         return ", ".join(f"{name} ({code}{'' if size is None else f', {size} bytes'})" for name, code, size in columns)
 

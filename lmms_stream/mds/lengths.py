@@ -48,9 +48,9 @@ def is_description(name: str) -> bool:
 class LengthsDescription:
     """What the JSON file of an index says. patches_hash: None where no sample has patches.
 
-    num_tokens_of: of each of KINDS; None where there are no patches, or it is not known, because the samples are some
-    of those that were measured. num_cut: media of which not all is read. not_shown: samples with content that the chat
-    template does not show, by the kind of content.
+    num_tokens_of: of each of KINDS; None without patches, or if unknown because the samples are a part of the measured
+    samples. num_cut: media of which not all is read. not_shown: samples with content that the chat template does not
+    show, by the kind of content.
     """
 
     num_samples: int
@@ -167,14 +167,14 @@ class LengthIndex(Lengths):
         return 0 if self.patches is None else int(np.sum(self.patches, dtype=np.int64))
 
     def first(self, num_samples: int) -> LengthIndex:
-        """That of the first samples alone, as it was before others were appended; reads all of it."""
+        """Return the index of the first samples only, as before others were appended; reads the whole index."""
         patches = None if self.patches is None else self.patches[:num_samples]
         return LengthIndex.from_array(
             self.lengths[:num_samples], fingerprint=self.fingerprint, processor=self.processor, patches=patches
         )
 
     def release(self) -> None:
-        """Give pages of a memory-mapped index back to the kernel, which keeps them as long as it has room.
+        """Release the pages of a memory-mapped index to the kernel's page cache.
 
         Reading all over an index larger than memory would otherwise count as resident memory of this process.
         """

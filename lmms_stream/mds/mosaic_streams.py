@@ -292,8 +292,9 @@ def _hooks_of(stream: StreamBase) -> list[str]:
 def weigh(streams: Sequence[StreamBase], sizes: NDArray[np.int64], *, epoch_size: int | None, seed: int | None) -> int:
     """Set how many samples an epoch takes of each stream (choose), and what that makes of it (proportion, repeat).
 
-    Return the samples of an epoch. sizes: samples of each stream. seed: of the draw that gives streams what rounding
-    leaves, as MosaicML has it; None: the largest remainders get it. Raises ConfigError as samples_chosen does.
+    Return the samples of an epoch. sizes: samples of each stream. seed: of the draw that distributes the remainders of
+    rounding over streams, as in MosaicML; None: the largest remainders get it. Raises ConfigError as samples_chosen
+    does.
     """
     shares = [StreamShare(proportion=each._proportion, repeat=each._repeat, choose=each._choose) for each in streams]
     counts = np.array(samples_chosen(sizes.tolist(), shares, epoch_size=epoch_size), np.int64)

@@ -180,7 +180,7 @@ class Provenance:
         return array
 
     def check(self) -> None:
-        """Read the array through; ShardError where it is not what it was, or names a source that is not there."""
+        """Read the array through; ShardError if the file has changed, or names a source that does not exist."""
         path = Path(str(getattr(self.rows, "filename", "")))
         if not array_matches(path, content_hash=self.content_hash):
             raise ShardError(f"{self._where} does not hold what {SOURCES_NAME} was written for: {_REMEDY}")
@@ -272,7 +272,7 @@ class ListedSample:
     """A line of a list. name: of a source or a file; "" where the line has none. number: of a sample, or of a row.
 
     is_id: the line is JSON with source and sample_id, as a run writes it, and names no row of a file. where: the line
-    stands, for errors. dataset: the identity of the dataset whose sample it is, where the line says it.
+    stands, for errors. dataset: identity of the dataset with the sample, if the line has one.
     """
 
     name: str

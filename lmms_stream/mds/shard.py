@@ -204,7 +204,7 @@ def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -
 
 
 def _fetch(cache: LocalCache, info: ShardInfo, *, wait: bool) -> Path | None:
-    """One file of a shard; where compressed files are kept, it is made of the one that is kept."""
+    """Fetch one file of a shard; decompress the kept file if compressed files are kept."""
     if info.zip_name is not None and cache.keep_zip and not isinstance(cache.storage, LocalStorage):
         zipped = Wanted(
             name=info.zip_name,

@@ -163,7 +163,7 @@ class SourcedShards(Sequence[tuple[LocalCache, ShardInfo]]):
         return cache, shards[index - (self._ends[stream] - len(shards))]
 
 
-# A dataset that has grown by parts, read as it was before some of them.
+# Read a dataset that has grown by parts in its state before some parts.
 
 
 def first_parts(shards: ShardList, parts: Sequence[Mapping[str, Any]], num_parts: int | None, *, url: str) -> ShardList:

@@ -42,7 +42,7 @@ class StoredIndex:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """What the dataset has taken in since it was converted, as its dataset.json describes it."""
+        """Parts appended to the dataset after its conversion, as its dataset.json describes them."""
         return [] if self.dataset is None else list(self.dataset.get("parts", []))
 
 
@@ -76,7 +76,7 @@ def _of_table(
 
 
 def _open_table(folder: Path, storage: Storage) -> ShardTable | None:
-    """The table in a folder; None where it is damaged, or another process has just removed it."""
+    """The table in a folder; None if the table is damaged, or was just removed by another process."""
     try:
         return ShardTable(folder, source=f"{storage.url}/{INDEX_NAME}")
     except (FileNotFoundError, ShardError):
@@ -84,7 +84,7 @@ def _open_table(folder: Path, storage: Storage) -> ShardTable | None:
 
 
 def _remove_damaged(folder: Path, storage: Storage, timeout_s: float) -> None:
-    """Remove a table that cannot be opened, so that it is made again."""
+    """Remove a table that cannot be opened; the next reader makes a new table."""
     if not can_write(folder.parent):
         return
     with locked(folder.parent / ".lock", timeout_s=timeout_s) as lock:

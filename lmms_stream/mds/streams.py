@@ -141,7 +141,7 @@ class StoredDataset:
         self.num_samples = int(self.shards.samples.sum())
 
     def as_of(self, num_parts: int) -> StoredDataset:
-        """The same dataset as it was with so many parts, without opening it again; see StreamConfig."""
+        """Return the dataset with its first `num_parts` parts only, without opening it again; see StreamConfig."""
         found = copy.copy(self)
         found._read_parts(num_parts)
         return found
@@ -247,8 +247,8 @@ class StoredDataset:
     def _fetch_array(self, name: str, content_hash: str, *, what: str) -> Path:
         """An array of a lengths index on this node. what: it is, for the error where it is missing.
 
-        It is kept under its content's name, so that an index that was written again is not mistaken for the old one; in
-        a folder that is filled, which is a dataset by itself, under its own.
+        The name of the copy follows from the content: a rewritten index is not mistaken for the old index. In a folder
+        that is filled, which is a dataset by itself, the copy has the stored name.
         """
         wanted = Wanted(
             name=name if self._filled is not None else f"{LENGTHS_FOLDER}/{content_hash}.npy",
@@ -310,7 +310,7 @@ class StoredDataset:
 
 
 def _opened(stream: StreamConfig, retry: Retry) -> Storage:
-    """The store of a stream; a folder from which another one that is named as local is filled is one to be copied."""
+    """Open the store of a stream; a folder is copied if `local` names another folder."""
     storage = open_storage(stream.url, retry=retry)
     if not isinstance(storage, LocalStorage):
         return storage

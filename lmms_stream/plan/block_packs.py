@@ -1,8 +1,8 @@
 """The packs of one shuffle block, replayed a stretch at a time. lengths + order + packing -> [this] -> segments.
 
 A step reads from a block of each canonical node. With many of them whole blocks would take too long to replay before
-the first step, and too much memory. So the packs that come next are kept, and where packing stands after them: it goes
-window by window, and a stretch of windows has the packs that the whole block has.
+the first step, and too much memory. So only the next packs are kept, with the state of packing after them: packing goes
+window by window, and a stretch of windows gives the same packs as the whole block.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class BlockPacks:
         return starts
 
     def replay_to(self, number: int) -> bool:
-        """Have a pack at hand, and of those that follow it as many as there is room for; whether it was not."""
+        """Load pack `number` and as many following packs as fit; return whether the pack was not loaded before."""
         if self.first <= number < self.stop:
             return False
         ids = self._order.block(self._node, self.block)

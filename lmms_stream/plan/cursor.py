@@ -107,7 +107,7 @@ class Cursor:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
 
     def check_plans(self, fingerprints: Mapping[str, str]) -> None:
-        """Raise CursorError, which says what differs, where a source follows another plan than this one."""
+        """Raise CursorError, with the differences, if a source follows another plan."""
         for name, built in fingerprints.items():
             saved = self.sources[name].plan if name in self.sources else built
             if saved != built:

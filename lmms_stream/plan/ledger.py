@@ -89,7 +89,7 @@ class PieceEntry:
 
 
 class FirstStep(NamedTuple):
-    """The first step that reads some samples, and one of those that it reads."""
+    """First step that reads any of some samples, and one sample read by the step."""
 
     step: int
     source: str

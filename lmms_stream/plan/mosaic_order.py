@@ -169,7 +169,7 @@ def _canonical_rows(num_samples: int, num_canonical: int, *, num_nodes: int) -> 
 
 
 def _repeated(of_nodes: Ids, ranks: int) -> Ids:
-    """Numbers that a node reads again, so that its ranks get equally many."""
+    """Numbers that a node repeats, for equal counts on its ranks."""
     length = of_nodes.shape[1]
     missing = -length % ranks
     if not missing:

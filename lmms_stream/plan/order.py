@@ -41,7 +41,7 @@ class OrderConfig:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a plan is named by: reshuffle only where it is set, since plans were named before there was one."""
+        """What a plan is named by: reshuffle only if set: plans had names before this setting existed."""
         values = asdict(self)
         if self.reshuffle:
             del values["reshuffle"]
@@ -71,7 +71,7 @@ def default_canonical_nodes(num_samples: int) -> int:
 
 
 def in_stored_order(config: OrderConfig) -> OrderConfig:
-    """The config as whole epochs follow it: without shuffle one canonical node, so that the order is the stored one.
+    """The config as whole epochs follow it: without shuffle, a single canonical node: samples keep the stored order.
 
     (Lanes each read a canonical node of their own, whatever the order.)
     """
@@ -156,8 +156,8 @@ class EpochOrder:
     def pieces(self, blocks_together: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The shard, canonical node and shuffle block of every part that a block has of a shard, as they are laid out.
 
-        int64[num_pieces] each, at least one for each shard that has samples. blocks_together: number of
-        consecutive blocks that count as one, so that small blocks give fewer pieces.
+        int64[num_pieces] each, at least one for each shard that has samples. blocks_together: number of consecutive
+        blocks that are merged: small blocks give fewer pieces.
         """
         bounds = np.array([self.node_bounds(node) for node in range(self.num_canonical_nodes)], np.int64)
         span = self.config.shuffle_block_size * blocks_together

@@ -34,12 +34,12 @@ _CHUNK = 1 << 22  # lengths that are looked at together
 class PackPlan:
     """Random access to the packs of any epoch over a lengths index (or a plain array of lengths).
 
-    samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise).
-    counts_cache: keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset.
-    counting: entered with the key of counts that the cache lacks, while they are made; one process after another where
-    several share the cache, so that the first one counts and the others find what it kept. kept_segments: of packs
-    that are kept in memory, 16 bytes each, for all canonical nodes together; more of them are replayed less often. By
-    default plans that are mixed share MIXED_SEGMENTS. Short epochs are packed many at a time (see short_epochs).
+    samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise). counts_cache:
+    keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset. counting: entered
+    with the key of counts that the cache lacks, while they are made; processes that share the cache take turns: the
+    first process counts, and the others read its counts. kept_segments: of packs that are kept in memory, 16 bytes
+    each, for all canonical nodes together; more of them are replayed less often. By default plans that are mixed share
+    MIXED_SEGMENTS. Short epochs are packed many at a time (see short_epochs).
     """
 
     def __init__(

@@ -177,12 +177,11 @@ class PackingConfig:
 class Packs:
     """Packs over positions 0..N-1 of a sequence of lengths.
 
-    order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once
-    (a position that was split: once for each of its pieces). offsets: int64[num_packs + 1].
-    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated, split or kept;
-    num_overlong_media: those of them with media, which are dropped whatever the others are.
-    pieces: None, or int32[num_segments] when samples were split: piece k of a position starts at its token
-    k * packing_length.
+    order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once (a
+    position that was split: once for each of its pieces). offsets: int64[num_packs + 1]. num_tokens: tokens in all
+    packs. num_overlong: positions longer than a pack, dropped, truncated, split or kept; num_overlong_media: number of
+    these with media, always dropped. pieces: None, or int32[num_segments] when samples were split: piece k of a
+    position starts at its token k * packing_length.
     """
 
     order: NDArray[np.int32]
@@ -357,7 +356,7 @@ def pack_window(
     """
     tokens = np.concatenate([waiting.lengths, lengths])
     if config.strategy == "next_fit":
-        # The pack that waited begins where a pack begins, so that packing it again gives it again.
+        # The pack that waited starts at a pack boundary: packing its samples again gives the same pack.
         packs = pack_segments(tokens, config, seed)
         num_closed = len(packs) if last else max(0, len(packs) - 1)
         firsts = packs.offsets[num_closed:-1] + (position - len(waiting.lengths))

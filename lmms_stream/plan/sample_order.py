@@ -223,7 +223,7 @@ class SampleOrder:
 
 
 class _Passes:
-    """One stream, pass after pass without end, as its canonical nodes hold it."""
+    """Samples of one stream by its canonical nodes, in endless passes."""
 
     def __init__(self, samples_per_shard: Ids, *, config: OrderConfig, first_id: int):
         self._samples_per_shard = samples_per_shard

@@ -43,7 +43,7 @@ def own_code(name: str, *, setting: str, what: str) -> tuple[ModuleType, Any]:
 def source_hash(module: ModuleType, value: Any, *, asked: str) -> str:
     """A hash of the module's source file, and of the file in which the value was defined where that is another.
 
-    What these import is not in it. asked: the setting and its value, for the ConfigError where there is no such file.
+    What these import is not in it. asked: the setting and its value, for the ConfigError of a missing file.
     """
     digest = hashlib.blake2b(digest_size=16)
     home = sys.modules.get(getattr(value, "__module__", None) or "", module)

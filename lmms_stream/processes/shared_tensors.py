@@ -12,8 +12,8 @@ import torch
 def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of zeros in shared memory.
 
-    share_memory_() copies a tensor, larger ones in threads, which a forked process does not have: where its parent has
-    used them before, it would wait for ever.
+    share_memory_() copies a tensor, larger ones in threads, which a forked process does not have: if its parent has
+    used these threads before, the process would wait for ever.
     """
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
@@ -22,8 +22,8 @@ def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 class SharesTensors:
     """A class whose tensors lie in memory that processes share.
 
-    A copy by copy.deepcopy, or by pickle for another program, has such memory of its own: without it none of its
-    processes would see what another one writes.
+    A copy by copy.deepcopy, or by pickle for another program, has such memory of its own: without shared memory, its
+    processes would not see each other's writes.
     """
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -110,8 +110,8 @@ class LocalCache:
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
         """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
 
-        A local dataset's object that is valid as it is is read where it lies. `wait`: for another process, or a peer,
-        that downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
+        A valid file of a local dataset is read in place. `wait`: for another process, or a peer, that downloads it.
+        Raises StorageError when it cannot be had in time, and when what comes is not valid.
         """
         while (path := self._fetch(key, wanted, wait=wait)) is None and wait:
             time.sleep(_PEER_POLL_S)  # for as long as the peers say, see _from_peers
@@ -299,12 +299,12 @@ class LocalCache:
         return sorted({self.folder, *((self.folder / name).parent for name in names)})
 
     def touch(self, path: Path) -> None:
-        """Note that a file is in use, which keeps it longer than others where there is a limit."""
+        """Mark a file as in use; a cache with a limit keeps it longer."""
         if self.quota is not None:
             touch(lock_of(path))
 
     def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool | None:
-        """Make a valid copy lie at `path`; returns whether it is a download of ours, None where a peer is at it."""
+        """Make a valid copy lie at `path`; returns whether the file is our download, None while a peer downloads it."""
         if path.is_dir():
             raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
         record = Record.read(record_path)

@@ -26,7 +26,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What is known of a file: what it was when it was checked, or (inode 0) that it is about to be downloaded."""
+    """Known facts of a file: its state when it was checked, or (inode 0) a download that is about to begin."""
 
     identity: str = ""
     size: int = 0

@@ -78,7 +78,7 @@ def deal(
 
 # The compiled loop that deals packs of media to ranks by two costs at once: that of their tokens and the tower's.
 #
-# Only steps with media load it, so that it costs others nothing.
+# Only steps with media load the kernel.
 
 SWAPS_LOOKED_AT = 256  # for each pack of a node, so that dealing takes time in proportion to the packs
 GOOD_ENOUGH = 200  # swapping ends when no rank has more than 1/200 above the mean

@@ -231,12 +231,12 @@ def take_epochs(
 ) -> tuple[int, int, int]:
     """Let k sources give `count` packs in turn, through the epochs whose counts are known. See take_turns, too.
 
-    at, packs: int64[k], the epoch that each source is in, and packs that it gave of it; both are changed. counts: of
-    the known epochs of one source after another; first_counts: int64[k + 1], where those of each source begin, to which
-    `at` counts. until: a source, epoch and number of the pack that is taken last; -1 for none. rows: int64[n, 4],
-    ranges that were given, as source, epoch, first and stop, up to the end of an epoch of any source; n 0: none are
-    written. Returns the number of packs, the number of rows, and the source whose known epochs are over, or -1. The
-    loop ends at that source, and when the rows of one more epoch may not fit.
+    at, packs: int64[k], the current epoch of each source, and its consumed packs of this epoch; both are changed.
+    counts: of the known epochs of one source after another; first_counts: int64[k + 1], where those of each source
+    begin, to which `at` counts. until: a source, epoch and number of the pack that is taken last; -1 for none. rows:
+    int64[n, 4], ranges that were given, as source, epoch, first and stop, up to the end of an epoch of any source; n 0:
+    none are written. Returns the number of packs, the number of rows, and the source whose known epochs are over, or
+    -1. The loop ends at that source, and when the rows of one more epoch may not fit.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:
