@@ -23,10 +23,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.model.attention import implementations
+from lmms_stream.train.model.attention import implementations, may_be_set
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.model.varlen import may_be_set
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

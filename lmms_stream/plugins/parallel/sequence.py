@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
+from ...train.model.attention import SDPA_VARLEN, has_varlen
 from ...train.model.build import PlainModel
 from ...train.model.model import PackedModel
-from ...train.model.varlen import SDPA_VARLEN, has_varlen
 from ...train.run.mesh import Meshes
 from .exchanges import exchanged, swapped
 

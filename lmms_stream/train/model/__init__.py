@@ -1,6 +1,6 @@
 """A transformers model -> what each rank runs on packs.
 
-attention   implementations of attention to try, torch's kernel among them; varlen: each sample by itself
+attention   implementations of attention to try; attention of each sample of a pack by itself
 loss        hidden states -> a loss of each target token, a few logits at a time; the loss of a router of experts
 adapters    what is trained of a model with an adapter
 build       a model, built: of transformers, of diffusers, of the user's own class

@@ -25,9 +25,8 @@ from ...processes.own_code import own_code
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
-from .attention import Attention, implementations
+from .attention import Attention, implementations, may_be_set
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
-from .varlen import may_be_set
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -19,7 +19,7 @@ from ...loader.collate import collate
 from ...processors.base import Processor
 from ...types import Batch
 from ..run.distributed import gather
-from .attention import VARLEN, missing_in
+from .attention import VARLEN, may_be_set, missing_in
 from .carried_state import leave_by_sample, run_by_sample
 from .isolation import (
     FAILURES,
@@ -37,7 +37,6 @@ from .loss import losses_of_logits
 from .model import PackedModel
 from .sharding import reshard
 from .towers import family_of
-from .varlen import may_be_set
 
 _OWN_BACKWARD = ("flex_attention", VARLEN)  # whose backward pass is compiled, or a kernel, of its own
 _Way = Literal["positions", "bounds", "samples"]  # in which samples are kept apart

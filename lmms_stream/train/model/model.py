@@ -18,7 +18,7 @@ from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
-from .attention import VARLEN
+from .attention import SDPA_VARLEN, VARLEN, has_axes
 from .build import check_config
 from .by_sample import BySample, PackSamples
 from .loss import (
@@ -33,7 +33,6 @@ from .loss import (
     token_losses,
 )
 from .towers import Dummies, has_modules, model_inputs, parts_of, positions_along_axes, without_bounds_of_text
-from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,8 +11,8 @@ from typing import Any
 from ....config import LAUNCH_SECTIONS, build_config
 from ....errors import ConfigError
 from ....mds.dataset_config import DatasetConfig, check_names
+from ....train.model.attention import SDPA_VARLEN
 from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
-from ....train.model.varlen import SDPA_VARLEN
 from ....train.run.settings import FsdpConfig, ProfileConfig, TrainConfig
 from ....types import World
 from ....versions.transformers import as_installed
