@@ -76,19 +76,19 @@ class PlanDelivery:
         return num_packs * plan.num_samples // plan.num_packs(self.cursor.sources[name].epoch)
 
     def begin(self) -> dict[str, Any]:
-        """What workers are told; the packs of the epoch that they begin with are counted."""
+        """Settings for workers, once the packs of their first epoch are counted."""
         for name, epoch in self.mixture.epochs_at(self.cursor):
             self.mixture.plans[name].num_packs(epoch)
         return self.cursor.to_dict()
 
     def deliver(self, after: After) -> None:
-        """What a worker told with the last batch of a step is handed out, or a step is dropped."""
+        """Take the position that a worker sent with the last batch of a step, which is handed out or dropped."""
         assert isinstance(after, Cursor)
         self.cursor = after
         self._count_ahead()
 
     def _count_ahead(self) -> None:
-        """Have epochs that workers come to by themselves, and will soon, counted by a thread."""
+        """Count the packs of the epochs that workers reach soon, in a thread."""
         for name, epoch in self.mixture.epochs_ahead(self.cursor):
             if (name, epoch) not in self._counted:
                 self._counted.add((name, epoch))

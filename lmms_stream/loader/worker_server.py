@@ -44,12 +44,12 @@ def without_blas_threads() -> Iterator[None]:
 
 
 def start_worker_server() -> None:
-    """Have the server running, or about to, as an interpreter of its own: this does not wait for it."""
+    """Start the server as an interpreter of its own, if there is none, without waiting for it."""
     start_fork_server(NEEDED)
 
 
 def fork_worker_server() -> None:
-    """Have the server running as a fork of this process, once that has imported what workers need, as it will anyway.
+    """Fork the server from this process, after imports that workers need and this process needs, too.
 
     That costs no time, and the server shares its memory. A process that has other threads, or has a server, gets one
     from start_worker_server. Without a place for the server's socket there is none.
@@ -105,7 +105,7 @@ def without_main() -> Iterator[None]:
 
 
 class BeginFromServer:
-    """What a worker from the server does first.
+    """Initialise a worker of the server.
 
     It takes the environment of this process, which may have changed since the server began, and ends with this
     process: torch's workers look for the end of the process that forked them, and the server ends after them.
@@ -122,7 +122,7 @@ class BeginFromServer:
 
 
 def watch_deaths(batches: Any) -> None:
-    """Have the death of a worker end what a DataLoader's iterator waits for.
+    """End the wait of a DataLoader's iterator when a worker dies.
 
     The kernel tells torch at once of the death of its own children, and of these nobody does; and the wait for the rest
     of a batch whose worker died while it wrote it has no end. It ends when nobody can write any more.

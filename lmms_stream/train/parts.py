@@ -456,7 +456,7 @@ def _measured(
 
 @contextmanager
 def _cut_heads_told(degree: int) -> Iterator[None]:
-    """Have an error of the proof that a model runs on packs say that its heads are cut, if they are."""
+    """Add to an error of the proof that the heads of the model are split over ranks, if they are."""
     try:
         yield
     except ConfigError as error:

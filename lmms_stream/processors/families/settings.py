@@ -1,4 +1,4 @@
-"""What a user may choose of how media are read. Settings -> checked settings."""
+"""Settings of users for reading media. Settings -> checked settings."""
 
 from __future__ import annotations
 

@@ -163,7 +163,8 @@ def _decodes_from(data: bytes, entry: Any, stream: Any) -> bool:
 
 
 def _first_slice_is_idr(packet: bytes, context: Any) -> bool:
-    """Of NAL units behind their lengths (ISO 14496-15, 5.3 and 8.3; types: ITU-T H.264, 7.4.1, and H.265, 7.4.2.2)."""
+    """Types of NAL units, stored after their lengths (ISO 14496-15, 5.3 and 8.3; types: ITU-T H.264, 7.4.1, and H.265,
+    7.4.2.2)."""
     extradata, is_h264 = context.extradata or b"", context.name == "h264"
     length_at = 4 if is_h264 else 21
     if len(extradata) <= length_at:

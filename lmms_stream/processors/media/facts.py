@@ -184,7 +184,7 @@ class MediaPart:
 
     @property
     def real_mime(self) -> str:
-        """What the first bytes say, and where they say nothing, what the sample says."""
+        """The format by the first bytes, or else by the sample."""
         return shown_mime(self.data, self.kind) or self.mime
 
     @property

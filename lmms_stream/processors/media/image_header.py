@@ -254,8 +254,8 @@ def _exif_to_keep(image: Image) -> bytes | None:
 
 # A JPEG -> its pixels, by simplejpeg, which tells what libjpeg makes up where data are missing. Pillow does not.
 
-# What libjpeg warns of where it fills in pixels that the data do not hold: a JPEG that was cut short and closed with an
-# end marker, and damaged codes. It warns of harmless things, too.
+# The warning of libjpeg when it fills in pixels that the data lack: a JPEG that was cut short and closed with an end
+# marker, and damaged codes. It warns of harmless things, too.
 _LOSSES = ("premature end of data segment", "bad Huffman code", "bad arithmetic code")
 
 

@@ -31,10 +31,8 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention", "linear_attention", "mam
 
 
 def has_varlen(model_class: Any, config: Any) -> bool:
-    """Whether a transformers model can run with it: one whose layers see all before them, or a window.
-
-    Of those that read media, these are the layers of text, and the positions must say more than where a token is: else
-    its tokens of media may see what comes after them, as in Gemma 3.
+    """Return whether a transformers model can run with it: its layers of text see all tokens before them, or a window.
+    In a model with media, positions must have axes: otherwise tokens of media may see later tokens, as in Gemma 3.
     """
     text = config.get_text_config()
     return (

@@ -61,8 +61,8 @@ def media_flops(part: TowerPart, config: Any) -> MediaFlops | None:
 # FLOPs of the products of a tower: by which of its parts are trained. parameters by stage -> FLOPs of a position.
 #
 # As in flops.py, but without norms and biases: 2 FLOPs a parameter and position forward, 2 more for the gradient of a
-# parameter that is trained, 2 more for that of what comes in, where anything before it is trained. So a frozen tower
-# counts its forward alone, and the first product, of what is read, never the last 2.
+# trained parameter, 2 more for the gradient of the input if a part before it is trained. So a frozen tower counts only
+# its forward pass, and the first product never counts the last 2.
 
 _MATRICES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _BLOCK = re.compile(r"(?:^|\.)(?:layers?|blocks)\.(\d+)\.")
@@ -285,7 +285,7 @@ def _number(value: Any) -> int:
 # FLOPs of towers that read mel frames of sounds, as Whisper's encoder does. model, clips -> FLOPs.
 #
 # Convolutions halve the frames, blocks attend within stretches of what is left, and pairs of positions may be joined at
-# the end. A clip counts with its own frames, in chunks where the tower reads it so; Qwen2-Audio's with those that every
+# the end. A clip counts with its own frames, in chunks if the tower reads chunks; Qwen2-Audio's with those that every
 # clip is padded to.
 
 _CONVOLUTIONS = {"conv1": 0, "conv2": 1, "conv2d1": 1, "conv2d2": 2, "conv2d3": 3}  # halvings when they have been run

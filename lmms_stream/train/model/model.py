@@ -274,7 +274,7 @@ class PackedModel(torch.nn.Module):
         return {} if self._dummies is None else self._dummies.of_kind
 
     def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
-        """What makes logits of hidden states: the model itself, which is given what its base model gave."""
+        """The head, hidden states -> logits: the model itself, called with the output of its base model."""
         quiet = {"output_router_logits": False} if self.router_weight else {}
         own = SharedParameters(run_module(self.model.get_output_embeddings()))
 

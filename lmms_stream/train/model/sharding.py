@@ -96,7 +96,7 @@ def _divide(
 
 
 def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Have a block get its hidden states, and masks of them, in a number format, and all else as it is given.
+    """Cast the hidden states of a block, and their masks, to a number format; other inputs stay unchanged.
 
     FSDP's own cast takes every input: in bfloat16 a timestep of 123.4 is 123.5, and so are sines of positions rounded.
     """
@@ -154,7 +154,7 @@ def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor"
 
 
 def _leave_out_wrappers(block: torch.nn.Module) -> None:
-    """Have parts of a block run their own forward methods, without what renames keywords of older versions.
+    """Let parts of a block run their own forward methods, without the wrapper that renames keywords of older versions.
 
     transformers wraps forward methods by one function for all of them, whose graphs torch counts together, so that
     each layer's and each attention's would be compiled until none is any more. So it does, since 5, with what runs a
@@ -392,7 +392,8 @@ class Accumulation:
 def accumulation_of(
     model: torch.nn.Module, config: TrainConfig, *, device: torch.device, num_micro_batches: int, world_size: int
 ) -> Accumulation:
-    """As train.fsdp.accumulate says; "auto" looks at the memory of GPUs. All ranks call it with the sharded model."""
+    """Return the Accumulation of train.fsdp.accumulate; "auto" depends on the memory of GPUs. All ranks call it with
+    the sharded model."""
     is_unsharded = config.fsdp.accumulate == "unsharded"
     if config.fsdp.accumulate == "auto" and num_micro_batches > 1:
         is_unsharded = _fits(model, device, world_size)
@@ -438,7 +439,7 @@ def _num_own(parameter: torch.Tensor) -> int:
 
 
 def use_all_parameters(block: torch.nn.Module) -> None:
-    """Have all parameters of a block take part in its backward pass; call it before the block is sharded."""
+    """Let all parameters of a block take part in its backward pass; call it before the block is sharded."""
     block.register_forward_hook(_use)  # FSDP's own hook, which frees the parameters, comes after it
 
 

@@ -109,7 +109,7 @@ def without_bounds_of_text(_: Any, inputs: tuple[Any, ...], named: dict[str, Any
 
 
 def _num_rows(features: torch.Tensor) -> int:
-    """Of what may have an axis of tiles before that of tokens."""
+    """Number of rows of features, which may have an axis of tiles before that of tokens."""
     return features.numel() // features.shape[-1]
 
 

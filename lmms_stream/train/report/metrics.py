@@ -277,7 +277,7 @@ NAMES = {
 def engine_figures(
     record: Mapping[str, Any], *, pack_tokens: tuple[float, float, float], world_size: int
 ) -> dict[str, Any]:
-    """What a record of training has by their names; nothing for other records.
+    """Figures of a training record by LMMS Engine's names; empty for other records.
 
     pack_tokens: mean, least and most of the packed sequences since the last record, which is what their guide has as
     perf/global_seq_len_*.

@@ -395,7 +395,7 @@ def restore_log(storage: Storage, step: int, path: Path) -> int:
 
 
 def _key(record: Mapping[str, Any]) -> tuple[int, bool]:
-    """Of a record among those that count: its step, and whether it is one of an evaluation."""
+    """Key of a valid record: its step, and whether it is of an evaluation."""
     return record["step"], "eval_loss" in record
 
 

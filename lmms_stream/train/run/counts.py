@@ -101,7 +101,7 @@ class TrainedOn:
 
 
 class Votes(NamedTuple):
-    """Of this rank, or of how many ranks: a signal to stop was received, a save failed, a checkpoint is due."""
+    """Votes of a rank, or numbers of ranks: a stop signal was received, a save failed, a checkpoint is due."""
 
     stop: float
     failed_save: float

@@ -345,9 +345,8 @@ _begins: list[str] = []  # the beginning of the files' paths, where this process
 
 
 def record_collectives(folder: Path) -> None:
-    """Have NCCL's collectives of this process recorded; call it before the process group is made.
-
-    What is set in the environment stays. folder: of the files, unless another is set.
+    """Record NCCL's collectives of this process; call it before the process group is made. Variables of the environment
+    stay. folder: of the files, unless another is set.
     """
     _set_default(_SIZE, str(NUM_COLLECTIVES))
     _set_default(_ON_TIMEOUT, "1")

@@ -26,10 +26,10 @@ from .settings import TrainConfig
 class Meshes:
     """The groups of this rank. All their collectives wait for timeout_s.
 
-    fsdp: those that share one copy of the model and average gradients, sequence parallel ranks among them: ("shard",),
-    or ("copy", "shard") where there are copies (HSDP). sp: those that have parts of one pack's tokens; tp: those that
-    have parts of one copy's matrices; ep: those that have different experts of one copy, and experts: those that have
-    the same, as fsdp is of what is no expert. None where that is one rank.
+    fsdp: ranks that shard one copy of the model and average gradients, sequence parallel ranks among them: ("shard",),
+    or ("copy", "shard") with copies (HSDP). sp: ranks with parts of one pack's tokens; tp: ranks with parts of one
+    copy's matrices; ep: ranks with different experts of one copy; experts: ranks that shard the same experts, as fsdp
+    shards all other parameters. None for a group of one rank.
     """
 
     fsdp: DeviceMesh
@@ -72,7 +72,8 @@ def build_meshes(device: torch.device, *, world_size: int, config: TrainConfig) 
 def _with_parts(
     ranks: torch.Tensor, name: str, device: torch.device, timeout: datetime.timedelta
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """Of ranks laid out [copy, shard, parts]: those that share a part, and those that have the parts of one tensor.
+    """Meshes of ranks in the order [copy, shard, parts]: replica groups of a part, and groups with the parts of one
+    tensor.
 
     FSDP takes a mesh of the same root as that of the parts.
     """
