@@ -132,7 +132,7 @@ def append(
 
 
 def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) -> list[Source]:
-    """Those of which the dataset at `target` has nothing yet.
+    """Return the sources of which the dataset at `target` has nothing yet.
 
     Raises ConfigError for other options than the dataset's, for a source that changed since it was converted, and for
     one that the dataset has in part; StorageError where there is no whole dataset.

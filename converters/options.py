@@ -146,7 +146,7 @@ class ConvertOptions:
 
     @property
     def most_shard_bytes(self) -> int:
-        """Of a shard before it is compressed."""
+        """Bytes of a shard before compression, at most."""
         return MAX_SHARD_BYTES if self.cut.by_samples else self.shard_bytes
 
     @property

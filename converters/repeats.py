@@ -241,7 +241,7 @@ def _how(shared: Interval, said: SourceRecord, other: SourceRecord, *, is_whole:
 
 
 def _first_places(known: Sequence[SourceRecord]) -> list[str]:
-    """Of each source the place of the first source with the same content."""
+    """Return for each source the place of the first source with the same content."""
     alike: dict[Any, list[SourceRecord]] = defaultdict(list)
     for each in known:
         alike[each.said.get("size"), each.said.get("num_files")].append(each)
@@ -284,7 +284,7 @@ def have_same_rows(one: Source, other: Source, schema: SchemaOptions) -> bool:
 
 
 def has_rows_of(source: Source, known: SourceRecord, schema: SchemaOptions) -> bool:
-    """As have_same_rows, of a source that was converted."""
+    """Whether a source has rows of a converted source; see have_same_rows."""
     if not isinstance(source, TableSource):
         return True
     is_there = known.file is not None or "://" in known.at

@@ -182,7 +182,7 @@ class WebDataset:
         texts = [str(value) for value in sample.values() if isinstance(value, (str, dict, list))]
         row = row_of(sample, self._schema, refer=refer)
         if self._schema == "messages":
-            row.setdefault("tools", [])  # so that the first rows say that there is such a column
+            row.setdefault("tools", [])  # the first rows then have this column
         for name, value in row.items():
             if isinstance(value, bytes):
                 check_bytes(name, value)

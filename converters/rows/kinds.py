@@ -47,7 +47,7 @@ def _read_nothing(fields: Fields, options: ReadOptions, media: SampleMedia) -> d
 COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=_read_nothing)
 
 
-# Rows with an image to be made: its bytes, facts about it, and the number of its class if it has one.
+# Rows with an image to be generated: bytes, facts and, if any, a class number.
 
 
 NO_LABEL = -1  # of a row without one, as `datasets` has it

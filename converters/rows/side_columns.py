@@ -138,7 +138,7 @@ class _Read:
 
 
 def _rejected(read: _Read) -> str | None:
-    """Of answers, next to which worse ones are left out."""
+    """Describe rejected answers in columns that are left out, next to answers that are read."""
     asked, answered = (read.found.get(role) for role in _ASKED.get(read.kind, ("", "")))
     said = read.found.get("messages")
     if read.kind in ("preference", "kto") or not (answered or said):

@@ -86,7 +86,7 @@ def with_functions(
 
 
 def row_functions(options: SchemaOptions) -> RowFunctions | None:
-    """Those that the options name, None for none. ConfigError for what cannot be loaded."""
+    """Load the functions that the options name, None without any. ConfigError for a function that cannot be loaded."""
     if options.filter is None and options.map is None:
         return None
     filter = None if options.filter is None else UserFunction("--filter", options.filter)

@@ -45,12 +45,12 @@ class File(Protocol):
         ...
 
     def open_raw(self) -> io.RawIOBase:
-        """The same without a buffer."""
+        """Open the file without a buffer."""
         ...
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Of a file on this machine: it differs once the file was written again."""
+    """Identity of a file on this machine, different after the file was written again."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -185,7 +185,9 @@ def _found(counts: Mapping[str, int]) -> str:
 
 
 def checked_format(location: Location, *, insisted: str | None) -> str:
-    """The format of a location's file; DataError where it is none, or has no members and one is asked for."""
+    """The format of a location's file; DataError if the file is invalid, or if a member is requested and it has no
+    members.
+    """
     with disk_errors(location.name):
         name, encoding = location.name.removesuffix(f"#{location.key}"), location.delimited.encoding
         format = format_of(location.file, name=name, insisted=insisted, encoding=encoding)

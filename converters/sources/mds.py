@@ -148,7 +148,7 @@ class ShardSamples:
         return self.info.encodings
 
     def moved(self) -> ShardSamples:
-        """The same samples, to be stored again as they are."""
+        """Return the source of the same samples, stored again unchanged."""
         return replace(self, is_moved=True)
 
     @contextmanager

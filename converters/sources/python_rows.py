@@ -78,7 +78,7 @@ def _no_source(given: Any) -> DataError:
 
 
 def _is_dataset(value: Any) -> bool:
-    """Of the library `datasets`, which is not imported to find out."""
+    """Whether the value is of the library `datasets`, without importing it."""
     kinds = [getattr(sys.modules.get("datasets"), name, None) for name in _DATASETS]
     return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
 

@@ -88,7 +88,7 @@ SETTING_KEYS = (*ROW_KEYS, *OTHER_KEYS)
 
 
 def settings_of(entry: Mapping[str, Any], *, where: str) -> Settings:
-    """Of what an entry says by SETTING_KEYS. DataError, which begins with `where`, for what cannot be meant so.
+    """Settings of an entry, by SETTING_KEYS. DataError, which begins with `where`, for an invalid value.
 
     >>> settings_of({"path": "a.csv", "limit": 10, "columns": {"prompt": "q"}}, where="").rows
     {'columns': {'prompt': 'q'}}

@@ -55,7 +55,7 @@ class Catalog:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of the lengths indexes that there may be, in the order in which they were written."""
+        """Fingerprints of possible lengths indexes, in the order of their writing."""
         return list(dict.fromkeys([*listed_fingerprints(self.storage, self.dataset), *known_fingerprints(self.shards)]))
 
 
@@ -113,8 +113,8 @@ def holds_media(catalog: Catalog) -> bool:
 
 
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
-    """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well, but
-    for those of the parts that it has taken in.
+    """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below belong to other datasets
+    too, except shards of appended parts.
     """
     files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # "file" is the name of a compressed one
     of_parts = [name for part in dataset.get("parts", ()) for name in part["files"]]

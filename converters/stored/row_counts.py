@@ -39,7 +39,7 @@ class RowCounts:
 
     @staticmethod
     def of_unit(rows: RowsLeftOut, *, num_rejected: int, num_duplicates: int, num_dropped: int = 0) -> RowCounts:
-        """Of the rows that a unit left out."""
+        """Counts of the rows that a unit left out."""
         counts = {_COUNTED_AS[why]: len(numbers) for why, numbers in rows.items()}
         return RowCounts(num_rejected=num_rejected, num_duplicates=num_duplicates, num_dropped=num_dropped, **counts)
 

@@ -29,14 +29,14 @@ class DroppedRows:
 
     @property
     def digest(self) -> str:
-        """The same for lists that leave out the same rows."""
+        """Digest, equal for lists that leave out the same rows."""
         digest = xxhash.xxh3_128()
         for name in sorted(self.rows):
             digest.update(f"{name}\0".encode() + self.rows[name].astype("<i8").tobytes())
         return digest.hexdigest()
 
     def of_unit(self, source: int, first: int, stop: int) -> NDArray[np.int64]:
-        """Those in the rows [first, stop) of the source of that number, counted from `first`."""
+        """Dropped rows in [first, stop) of the source with this number, counted from `first`."""
         rows = self.rows.get(self.sources[source], _NO_ROWS)
         return rows[np.searchsorted(rows, first) : np.searchsorted(rows, stop)] - first
 

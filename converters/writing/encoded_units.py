@@ -147,7 +147,7 @@ class UnitEncoder:
 
 
 def _hashes(samples: Iterable[bytes | memoryview]) -> NDArray[np.uint64]:
-    """Of samples as they lie in a shard: uint64[n, 2]."""
+    """Hashes of samples as stored in a shard: uint64[n, 2]."""
     return np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, samples)), np.uint64).reshape(-1, 2)
 
 
@@ -358,8 +358,8 @@ class _Encoding:
     def _check(self, stored: Sample, found: Measured, row: Row) -> None:
         """DataError for a length that no lengths index can hold, or that training would not find.
 
-        Some rows are processed, as training will: what no row of a kind can stand shows. Where rows that do not fit are
-        left out, all are, so that none of them stays.
+        Some rows are processed, as training will: what no row of a kind can stand shows. All rows are processed if rows
+        that do not fit are left out.
         """
         if self._measures is None:
             return

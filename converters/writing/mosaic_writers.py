@@ -139,7 +139,7 @@ class Writer:
 
     @property
     def _empty_bytes(self) -> int:
-        """Of a shard without samples."""
+        """Bytes of a shard without samples."""
         return 0
 
     _bytes_beside = 0  # of each sample, besides its own

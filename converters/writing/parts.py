@@ -204,7 +204,7 @@ class EncodedParts:
 
     @staticmethod
     def found(base: Storage, identity: Mapping[str, Any]) -> EncodedParts | None:
-        """As `at`, where any part has left something."""
+        """Return `at` if any part has stored files there, else None."""
         return EncodedParts.at(base, identity) if base.list_objects(f"{_FOLDER}/") else None
 
     def begin(self, part: Part, *, overwrite: bool) -> Mapping[str, Any] | None:
@@ -325,7 +325,7 @@ class EncodedParts:
 
 
 def names(source: int, index: int) -> Iterator[str]:
-    """Of the files of a unit, in the order in which they are written."""
+    """Names of the files of a unit, in the order of writing."""
     for path in (samples_path, about_path):
         yield path(Path(), stored_number(source, index)).name
 

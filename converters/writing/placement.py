@@ -152,7 +152,7 @@ class Output:
 
 
 def _joined(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same bytes in as few runs as possible."""
+    """Merge adjacent runs: the same bytes in as few runs as possible."""
     ends = samples[:, 1] + samples[:, 2]
     begins = np.ones(len(samples), bool)
     begins[1:] = (samples[1:, 0] != samples[:-1, 0]) | (samples[1:, 1] != ends[:-1])

@@ -271,7 +271,7 @@ class Reading:
         return self._rows_before[task.source]
 
     def rows_taken(self, index: int) -> tuple[int, int]:
-        """Of a source, the first of its rows and one past the last in units that were placed."""
+        """First row of a source, and one past the last row in placed units."""
         return self._first_rows[index], self._rows_before[index]
 
     def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:
@@ -333,7 +333,7 @@ class Part:
 
     @staticmethod
     def parse(text: str) -> Part:
-        """Of "3/16"; ConfigError for anything else."""
+        """Parse "3/16"; ConfigError for anything else."""
         found = re.fullmatch(r"\s*(-?\d+)\s*/\s*(-?\d+)\s*", text)
         if found is None:
             raise ConfigError(f"part {text!r}: expected I/N such as 3/16, the fourth of 16 parts")

@@ -37,7 +37,7 @@ class ShardTask:
 
 
 def shard_name(number: int, format: str = "mds") -> str:
-    """As MosaicML's writers name their files."""
+    """Name of a shard's file, as MosaicML's writers name their files."""
     return f"shard.{number:05}.{format}"
 
 
@@ -104,5 +104,5 @@ def _write(path: Path, pieces: Iterator[bytes | memoryview]) -> dict[str, Any]:
 
 
 def entry_bytes(entry: Mapping[str, Any]) -> int:
-    """Of a shard's file as it lies in the store."""
+    """Bytes of a shard's file in the store."""
     return int((entry["zip_data"] or entry["raw_data"])["bytes"])

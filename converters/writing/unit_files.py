@@ -126,7 +126,7 @@ class EncodedUnit:
 
     @property
     def first_bytes(self) -> NDArray[np.int64]:
-        """Of each sample, in the file."""
+        """First byte of each sample in the file."""
         return np.cumsum(self.sizes) - self.sizes if self.places is None else self.places
 
     def first(self, num_samples: int) -> EncodedUnit:
@@ -186,7 +186,7 @@ class EncodedUnit:
 
 
 def _of_today(lengths: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
-    """Of an earlier version, which did not know all amounts: what it did not know is 0."""
+    """Fill up lengths of earlier versions, which had fewer amounts, with 0."""
     if lengths is None or lengths.ndim == 1:
         return lengths
     return np.pad(lengths, ((0, 0), (0, AMOUNTS - lengths.shape[1])))

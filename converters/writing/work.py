@@ -309,7 +309,7 @@ def _check_claims(
 
 
 def from_anywhere(target: Storage) -> Storage:
-    """The same for a worker in another folder."""
+    """Return the store for a worker in another folder."""
     return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target
 
 

@@ -59,7 +59,7 @@ class MeasuredIndex(NamedTuple):
 
 
 def ensure_lengths(stored: StoredDataset, processor: Processor, *, world: World, limits: Limits | None = None) -> None:
-    """Have a lengths index of a dataset; it is measured once, by one of the processes that call this.
+    """Ensure that a dataset has a lengths index, measured once, by one of the calling processes.
 
     Raises ConfigError for a dataset of more than max_samples, LengthsError when another rank does not measure in time,
     and what measured_dataset raises.

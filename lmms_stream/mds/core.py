@@ -139,7 +139,7 @@ class PackedDataset:
 
     @property
     def identity(self) -> str:
-        """Of the only stream; see StoredDataset."""
+        """Identity of the only stream; see StoredDataset."""
         return self.one.identity
 
     def samples_of(self, file: str, row: int) -> list[int]:
@@ -241,7 +241,7 @@ class PackedDataset:
 
     @property
     def needed_packing(self) -> PackingConfig:
-        """ConfigError where there is none, and where it would cut samples that are answers to compare."""
+        """The packing config; ConfigError without packing, or if packing would cut samples of answers to compare."""
         if self.packing is None:
             raise ConfigError("packs need packing: give the dataset a PackingConfig (packing_length)")
         objective = getattr(self.processor, "objective", None)

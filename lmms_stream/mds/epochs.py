@@ -208,7 +208,7 @@ def _all_work(dataset: Any, world: EqualWorld, epoch: int, position: int) -> NDA
 
 
 def _shared_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
-    """The same, mapped from a file that the first process of the node wrote."""
+    """Map these values from a file that the first process of the node wrote."""
     path = folder / f"{_name(dataset, world, epoch, position)}.npy"
     with disk_errors(str(path)):
         folder.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ class FilledFolder:
                     )
 
     def keep_index(self, digest: str, shards: ShardList) -> None:
-        """Have the index.json with this digest there, and the dataset.json that belongs to it.
+        """Write the index.json with this digest to the folder, and its dataset.json.
 
         Raise StorageError if the folder is filled with another dataset. If it cannot be written nothing there is
         replaced, and each file is compared with the store's.
@@ -120,7 +120,7 @@ class FilledFolder:
             self._write(path, name, data, _digest(data))
 
     def keep(self, name: str, data: bytes) -> None:
-        """Have a small file of the dataset there."""
+        """Write a small file of the dataset to the folder."""
         self._keep(name, _digest(data), lambda: data)
 
     def _keep(self, name: str, digest: str, read: Callable[[], bytes]) -> None:

@@ -313,7 +313,7 @@ def _with_checksums(infos: Sequence[ShardInfo], dataset: Any, *, source: str) ->
 
 
 def other_shards(source: str) -> ShardError:
-    """Of an index and a dataset.json that do not belong together."""
+    """Error for an index and a dataset.json that do not belong together."""
     return ShardError(
         f"{source} and {DATASET_NAME} list other shards: they are of two conversions; convert the dataset again"
     )

@@ -141,7 +141,7 @@ def _in_list(given: Any, batch: Any) -> int:
 
 
 def _in_batch(given: Any, batch: Any) -> int:
-    """Of a batch that a dataset made by itself, as MosaicML counts."""
+    """Number of samples in a batch that a dataset made by itself, as MosaicML counts."""
     if isinstance(batch, Mapping):  # a tokenizer's, too
         if not batch:
             raise ConfigError(

@@ -66,7 +66,8 @@ class Provenance:
 
     @staticmethod
     def of(storage: Storage, folder: Path | None = None) -> Provenance | None:
-        """That of the dataset in a store; None where it has none. folder: for copies (default: the dataset's cache).
+        """Return the provenance of the dataset in a store; None without provenance. folder: for copies (default: the
+        dataset's cache).
 
         Raises ShardError for a damaged description, StorageError.
         """
@@ -255,7 +256,7 @@ def join_provenance(folder: Path, parts: Sequence[Provenance]) -> tuple[str, str
 
 
 def renumbered(rows: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The same rows of sources with other numbers: the i-th source is numbers[i] now."""
+    """Renumber the sources of rows: the i-th source becomes numbers[i]."""
     bits = np.uint64(ROW_BITS)
     sources: NDArray[np.uint64] = numbers[rows >> bits] << bits
     return sources | (rows & np.uint64((1 << ROW_BITS) - 1))

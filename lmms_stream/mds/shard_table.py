@@ -1,7 +1,7 @@
 """A long list of shards as files of this node, made once and mapped by every process. index.json -> files -> entries.
 
-A table is a folder: a copy of index.json, in which entries are read when they are asked for; for each shard where its
-entry lies, its figures and its checksum; and what `_lmms/dataset.json` says besides its shards. All of the index is
+A table is a folder: a copy of index.json, in which entries are read when they are asked for; the position of each
+shard's entry, its figures and its checksum; and what `_lmms/dataset.json` says besides its shards. All of the index is
 checked when the table is made, and each entry once more when it is read.
 """
 

@@ -190,7 +190,7 @@ class BlockPacks:
         *,
         first: int,
     ) -> None:
-        """Have these packs at hand. order: of their segments, indices in the block."""
+        """Keep these packs in memory. order: of their segments, indices in the block."""
         if len(self._memory[0]) < len(order):
             room = max(len(order), min(self._most, self._order.config.shuffle_block_size))
             self._memory = np.empty(room, np.int64), np.empty(room, np.int64)

@@ -401,7 +401,7 @@ def _in_order(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[S
 
 
 def _mixed(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[Span]]:
-    """The same with the pieces laid in the order of the run, and each of them shuffled for all of the run."""
+    """Order with the pieces in the order of the run, each piece shuffled once for the whole run."""
     _, spans = _in_order(sizes, rng)
     pieces = [np.arange(start, stop) for start, stop in spans]
     for piece in pieces:

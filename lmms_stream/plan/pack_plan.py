@@ -82,7 +82,7 @@ class PackPlan:
         ] = {}  # packs of epochs, each as int64[1]: `len` asks for all of them
 
     def keeping(self, num_segments: int) -> PackPlan:
-        """The same plan, with so many segments kept in memory."""
+        """Return the same plan with another number of segments kept in memory."""
         return PackPlan(
             self.index,
             self.samples_per_shard,
@@ -151,7 +151,7 @@ class PackPlan:
         return self._epoch(epoch).num_overlong
 
     def num_overlong_media(self, epoch: int) -> int:
-        """Those of them with media: dropped, however others are cut."""
+        """Number of overlong samples with media, always dropped."""
         return self._epoch(epoch).num_overlong_media
 
     def num_tokens(self, epoch: int) -> int:

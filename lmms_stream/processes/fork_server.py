@@ -23,9 +23,8 @@ _SOCKET = "/listener-xxxxxxxx"  # in multiprocessing's own folder for temporary 
 
 
 def start_fork_server(needed: Iterable[str]) -> None:
-    """Have it running, or about to: this does not wait for it.
-
-    needed: modules that it imports first, where it does not run yet and the program has not named others.
+    """Start the server without waiting for it. needed: modules that it imports first, unless it runs already or the
+    program has named others.
     """
     if forkserver._forkserver._preload_modules == _UNTOLD:  # type: ignore[attr-defined]
         multiprocessing.set_forkserver_preload([f"{__package__}.preloaded", *needed])

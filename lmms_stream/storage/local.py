@@ -123,7 +123,7 @@ class FolderStorage:
             temporary.unlink(missing_ok=True)
 
     def write_with(self, key: str, write: Callable[[Path], None]) -> None:
-        """Have `write` write the file, under another name until it is whole."""
+        """Let `write` write the file, under another name until it is complete."""
         with disk_errors(str(self.folder / key)):
             self._replace(self.folder / key, write)
 

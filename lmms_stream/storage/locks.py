@@ -49,7 +49,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
 
 @contextmanager
 def locked_shortly(path: Path) -> Iterator[IO[bytes]]:
-    """The same for short work, after which every holder releases the lock; StorageError after LONGEST_HOLD_S."""
+    """Hold a lock for short work, as every holder does; StorageError after LONGEST_HOLD_S."""
     with locked(path, timeout_s=LONGEST_HOLD_S) as file:
         if file is None:
             raise _held_too_long(path)

@@ -146,7 +146,7 @@ class Prefetcher:
         return result
 
     def _go_on(self) -> None:
-        """Have threads look for what they may begin now."""
+        """Wake threads to begin the next downloads."""
         if self._queue or self._later:
             self._start_threads()
             self._changed.notify_all()

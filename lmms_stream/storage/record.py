@@ -49,7 +49,7 @@ class Record:
 
     @staticmethod
     def reserved(num_bytes: int) -> Record:
-        """Of a file of ours that is about to be downloaded."""
+        """Record of our file that is about to be downloaded."""
         return Record(size=num_bytes, boot=boot_id(), ours=True)
 
     @staticmethod
@@ -134,5 +134,7 @@ class Outlook(Protocol):
     def since_ns(self) -> int: ...
 
     def next_uses(self, folder: Path, names: list[str]) -> list[float]:
-        """Of the files of these records in a folder of the cache: NEEDED_NOW, or larger the later; inf: never."""
+        """Next uses of the files of these records in a folder of the cache: NEEDED_NOW, or larger the later; inf:
+        never.
+        """
         ...
