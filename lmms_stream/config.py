@@ -76,11 +76,15 @@ def _of_older_launch_file(data: Any) -> Any:
 
 def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str) -> T:
     """A plain mapping as a `config_class`; `source` names it in errors. Numbers in strings are accepted."""
+    return _built(config_class, data, path="", source=source)
+
+
+def _built(config_class: type[T], data: Mapping[str, Any], *, path: str, source: str) -> T:
     import pydantic
 
-    data = _with_known_keys(config_class, data, path="", source=source)
+    data = _with_known_keys(config_class, data, path=path, source=source)
     try:
-        return pydantic.TypeAdapter(config_class).validate_python(dict(data))
+        return pydantic.TypeAdapter(config_class).validate_python(data)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     except pydantic.ValidationError as error:
@@ -88,7 +92,9 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
             ours = problem.get("ctx", {}).get("error")
             if isinstance(ours, ConfigError):  # a rule of a section, which pydantic takes for a ValueError
                 raise ConfigError(f"{source}: {ours}") from error
-        problems = "; ".join(_problem(each["loc"], each["msg"], each["type"], each["input"]) for each in error.errors())
+        problems = "; ".join(
+            path + _problem(each["loc"], each["msg"], each["type"], each["input"]) for each in error.errors()
+        )
         raise ConfigError(f"{source}: {problems}") from None
 
 
@@ -137,6 +143,9 @@ def _with_known_keys(config_class: Any, data: Any, *, path: str, source: str) ->
     """The data with new keys in place of old ones; ConfigError for a key that is unknown."""
     if not dataclasses.is_dataclass(config_class) or not isinstance(data, Mapping):
         return data
+    choose = getattr(config_class, "class_for", None)  # of these settings: the class or a subclass
+    if choose is not None and (chosen := choose(data)) is not config_class:
+        return _built(chosen, data, path=path, source=source)
     data = with_new_keys(config_class, data, path=path, source=source)
     hints = typing.get_type_hints(config_class)
     valid = [field.name for field in dataclasses.fields(config_class)]

@@ -5,4 +5,4 @@ from .doors.lmms_engine.datasets.length_grouped import (
     DistributedLengthGroupedSampler as DistributedLengthGroupedSampler,
 )
 from .doors.lmms_engine.datasets.naive import MultiModalDataset as MultiModalDataset
-from .mds.dataset_config import DatasetConfig as DatasetConfig
+from .doors.lmms_engine.datasets.names import DatasetConfig as DatasetConfig

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "processors/families": {*BASE, "versions", "processors/media"},
     "processors": {*BASE, "config", "version", "versions", "processors/media", "processors/families"},
     "processes": {"errors", "registry", "signals", "processors"},
-    "mds": {*BASE, "plan", "storage", "processors", "processes"},
+    "mds": {*BASE, "config", "plan", "storage", "processors", "processes"},
     "converters/rows": {*BASE, "storage", "processors", "processors/media", "processes", "converters/sources"},
     "converters/sources": {*BASE, "yaml_text", "storage", "processors", "processors/media", "mds"},
     "converters/stored": {

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
+from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.train.model.build import ModelConfig
@@ -37,7 +38,8 @@ Numbers are those of YAML 1.2, and so of JSON: `1e-5` and `1E3` are numbers, `01
 too. `yes`, `no`, `on` and `off` are truth values, as in YAML 1.1. Dates and times are text. A text that looks like a
 number is written in quotes: `revision: "1e5"`. Lists of sources are read by the same rules.
 
-The settings of `dataset` are those of [a `DatasetConfig`](datasets.md).
+A `dataset` with a `dataset_type` is made of sources and has the settings of
+[LMMS Engine's `DatasetConfig`](datasets.md) besides.
 """
 SECTIONS = {
     "model": (ModelConfig, "What is trained."),
@@ -46,6 +48,7 @@ SECTIONS = {
     "train.fsdp": (FsdpConfig, "How the model is sharded; more in [speed](speed.md)."),
     "train.best": (BestConfig, "Which evaluation is the best, and what becomes of its checkpoint."),
     "train.alerts": (AlertsConfig, "What the log warns of; more in [watching](watching.md)."),
+    "dataset": (DatasetConfig, "Shards, and how they become packs; of sources see [datasets](datasets.md)."),
     "dataset.processor": (ProcessorConfig, "What makes tokens of samples; more in [processors](processors.md)."),
     "dataset.fetch": (FetchConfig, "How shards come to a node."),
     "train.profile": (ProfileConfig, "Steps that torch's profiler traces."),

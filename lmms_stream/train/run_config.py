@@ -66,7 +66,7 @@ class RunConfig:
 
 def opened(config: DatasetConfig, world: World) -> Packed:
     """The dataset of a config; one with a dataset_type is LMMS Engine's, and opened by its door."""
-    if config.dataset_type is None:
+    if config.source_type is None:
         return config.open(world)
     made: Packed = imported("doors.lmms_engine.datasets.opening:opened")(config, world)
     return made

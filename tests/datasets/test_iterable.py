@@ -20,8 +20,8 @@ import pytest
 import torch
 from datasets import Dataset
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
-from lmms_stream.doors.lmms_engine.datasets.names import SourceEntry, sources_of
 from lmms_stream.doors.lmms_engine.datasets.rows_of_sources import LOOK_ROWS
+from lmms_stream.doors.lmms_engine.datasets.source_files import SourceEntry, sources_of
 from lmms_stream.doors.lmms_engine.datasets.source_reader import reading_packs
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader

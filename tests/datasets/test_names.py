@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig
-from lmms_stream.doors.lmms_engine.datasets.names import SourceEntry, check, is_shards, processor_config_of, sources_of
-from lmms_stream.doors.lmms_engine.datasets.source_files import list_files
+from lmms_stream.doors.lmms_engine.datasets.names import check, is_shards, processor_config_of
+from lmms_stream.doors.lmms_engine.datasets.source_files import SourceEntry, list_files, sources_of
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel_images import BagelSettings

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from lmms_stream.config import build_config
 from lmms_stream.errors import ConfigError
+from lmms_stream.mds.dataset_config import OLD_KEYS as OLD_KEYS_OF_DATASETS
+from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.train.checkpoint.saving import other_differences
 from lmms_stream.train.run.settings import OLD_KEYS, TrainConfig
 
@@ -30,6 +32,16 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"alert_wait_share": 1}, {"alerts": {"wait_share": 1}}),
 ]
 
+SHARDS: dict[str, Any] = {"remote": "shards"}
+CASES_OF_DATASETS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"packing": False}, {"max_samples_per_pack": 1}),
+    ({"packing": True}, {}),
+    ({"filter_overlong": True}, {"overlong": "drop"}),
+    ({"filter_overlong": False}, {"overlong": "keep"}),
+    ({"filter_overlong": False, "packing": False}, {"max_samples_per_pack": 1}),
+    ({"data_seed": 3}, {"seed": 3}),
+]
+
 
 @pytest.mark.parametrize(("old", "new"), CASES, ids=lambda case: "-".join(case))
 @pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
@@ -40,7 +52,23 @@ def test_an_old_key_gives_the_same_config_as_the_new_one(old: dict[str, Any], ne
     assert dataclasses.replace(TrainConfig(**NEEDED), **old) == expected
 
 
+@pytest.mark.parametrize(("old", "new"), CASES_OF_DATASETS, ids=lambda case: "-".join(case))
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_an_old_key_of_a_dataset_gives_the_same_config(old: dict[str, Any], new: dict[str, Any]) -> None:
+    expected = build_config(DatasetConfig, SHARDS | new, source="run.yaml")
+    assert build_config(DatasetConfig, SHARDS | old, source="run.yaml") == expected
+    assert DatasetConfig(**SHARDS | old) == DatasetConfig(**SHARDS | new) == expected
+
+
+def test_names_of_lmms_engine_give_its_config_without_a_warning() -> None:
+    said: dict[str, Any] = {"dataset_type": "vision", "packing": True, "filter_overlong": False, "data_seed": 3}
+    made = DatasetConfig(**said)
+    assert made == build_config(DatasetConfig, said, source="run.yaml")
+    assert (made.source_type, made.overlong, made.seed, made.packing_length) == ("vision", "keep", 3, 32000)
+
+
 def test_every_old_key_has_a_case() -> None:
+    assert {key for old, _ in CASES_OF_DATASETS for key in old} == OLD_KEYS_OF_DATASETS.keys()
     assert {key for old, _ in CASES for key in old} == OLD_KEYS.keys()
 
 

@@ -66,8 +66,8 @@ def _configured(
     config = build_config(RunConfig, data, source=str(path))
     if is_stored:
         for name, each in ({SOURCE: config.dataset} if config.dataset is not None else config.datasets).items():
-            if each.dataset_type is not None:
-                raise _not_stored(name, each.dataset_type)
+            if each.source_type is not None:
+                raise _not_stored(name, each.source_type)
     ranks = config.train.group_ranks
     if world is not None and world.world_size % ranks:
         raise ConfigError(

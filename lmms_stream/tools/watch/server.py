@@ -163,9 +163,9 @@ def _shown(datasets: Mapping[str, Mapping[str, Any]], sample: str) -> str:
     if not number.isdecimal():
         raise ConfigError(f"{sample!r} is no sample: name its number, after its source where there are several")
     config = build_config(DatasetConfig, datasets[source], source=f"dataset {source}".strip())
-    if config.dataset_type is not None:
+    if config.source_type is not None:
         raise ConfigError(
-            f"the samples of dataset_type {config.dataset_type!r} are rows of its sources: convert them to see samples"
+            f"the samples of dataset_type {config.source_type!r} are rows of its sources: convert them to see samples"
         )
     view, num_samples = inspect_sample(config.remote, int(number), processor=config.processor.build())
     return render_sample(view, num_samples=num_samples, url=config.remote)

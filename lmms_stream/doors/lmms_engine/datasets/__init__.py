@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 from ....lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ....mds.dataset_config import DatasetConfig as DatasetConfig
     from .iterable import FinewebEduDataset as FinewebEduDataset
     from .iterable import MultiModalIterableDataset as MultiModalIterableDataset
     from .iterable import VisionSFTIterableDataset as VisionSFTIterableDataset
@@ -38,9 +37,10 @@ if TYPE_CHECKING:
     from .naive import MultiModalDataset as MultiModalDataset
     from .naive import VisionAudioSFTDataset as VisionAudioSFTDataset
     from .naive import VisionSFTDataset as VisionSFTDataset
+    from .names import DatasetConfig as DatasetConfig
 
 _HOME = {
-    "DatasetConfig": "...mds.dataset_config",
+    "DatasetConfig": "names",
     "DistributedLengthGroupedSampler": "length_grouped",
     "FinewebEduDataset": "iterable",
     "MultiModalDataset": "naive",

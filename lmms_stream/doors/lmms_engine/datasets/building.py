@@ -26,7 +26,6 @@ from ....converters.rows.user_functions import code_of
 from ....converters.sources.sources import open_sources
 from ....converters.sources.units import UNIT_BYTES
 from ....errors import ConfigError, DataError, ObjectMissingError
-from ....mds.dataset_config import DatasetConfig
 from ....mds.index import DATASET_NAME
 from ....processes.bar import terminal_bar
 from ....processes.interpreter import call_in_interpreter
@@ -38,7 +37,8 @@ from ....storage.locks import is_locked, locked, temporary_name, wait_for_other
 from ....storage.storage import open_storage
 from ....types import World
 from ....yaml_text import write_yaml
-from .names import STORES, SourceEntry, dataset_type_of, sources_of
+from .names import STORES, EngineDatasetConfig, dataset_type_of
+from .source_files import SourceEntry, sources_of
 
 WAIT_S = 24 * 3600.0  # of processes, for the one that converts
 _PREFIX = "lmms_stream"  # of shards in a bucket
@@ -68,7 +68,7 @@ class Building:
         return home_folder(self.target)
 
 
-def build_once(config: DatasetConfig, processor: Processor, *, world: World, wait_s: float = WAIT_S) -> str:
+def build_once(config: EngineDatasetConfig, processor: Processor, *, world: World, wait_s: float = WAIT_S) -> str:
     """The URL of the shards of a config's sources, which are converted where they are not there.
 
     Raises what convert raises, and DataError where another process does not convert them in time.
@@ -85,7 +85,7 @@ def build_once(config: DatasetConfig, processor: Processor, *, world: World, wai
     return building.target
 
 
-def building_of(config: DatasetConfig, processor: Processor) -> Building:
+def building_of(config: EngineDatasetConfig, processor: Processor) -> Building:
     """What there is to convert; its target is named by the sources and by all that changes what is written."""
     folder = cache_of(config)
     local = home_folder(folder) if "://" in folder else Path(folder).expanduser().absolute()
@@ -114,7 +114,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
     return Building(listed=listed, target=target, options=options, num_bytes=sum(each.num_bytes for each in sources))
 
 
-def cache_of(config: DatasetConfig) -> str:
+def cache_of(config: EngineDatasetConfig) -> str:
     """The folder or URL below which shards are kept; ConfigError for a store that cannot be named."""
     store = STORES[config.object_storage or "none"]
     if not store:

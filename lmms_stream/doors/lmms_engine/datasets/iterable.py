@@ -28,16 +28,16 @@ from .epoch_turns import EpochTurns
 from .moot import check_packing_kwargs, strategy_of, tell
 from .naive import MemoryEstimate
 from .names import (
+    EngineDatasetConfig,
     check,
     dataset_type_of,
     is_shards,
     lacks_processor,
     processor_of,
-    sources_of,
     with_processor,
 )
 from .rows_of_sources import SourceRowSettings
-from .source_files import SourcesOf
+from .source_files import SourcesOf, sources_of
 from .source_loader import SourceLoader, StreamedBatch, StreamedCollator, batch_of
 from .source_reader import check_state, choose_lanes, fingerprint_of, reader_lanes, reading_packs
 from .source_state import Counts, SourcesState, merged_states
@@ -70,10 +70,11 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
     def __init__(self, config: DatasetConfig | Mapping[str, Any]):
         if isinstance(config, Mapping):
-            config = build_config(DatasetConfig, config, source="MultiModalIterableDataset")
-        if not isinstance(config, DatasetConfig):
+            config = build_config(EngineDatasetConfig, config, source="MultiModalIterableDataset")
+        if not isinstance(config, EngineDatasetConfig):
             raise ConfigError(
-                f"a MultiModalIterableDataset is made of a DatasetConfig, got a {type(config).__name__}: give one"
+                f"a MultiModalIterableDataset is made of a DatasetConfig with dataset_type, got a "
+                f"{type(config).__name__}: give one"
             )
         check(config)
         self.config = config

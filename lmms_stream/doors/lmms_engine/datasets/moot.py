@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ....errors import ConfigError
-from ....mds.dataset_config import DatasetConfig, check_names
+from ....mds.dataset_config import check_names
 from ....plan.packing import PackingConfig
 from ....types import World
-from .names import LIST, is_shards, reads_videos
+from .names import LIST, EngineDatasetConfig, is_shards, reads_videos
 from .streaming_packs import MOOT_KEYS, PACKING_KEYS
 
 logger = logging.getLogger("lmms_stream")
@@ -20,7 +20,7 @@ OF_SHARDS = ("local", "packing_window")  # of shards, and of what is converted t
 _VIDEO = ("video_sampling_strategy", "video_max_pixels", "video_min_pixels", "video_max_frames", "frame_num", "fps")
 
 
-def strategy_of(config: DatasetConfig, *, streams: bool) -> str:
+def strategy_of(config: EngineDatasetConfig, *, streams: bool) -> str:
     """Return the strategy that packs are made by: the config's, or the one that is nearest to it.
 
     streams: whether rows are packed as they pass. ConfigError for a strategy that is unknown.
@@ -33,7 +33,7 @@ def strategy_of(config: DatasetConfig, *, streams: bool) -> str:
     return "best_fit" if strategy == "balanced" else strategy
 
 
-def check_packing_kwargs(config: DatasetConfig) -> None:
+def check_packing_kwargs(config: EngineDatasetConfig) -> None:
     """ConfigError for keys of packing_kwargs that are unknown."""
     options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
     if not isinstance(options, Mapping):
@@ -43,12 +43,12 @@ def check_packing_kwargs(config: DatasetConfig) -> None:
     check_names(options, sorted({name for names in PACKING_KEYS.values() for name in names}), "packing_kwargs")
 
 
-def moot_fields(config: DatasetConfig, *, streams: bool) -> dict[str, str]:
+def moot_fields(config: EngineDatasetConfig, *, streams: bool) -> dict[str, str]:
     """Fields that are set and cannot matter, each with the reason. streams: whether rows are packed as they pass."""
     return dict(_moot(config, streams=streams))
 
 
-def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
+def _moot(config: EngineDatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
     def are_set(names: tuple[str, ...]) -> Iterator[str]:
         return (name for name in names if getattr(config, name) not in (None, "none", ""))
 
@@ -78,7 +78,9 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
         yield from ((name, _NOT_CONVERTED) for name in are_set((*OF_CONVERSION, *OF_SHARDS)))
 
 
-def _moot_packing(config: DatasetConfig, options: Mapping[str, Any], *, streams: bool) -> Iterator[tuple[str, str]]:
+def _moot_packing(
+    config: EngineDatasetConfig, options: Mapping[str, Any], *, streams: bool
+) -> Iterator[tuple[str, str]]:
     name, strategy = "extra_kwargs.packing_kwargs", config.packing_strategy
     if not config.packing:
         if options:
@@ -94,7 +96,7 @@ def _moot_packing(config: DatasetConfig, options: Mapping[str, Any], *, streams:
         yield f"{name}.{', '.join(moot)}", "balanced packs num_buckets packs together"
 
 
-def tell(config: DatasetConfig, *, streams: bool) -> None:
+def tell(config: EngineDatasetConfig, *, streams: bool) -> None:
     """One warning of a dataset, by rank 0, that names all that is set and cannot matter."""
     found = moot_fields(config, streams=streams)
     if found and World.detect().rank == 0:

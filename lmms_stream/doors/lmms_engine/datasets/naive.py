@@ -28,7 +28,8 @@ from ....processors.base import Processor
 from ....types import Batch, World
 from .building import build_once
 from .moot import check_packing_kwargs, strategy_of, tell
-from .names import check, is_shards, lacks_processor, processor_of, sources_of, with_processor
+from .names import EngineDatasetConfig, check, is_shards, lacks_processor, processor_of, with_processor
+from .source_files import sources_of
 
 _SOURCE = "dataset"
 
@@ -43,9 +44,11 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
 
     def __init__(self, config: DatasetConfig | Mapping[str, Any]):
         if isinstance(config, Mapping):
-            config = build_config(DatasetConfig, config, source="MultiModalDataset")
-        if not isinstance(config, DatasetConfig):
-            raise ConfigError(f"the config of a MultiModalDataset is a {type(config).__name__}: give a DatasetConfig")
+            config = build_config(EngineDatasetConfig, config, source="MultiModalDataset")
+        if not isinstance(config, EngineDatasetConfig):
+            raise ConfigError(
+                f"the config of a MultiModalDataset is a {type(config).__name__}: give one of dataset_type"
+            )
         check(config)
         check_packing_kwargs(config)
         tell(config, streams=False)

@@ -1,17 +1,18 @@
-"""Their names of types, formats and processors -> ours. A config -> [names] -> its sources and its processor."""
+"""LMMS Engine's DatasetConfig, and its names of types, formats and processors. config -> sources, processor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from ....config import build_config
-from ....converters.sources.lists import YAML_KEYS, list_entries
-from ....converters.sources.specs import SETTING_KEYS, settings_of
+from ....checks import check_fields
+from ....config import OldKey, build_config
 from ....errors import ConfigError
-from ....mds.dataset_config import DatasetConfig, check_names
+from ....mds import dataset_config as shards
+from ....mds.dataset_config import check_names
+from ....plan.packing import Overlong
 from ....processors import MEDIA_TYPES, ProcessorConfig
 from ....processors.bagel_images import BagelSettings
 from ....processors.base import Processor
@@ -37,23 +38,121 @@ VIDEO_DEFAULTS: Mapping[str, Any] = {
 }  # theirs; pixels are of a frame # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SourceEntry:
-    """path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: where paths
-    of media start (None: where the source lies). data_type: one of SOURCE_FORMATS, "mds", or "" to tell it by content.
-    settings: what else the entry of a list says, by SETTING_KEYS.
+# The fields of LMMS Engine's DatasetConfig, which a dataset with a dataset_type is described by.
+
+ENGINE_PACKING_LENGTH = 32000  # theirs
+ENGINE_SEED = 42
+CUT_TYPES = ("fineweb_edu", "fineweb_edu_iterable")  # whose documents are cut and packed, and nothing is left out
+_OF_SHARDS_TOO = ("packing", "filter_overlong", "data_seed")  # also of shards without a dataset_type
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineDatasetConfig(shards.DatasetConfig):
+    """LMMS Engine's DatasetConfig: sources, how their samples are read, and where their shards are kept.
+
+    docs/datasets.md has each field. None is a default that depends on dataset_type, and the value is there after
+    construction: packing True (theirs False), packing_length 4096 (32000), packing_strategy "best_fit" ("first_fit"),
+    overlong "error" ("drop"), seed 0 (42), reshuffle True (False).
+
+    dataset_type: names the kind of dataset; what follows is for a dataset that has one. dataset_format: of what
+    dataset_path names, or "yaml" for a list of sources in that file or in `datasets`; "mds", or none, for shards that
+    are there. processor_config: processor_name, processor_type, extra_kwargs. packing: whether samples share packs;
+    documents (fineweb_edu) do unless it says no. filter_overlong: samples that are longer than a pack are left out and
+    counted (True), or kept, each a pack of its own (False). max_length: longer samples are left out and counted,
+    whatever is done with those that are longer than a pack. cache_dir: where sources are kept as shards, unless
+    object_storage and bucket_name name a store. reshuffle: packs are made anew in each epoch. on_error: a row that does
+    not fit ends the run, or is left out and counted.
     """
 
-    path: str
-    data_folder: str | None
-    data_type: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    dataset_type: str | None = None
+    dataset_format: str | None = None
+    dataset_path: str | None = None
+    datasets: list[dict[str, Any]] | None = field(default=None, hash=False)
+    processor_config: dict[str, Any] | None = field(default=None, hash=False)
+    packing: bool | None = None
+    filter_overlong: bool | None = None
+    filter_overlong_workers: int | None = None
+    max_length: int | None = None
+    data_seed: int | None = None
+    eval_dataset_path: str | None = None
+    object_storage: str | None = None
+    bucket_name: str | None = None
+    video_sampling_strategy: Literal["fps", "frame_num"] | None = None
+    video_max_pixels: int | None = None
+    video_min_pixels: int | None = None
+    video_max_frames: int | None = None
+    frame_num: int | None = None
+    fps: float | None = None
+    video_backend: str | None = None
+    extra_kwargs: dict[str, Any] | None = field(default=None, hash=False)
+    cache_dir: str | None = None
+    on_error: Literal["fail", "skip"] = "fail"
+    packing_length: int = None  # type: ignore[assignment]
+    packing_strategy: str = None  # type: ignore[assignment]
+    overlong: Overlong = None  # type: ignore[assignment]
+    seed: int = None  # type: ignore[assignment]
+    reshuffle: bool = None  # type: ignore[assignment]
+    OLD_KEYS: ClassVar[Mapping[str, OldKey]] = {}
+
+    def __post_init__(self) -> None:
+        check_fields(self, paths=("remote", "local", "cache_dir", "dataset_path", "eval_dataset_path"))
+        self._check_given()
+        if self.seed is not None and self.data_seed is not None and self.seed != self.data_seed:
+            raise ConfigError(f"seed {self.seed} and data_seed {self.data_seed} say the same: leave one of them out")
+        for name, value in _defaults(self).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.dataset_type is None and not self.packing:
+            object.__setattr__(self, "max_samples_per_pack", 1)
+
+    def _check_given(self) -> None:
+        """ConfigError for fields that are for a dataset_type, where there is none, and the other way round."""
+        if self.dataset_type is not None:
+            if self.remote:
+                raise ConfigError(
+                    f"remote {self.remote!r} names shards, and dataset_type {self.dataset_type!r} has dataset_path for "
+                    "that: leave one of them out"
+                )
+            return
+        of_shards = {*shards.DatasetConfig.__dataclass_fields__, *_OF_SHARDS_TOO}
+        for each in fields(self):
+            if each.name not in of_shards and getattr(self, each.name) != each.default:
+                raise ConfigError(
+                    f"{each.name} is for a dataset with a dataset_type: add dataset_type, or leave {each.name} out"
+                )
+        if not self.remote:
+            raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: give one")
 
     @property
-    def entry(self) -> dict[str, Any]:
-        """As an entry of a list."""
-        said = {"path": self.path, "data_folder": self.data_folder, "data_type": self.data_type or None}
-        return {**said, **self.settings}
+    def source_type(self) -> str | None:
+        return self.dataset_type
+
+    @property
+    def evaluated(self) -> EngineDatasetConfig | None:
+        """The config of eval_dataset_path, with all other settings; None where there is none."""
+        if self.eval_dataset_path is None:
+            return None
+        return replace(self, dataset_path=self.eval_dataset_path, datasets=None, eval_dataset_path=None)
+
+
+DatasetConfig = EngineDatasetConfig  # LMMS Engine's name
+
+
+def _defaults(config: EngineDatasetConfig) -> dict[str, Any]:
+    """The values of fields whose defaults depend on dataset_type."""
+    of_engine = config.dataset_type is not None
+    are_cut = config.dataset_type in CUT_TYPES
+    packing = not of_engine or are_cut if config.packing is None else config.packing
+    kept = "keep" if packing else "error"  # without packing no sample is longer than its pack
+    overlong = {True: "drop", False: kept, None: "drop" if of_engine else "error"}[config.filter_overlong]
+    return {
+        "packing": packing,
+        "packing_length": ENGINE_PACKING_LENGTH if of_engine else 4096,
+        "packing_strategy": "first_fit" if of_engine else "best_fit",
+        "overlong": "split" if are_cut else overlong,
+        "seed": config.data_seed if config.data_seed is not None else (ENGINE_SEED if of_engine else 0),
+        "reshuffle": not of_engine,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +237,13 @@ LATER_TYPES = ("aero_realtime_iterable", "llava_ov2_iterable")
 LATER_PROCESSORS = ("llava_onevision2", "nanovlm", "aero", "aero_realtime", "wanvideo")
 
 
-def dataset_type_of(config: DatasetConfig) -> DatasetType:
+def dataset_type_of(config: EngineDatasetConfig) -> DatasetType:
     """ConfigError for a type that is unknown."""
     found: DatasetType = _named({**TYPES, **OWN_TYPES}, LATER_TYPES, config.dataset_type, "dataset_type")
     return found
 
 
-def check(config: DatasetConfig) -> None:
+def check(config: EngineDatasetConfig) -> None:
     """ConfigError for values that are none, or that cannot be kept."""
     dataset_type_of(config)
     if config.dataset_format is not None and config.dataset_format not in FORMATS:
@@ -173,7 +272,7 @@ def check(config: DatasetConfig) -> None:
             raise ConfigError(f"{name} must be at least 1 token, got {value}")
 
 
-def _check_extra(config: DatasetConfig) -> None:
+def _check_extra(config: EngineDatasetConfig) -> None:
     """ConfigError for keys of extra_kwargs that the type does not have, and values that are not followed."""
     extra = config.extra_kwargs or {}
     is_llava = str(config.dataset_type).removesuffix("_iterable") == "llava_video"
@@ -191,7 +290,7 @@ def _check_extra(config: DatasetConfig) -> None:
         )
 
 
-def is_shards(config: DatasetConfig) -> bool:
+def is_shards(config: EngineDatasetConfig) -> bool:
     """Whether the config names shards that are there: by its format, or without one by what lies at dataset_path."""
     if config.dataset_format is not None:
         return config.dataset_format == SHARDS
@@ -199,55 +298,7 @@ def is_shards(config: DatasetConfig) -> bool:
     return "://" in path or (Path(path) / "index.json").is_file()
 
 
-def sources_of(config: DatasetConfig) -> list[SourceEntry]:
-    """What is read, one source after another; ConfigError where the config names none, DataError for a wrong list."""
-    check(config)
-    format = SHARDS if is_shards(config) else config.dataset_format
-    if config.datasets is not None:
-        if format not in (LIST, None) and not all(_has_type(each) for each in config.datasets):
-            raise ConfigError(
-                f"datasets is a list of sources, and dataset_format is {format!r}: set dataset_format: yaml, name "
-                "the data_type of each, or leave datasets out"
-            )
-        return [_entry(number, each) for number, each in enumerate(config.datasets)]
-    if not config.dataset_path:
-        raise ConfigError("dataset_path is missing: name a file, a folder, a URL or a hub id, or give datasets, a list")
-    path = str(config.dataset_path)
-    if format == LIST or (format is None and path.endswith((".yaml", ".yml"))):
-        entries = list_entries(Path(path))
-        return [_source(each, f"entry {number} of {path}") for number, each in enumerate(entries, start=1)]
-    if format == "json" and path.endswith(".jsonl"):
-        format = "jsonl"
-    return [SourceEntry(path, (config.extra_kwargs or {}).get("data_folder"), format or "")]
-
-
-def _has_type(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and bool(entry.get("data_type"))
-
-
-def _source(entry: Mapping[str, Any], where: str) -> SourceEntry:
-    if entry.get("weight") is not None:
-        raise ConfigError(
-            f"{where} has a weight, and sources are read one after another: leave it out, or convert the list with "
-            "lmms-stream convert, which writes a dataset for each entry and their weights for a run"
-        )
-    settings = {key: entry[key] for key in SETTING_KEYS if entry.get(key) is not None}
-    return SourceEntry(entry["path"], entry.get("data_folder") or None, entry.get("data_type") or "", settings)
-
-
-def _entry(number: int, entry: Mapping[str, Any]) -> SourceEntry:
-    where = f"entry {number} of datasets"
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
-        raise ConfigError(f"{where} is {entry!r}: write {{path: …, data_folder: …, data_type: …}}")
-    check_names(entry, YAML_KEYS, where)
-    settings_of(entry, where=where)
-    data_type = entry.get("data_type") or ""
-    if data_type:
-        check_names([data_type], SOURCE_FORMATS, f"data_type of {where}")
-    return _source(entry, where)
-
-
-def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
+def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
     """Which of our processors a config means, and how it is set."""
     check(config)
     said = config.processor_config
@@ -307,19 +358,19 @@ def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
     )
 
 
-def lacks_processor(config: DatasetConfig) -> bool:
+def lacks_processor(config: EngineDatasetConfig) -> bool:
     """Return whether a config names the type of its processor alone, whose folder is then the model's."""
     said = config.processor_config or {}
     type_of = PROCESSORS.get(str(said.get("processor_type")))
     return type_of is not None and type_of.kind != "image" and not said.get("processor_name")
 
 
-def with_processor(config: DatasetConfig, name: str) -> DatasetConfig:
+def with_processor(config: EngineDatasetConfig, name: str) -> EngineDatasetConfig:
     """Return a config that lacks its processor with the one in a model's folder, or of its hub id."""
     return replace(config, processor_config={**(config.processor_config or {}), "processor_name": name})
 
 
-def reads_videos(config: DatasetConfig) -> bool:
+def reads_videos(config: EngineDatasetConfig) -> bool:
     """Return whether the processor of a config may read videos."""
     processor_type = str((config.processor_config or {}).get("processor_type"))
     if processor_type in OWN_PROCESSORS:
@@ -329,7 +380,7 @@ def reads_videos(config: DatasetConfig) -> bool:
     return processor_config_of(config).kind not in ("chat", "text", "tokens")
 
 
-def processor_of(config: DatasetConfig) -> Processor:
+def processor_of(config: EngineDatasetConfig) -> Processor:
     """The processor of a config; ConfigError for a folder of another family than its processor_type."""
     said = config.processor_config or {}
     if (own := OWN_PROCESSORS.get(str(said.get("processor_type")))) is not None:
@@ -350,7 +401,7 @@ def _check_family(path: str, processor_type: str) -> None:
         )
 
 
-def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any]:
+def _video_settings(config: EngineDatasetConfig, processor_type: str) -> dict[str, Any]:
     """Settings of media. Qwen3-VL's processor has limits on the pixels of all frames, others on those of a frame."""
     if PROCESSORS[processor_type].processor_class == LLAVA_ONEVISION:
         return _settings_of_llava(config)
@@ -370,7 +421,7 @@ def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any
     return settings
 
 
-def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:
+def _settings_of_llava(config: EngineDatasetConfig) -> dict[str, Any]:
     """A number of frames: it is the same for each video, whatever its length, and a frame has one size."""
     extra = config.extra_kwargs or {}
     settings: dict[str, Any] = {

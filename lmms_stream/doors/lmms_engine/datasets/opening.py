@@ -9,12 +9,12 @@ from ....mds.dataset_config import DatasetConfig
 from ....train.run.settings import Packed
 from ....types import World
 from ...huggingface.models import name_of
-from .names import dataset_type_of, lacks_processor, with_processor
+from .names import EngineDatasetConfig, dataset_type_of, lacks_processor, with_processor
 
 
 def opened(config: DatasetConfig, world: World) -> Packed:
     """The dataset of a config; with a dataset_type its sources are converted where they are not yet, or streamed."""
-    if config.dataset_type is None:
+    if not isinstance(config, EngineDatasetConfig) or config.dataset_type is None:
         return config.open(world)
     found = dataset_type_of(config)
     if found.is_iterable:
@@ -33,7 +33,7 @@ def with_processor_of(model: Any, given: Any) -> Any:
 
     Others as they are. ConfigError for a model without a folder or name.
     """
-    if isinstance(given, DatasetConfig) and given.dataset_type is not None:
+    if isinstance(given, EngineDatasetConfig) and given.dataset_type is not None:
         return with_processor(given, _name_of(model)) if lacks_processor(given) else given
     if getattr(given, "lacks_processor", False):
         given.take_processor(_name_of(model))

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from ....errors import ConfigError, DataError
 from ....extras import need
-from ....mds.dataset_config import DatasetConfig
 from ....processors.base import Processor
 from ....processors.media.facts import facts_of
-from .names import LLAVA_ONEVISION, PROCESSORS, processor_of
+from .names import LLAVA_ONEVISION, PROCESSORS, EngineDatasetConfig, processor_of
 
 __all__ = [
     "BagelDataProcessor",
@@ -66,7 +65,7 @@ class DataProcessor:
         fps = (
             _ALL_FRAMES if of_type and of_type.kind != "image" and of_type.processor_class != LLAVA_ONEVISION else None
         )
-        self._made = processor_of(DatasetConfig(dataset_type=self.dataset_type, processor_config=said, fps=fps))
+        self._made = processor_of(EngineDatasetConfig(dataset_type=self.dataset_type, processor_config=said, fps=fps))
 
     @property
     def processor(self) -> Processor:

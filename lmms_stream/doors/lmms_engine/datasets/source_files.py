@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,91 @@ import xxhash
 from numpy.typing import NDArray
 
 from ....converters.sources.hub import HubSpec
-from ....converters.sources.lists import entry_spec
+from ....converters.sources.lists import YAML_KEYS, entry_spec, list_entries
 from ....converters.sources.saved_datasets import saved_kind
 from ....converters.sources.sources import open_sources
-from ....converters.sources.specs import Spec
+from ....converters.sources.specs import SETTING_KEYS, Spec, settings_of
 from ....converters.sources.units import Source as OpenedSource
 from ....errors import ConfigError, DataError
-from .names import SourceEntry
+from ....mds.dataset_config import check_names
+from .names import LIST, SHARDS, SOURCE_FORMATS, EngineDatasetConfig, check, is_shards
 
 UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
 UNKNOWN_BYTES = 1 << 20  # of a unit, where nothing says how large a source is
 
 _SORTED: dict[str, Any] = {"sort_keys": True, "default": str}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: where paths
+    of media start (None: where the source lies). data_type: one of SOURCE_FORMATS, "mds", or "" to tell it by content.
+    settings: what else the entry of a list says, by SETTING_KEYS.
+    """
+
+    path: str
+    data_folder: str | None
+    data_type: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """As an entry of a list."""
+        said = {"path": self.path, "data_folder": self.data_folder, "data_type": self.data_type or None}
+        return {**said, **self.settings}
+
+
 # Asked at each look, so that a list of sources may grow.
 SourcesOf = Callable[[], Sequence[SourceEntry]]
+
+
+def sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
+    """What is read, one source after another; ConfigError where the config names none, DataError for a wrong list."""
+    check(config)
+    format = SHARDS if is_shards(config) else config.dataset_format
+    if config.datasets is not None:
+        if format not in (LIST, None) and not all(_has_type(each) for each in config.datasets):
+            raise ConfigError(
+                f"datasets is a list of sources, and dataset_format is {format!r}: set dataset_format: yaml, name "
+                "the data_type of each, or leave datasets out"
+            )
+        return [_entry(number, each) for number, each in enumerate(config.datasets)]
+    if not config.dataset_path:
+        raise ConfigError("dataset_path is missing: name a file, a folder, a URL or a hub id, or give datasets, a list")
+    path = str(config.dataset_path)
+    if format == LIST or (format is None and path.endswith((".yaml", ".yml"))):
+        entries = list_entries(Path(path))
+        return [_source(each, f"entry {number} of {path}") for number, each in enumerate(entries, start=1)]
+    if format == "json" and path.endswith(".jsonl"):
+        format = "jsonl"
+    return [SourceEntry(path, (config.extra_kwargs or {}).get("data_folder"), format or "")]
+
+
+def _has_type(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and bool(entry.get("data_type"))
+
+
+def _source(entry: Mapping[str, Any], where: str) -> SourceEntry:
+    if entry.get("weight") is not None:
+        raise ConfigError(
+            f"{where} has a weight, and sources are read one after another: leave it out, or convert the list with "
+            "lmms-stream convert, which writes a dataset for each entry and their weights for a run"
+        )
+    settings = {key: entry[key] for key in SETTING_KEYS if entry.get(key) is not None}
+    return SourceEntry(entry["path"], entry.get("data_folder") or None, entry.get("data_type") or "", settings)
+
+
+def _entry(number: int, entry: Mapping[str, Any]) -> SourceEntry:
+    where = f"entry {number} of datasets"
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
+        raise ConfigError(f"{where} is {entry!r}: write {{path: …, data_folder: …, data_type: …}}")
+    check_names(entry, YAML_KEYS, where)
+    settings_of(entry, where=where)
+    data_type = entry.get("data_type") or ""
+    if data_type:
+        check_names([data_type], SOURCE_FORMATS, f"data_type of {where}")
+    return _source(entry, where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from ....mds.dataset_config import DatasetConfig
-from .names import FORMATS, LATER_PROCESSORS, PROCESSORS, SHARDS, TYPES, VIDEO_DEFAULTS
+from .names import FORMATS, LATER_PROCESSORS, PROCESSORS, SHARDS, TYPES, VIDEO_DEFAULTS, EngineDatasetConfig
 
 THEIRS = {
     "dataset_type": "which kind of dataset; without it, `remote` names shards",
@@ -71,7 +70,7 @@ def _head() -> Iterator[str]:
 
 
 def _fields() -> Iterator[str]:
-    theirs, ours = DatasetConfig(dataset_type="vision"), DatasetConfig(remote="shards")
+    theirs, ours = EngineDatasetConfig(dataset_type="vision"), EngineDatasetConfig(remote="shards")
     for title, rows in (("Fields of LMMS Engine's", THEIRS), ("Fields of ours", OURS)):
         yield from (
             "",

@@ -10,14 +10,14 @@ from typing import Any
 
 from ....config import LAUNCH_SECTIONS, build_config
 from ....errors import ConfigError
-from ....mds.dataset_config import DatasetConfig, check_names
+from ....mds.dataset_config import check_names
 from ....train.model.attention import SDPA_VARLEN
 from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.run.settings import FsdpConfig, ProfileConfig, TrainConfig
 from ....types import World
 from ....versions.transformers import as_installed
 from ...huggingface.table import row_of
-from ..datasets.names import TYPES, dataset_type_of
+from ..datasets.names import TYPES, EngineDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine has beyond transformers: what becomes of it.
 #
@@ -210,7 +210,7 @@ _SIT_ALONE = {  # the same, of what one value is followed here
 
 
 def _sit_of(
-    model: Mapping[str, Any], dataset: DatasetConfig, *, source: str
+    model: Mapping[str, Any], dataset: EngineDatasetConfig, *, source: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The model_config of their SiT with diffusers' model of the same layers, and the task; others as they are."""
     if str(dataset.dataset_type).removesuffix("_iterable") != "sit":
@@ -249,7 +249,7 @@ def _sit_of(
 
 
 def _diffusion_of(
-    model: Mapping[str, Any], dataset: DatasetConfig, *, source: str
+    model: Mapping[str, Any], dataset: EngineDatasetConfig, *, source: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The model_config of their masked diffusion models with transformers' Qwen3, and the task."""
     values = dict(model)
@@ -290,7 +290,7 @@ class Launch:
     follows from the arguments. task: what is learnt, where the dataset does not say it whole.
     """
 
-    dataset: DatasetConfig
+    dataset: EngineDatasetConfig
     model: ModelConfig
     arguments: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -360,7 +360,7 @@ def _check_mappings(section: Mapping[str, Any], names: Collection[str], *, sourc
             )
 
 
-def _check_rows(trainer: str | None, dataset: DatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
+def _check_rows(trainer: str | None, dataset: EngineDatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
     """ConfigError for a dataset_type that is not here, and for BAGEL's unless the model is of the user's own files."""
     is_bagel = dataset_type_of(dataset) in (TYPES["bagel"], TYPES["bagel_iterable"])
     is_own = bool((model.get("extra_kwargs") or {}).get("trust_remote_code"))
@@ -378,9 +378,9 @@ def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, An
     return {name: value for name, value in said.items() if value is not None or name in known}
 
 
-def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> DatasetConfig:
+def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> EngineDatasetConfig:
     """A dataset_config as ours. model: its model_config, whose folder has the processor where none is named."""
-    said = _asked(said, [field.name for field in dataclasses.fields(DatasetConfig)])
+    said = _asked(said, [field.name for field in dataclasses.fields(EngineDatasetConfig)])
     processor = dict(said.get("processor_config") or {})
     if processor.get("processor_type") in IMAGE_PROCESSORS:
         if said.get("dataset_type") in ("vision", "vision_iterable"):  # theirs reads images by any type
@@ -389,7 +389,7 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
         processor["processor_name"] = str(model["load_from_pretrained_path"])
         said["processor_config"] = processor
-    dataset = build_config(DatasetConfig, said, source=source)
+    dataset = build_config(EngineDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: give one, as vision")
     return dataset
