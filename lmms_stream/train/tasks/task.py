@@ -56,7 +56,7 @@ class Task(Protocol):
     differentiated all the same.
 
     A task of models that are not transformers' language models has a method `wrap` besides: the model that the trainer
-    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly. One
+    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/build.py) mostly. One
     of language models that are not causal has `packed_model` instead: the model, and the family of its processors -> a
     subclass of PackedModel. One whose units are images may have `run_one`: the model -> what it makes of one image on
     the meta device, by which its arithmetic is counted for perf/mfu; None where that is not known.
