@@ -119,7 +119,7 @@ def train(folder: Path, data: Data, *, tokens: int, seed: int, single: bool) -> 
             "per_device_batch": packs // RANKS,
             "max_tokens": tokens,
             "learning_rate": 2e-3,
-            "warmup_ratio": 0.05,
+            "warmup": 0.05,
             "logging_steps": LOGGING_STEPS,
             "export": True,
         },

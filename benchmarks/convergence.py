@@ -174,7 +174,7 @@ def train(corpus: Corpus, kind: str, seed: int, tokens: int) -> Run:
         per_device_batch=PACKS_A_STEP,
         max_tokens=tokens,
         learning_rate=LEARNING_RATE,
-        warmup_ratio=0.05,
+        warmup=0.05,
         eval_steps=max(1, tokens // (PACKS_A_STEP * PACKING_LENGTH) // EVALUATIONS),
         save_strategy="no",
         num_workers=0,

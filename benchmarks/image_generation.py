@@ -88,7 +88,7 @@ def trained(folder: Path, data: Data, *, task: Any, model: Any, seed: int, **set
     )  # fmt: skip
     config = TrainConfig(
         output_dir=str(folder), global_batch=1, num_workers=0, seed=seed, ema_decay=EMA, export=True,
-        warmup_steps=20, logging_steps=50, **settings,
+        warmup=20, logging_steps=50, **settings,
     )  # fmt: skip
     FSDP2SFTTrainer(model=model, args=config, train_dataset=dataset, task=task).train()
     return folder / "export-ema"

@@ -82,7 +82,7 @@ def write_config(path: Path, train: Path, validation: Path, vocabulary: int, *, 
             "global_batch": packs,
             "max_tokens": tokens,
             "learning_rate": 3e-3,
-            "warmup_ratio": 0.05,
+            "warmup": 0.05,
             "eval_steps": max(1, tokens // (PACKS_A_STEP * PACKING_LENGTH) // 12),
         },
     }

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from data import write_litdata
-
 from media import photograph
 
 QUALITY = 90  # of the JPEGs

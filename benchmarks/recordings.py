@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from media import photograph, write_frames
 from numpy.typing import NDArray
 from sound_learning import save_processor as save_sound_processor
 from sound_learning import save_tokenizer
-
-from media import photograph, write_frames
 
 KINDS = ("sound", "video", "omni")
 PART_TYPES = {"sound": "audio", "video": "video", "omni": "video"}

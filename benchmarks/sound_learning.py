@@ -130,7 +130,7 @@ def train(folder: Path, data: Path, processor: Path, *, audio_token_id: int, ste
             "global_batch": PACKS_A_STEP,
             "max_steps": steps,
             "learning_rate": 2e-3,
-            "warmup_ratio": 0.05,
+            "warmup": 0.05,
             "logging_steps": 10,
             "export": True,
         },

@@ -217,7 +217,7 @@ def put(settings: Settings, key: str, value: Any) -> None:
         if dataclasses.is_dataclass(section):  # given as a keyword
             section = _given_values(section)
         settings[name] = settings = dict(section)
-    if settings.get(last) not in (None, value):
+    if settings.get(last) and settings[last] != value:
         raise ConfigError(f"{key} is {settings[last]!r}, and an old key of it {value!r}: leave the old key out")
     settings[last] = value
 

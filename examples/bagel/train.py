@@ -129,7 +129,7 @@ def main() -> None:
         global_batch=2,
         max_steps=options.steps,
         learning_rate=2e-3,
-        warmup_ratio=0.05,
+        warmup=0.05,
         num_workers=0,
         logging_steps=10,
         eval_strategy="steps",

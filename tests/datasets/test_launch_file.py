@@ -302,7 +302,7 @@ def test_arguments_of_older_and_newer_versions_are_heard_or_refused(data: dict[s
     args = data["trainer_args"] | {"output_dir": str(tmp_path), "save_safetensors": True, **of_both}
     _, arguments = read_launch(data | {"trainer_args": args}, source="f")
     found = train_config(arguments, world=World(world_size=1), steps_of=round)
-    assert (found.warmup_steps, found.gradient_checkpointing) == (1, True)  # a quarter of 4 steps
+    assert (found.warmup, found.gradient_checkpointing) == (1, True)  # a quarter of 4 steps
     for name, value in {
         "save_safetensors": False,
         "jit_mode_eval": True,

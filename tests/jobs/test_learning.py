@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def last_loss(folder: Path, output: Path, *overrides: str) -> float:
     """On held-out samples, after MAX_TOKENS."""
-    settings: dict[str, Any] = {"max_tokens": MAX_TOKENS, "learning_rate": 1e-2, "warmup_ratio": 0.05}
+    settings: dict[str, Any] = {"max_tokens": MAX_TOKENS, "learning_rate": 1e-2, "warmup": 0.05}
     held_out = {"remote": str(folder / "held-out")}
     config = write_run(folder / "run.yaml", folder / "train", eval_dataset=held_out, log_sample_ids=False, **settings)
     model = [f"model.config.{name}={value}" for name, value in MODEL.items()]

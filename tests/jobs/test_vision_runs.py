@@ -61,7 +61,7 @@ def write_vision_run(folder: Path) -> Path:
             "output_dir": str(folder / "default"),
             "global_batch": 4,
             "learning_rate": 1e-3,
-            "learning_rates": {"model.visual.*": 1e-4},
+            "groups": {"model.visual.*": {"lr": 1e-4}},
             "lr_scheduler_type": "constant",
             "max_steps": 5,
             "num_workers": 1,

@@ -124,8 +124,7 @@ def test_groups_by_pattern_have_values_of_their_own_and_the_others_the_optimizer
         small_model(),
         config(
             weight_decay=0.1,
-            groups={"0.*": {"lr": 0.5, "weight_decay": 0.2}, "2.weight": {"eps": 1e-4}},
-            learning_rates={"1.bias": 0.0},
+            groups={"1.bias": {"lr": 0.0}, "0.*": {"lr": 0.5, "weight_decay": 0.2}, "2.weight": {"eps": 1e-4}},
         ),
     )
     described = [
@@ -156,7 +155,6 @@ def test_groups_by_pattern_have_values_of_their_own_and_the_others_the_optimizer
         ({"groups": {"*": {"learning_rate": 1}}}, r"groups '\*' has learning_rate, which adamw does not .* of lr,"),
         ({"groups": {"*": {"lr": -1}}}, r"groups '\*' lr must be a number, 0 or more, got -1"),
         ({"groups": {"x.*": {"lr": 1}}}, r"train.groups 'x.\*' matches no parameter that is trained: they are named"),
-        ({"groups": {"*": {}}, "learning_rates": {"*": 1.0}}, r"groups and train.learning_rates both have '\*'"),
         ({"groups": {"0.*": {}, "*.bias": {}}}, r"train.groups '0.\*' and '\*.bias' both match 0.bias: a parameter"),
     ],
 )  # fmt: skip

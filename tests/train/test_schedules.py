@@ -37,20 +37,20 @@ def factors(**changes: Any) -> list[float]:
 
 
 def test_each_schedule_warms_up_and_goes_its_way() -> None:
-    cosine = factors(warmup_steps=10)
+    cosine = factors(warmup=10)
     assert cosine[0] == 0
     assert cosine[5] == 0.5
     assert cosine[10] == 1
     assert cosine[55] == pytest.approx(0.5)
     assert cosine[100] == pytest.approx(0)
-    linear = factors(lr_scheduler_type="linear", warmup_ratio=0.1)
+    linear = factors(lr_scheduler_type="linear", warmup=0.1)
     assert linear[5] == 0.5
     assert linear[55] == pytest.approx(0.5)
     assert linear[100] == 0
-    constant = factors(lr_scheduler_type="constant", warmup_steps=4)
+    constant = factors(lr_scheduler_type="constant", warmup=4)
     assert constant[2] == 0.5
     assert set(constant[4:]) == {1.0}
-    stable = factors(lr_scheduler_type="wsd", warmup_steps=10, decay_ratio=0.2)
+    stable = factors(lr_scheduler_type="wsd", warmup=10, decay_ratio=0.2)
     assert stable[5] == 0.5
     assert set(stable[10:80]) == {1.0}
     assert stable[90] == pytest.approx(0.5)
@@ -59,7 +59,7 @@ def test_each_schedule_warms_up_and_goes_its_way() -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 def test_a_schedule_ends_at_the_minimum(kind: str) -> None:
-    rates = factors(learning_rate=1.0, lr_scheduler_type=kind, min_learning_rate=0.1, warmup_steps=10)
+    rates = factors(learning_rate=1.0, lr_scheduler_type=kind, min_learning_rate=0.1, warmup=10)
     assert rates[10] == 1
     assert rates[95] > 0.1
     assert rates[100] == pytest.approx(0.1)
@@ -80,7 +80,7 @@ def test_a_schedule_ends_at_the_minimum(kind: str) -> None:
     ],
 )
 def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments: dict[str, Any], at_55: float) -> None:
-    found = factors(learning_rate=1.0, lr_scheduler_type=kind, lr_scheduler_kwargs=arguments, warmup_steps=10)
+    found = factors(learning_rate=1.0, lr_scheduler_type=kind, lr_scheduler_kwargs=arguments, warmup=10)
     assert found[5] == 0.5
     assert found[55] == pytest.approx(at_55)
 
@@ -96,7 +96,7 @@ def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments
             "min_learning_rate is of cosine, linear, wsd, and lr_scheduler_type is constant: set it to 0",
         ),
         (
-            {"lr_scheduler_type": "wsd", "warmup_steps": 50, "decay_ratio": 0.8},
+            {"lr_scheduler_type": "wsd", "warmup": 50, "decay_ratio": 0.8},
             "warms up for 50 steps and goes down over the last 80, and the run has 100: the learning rate would fall",
         ),
     ],
@@ -110,7 +110,7 @@ def test_schedules_that_cannot_be_are_refused(changes: dict[str, Any], message: 
 def test_a_warm_up_and_a_decay_that_fill_the_run_meet_at_the_top(length: int) -> None:
     """Of 15 steps both shares are rounded up, to 16 steps."""
     optimizer = optimizer_of_two_groups()
-    shares = config(lr_scheduler_type="wsd", warmup_ratio=0.9, decay_ratio=0.1, max_steps=length)
+    shares = config(lr_scheduler_type="wsd", warmup=0.9, decay_ratio=0.1, max_steps=length)
     schedule = Schedule(shares, optimizer, max_steps=length)
     found = [rates(schedule, optimizer, step) for step in range(length + 1)]
     assert found[round(0.9 * length)] == 1
@@ -118,13 +118,13 @@ def test_a_warm_up_and_a_decay_that_fill_the_run_meet_at_the_top(length: int) ->
 
 
 def test_a_warm_up_that_the_run_does_not_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert max(factors(warmup_steps=200)) < 0.51
-    assert "never reaches 2e-05: the run has 100 steps, and warms up for 200: lower warmup_steps" in caplog.text
+    assert max(factors(warmup=200)) < 0.51
+    assert "never reaches 2e-05: the run has 100 steps, and warms up for 200: lower warmup" in caplog.text
 
 
 def test_a_run_that_ends_by_tokens_has_its_schedule_by_tokens() -> None:
     optimizer = optimizer_of_two_groups()
-    by_tokens = config(max_steps=None, max_tokens=1_000_000, warmup_tokens=100_000)
+    by_tokens = config(max_steps=None, max_tokens=1_000_000, warmup=100_000)
     schedule = Schedule(by_tokens, optimizer, max_steps=None)
     assert schedule.counts_tokens
     assert schedule.length == 1_000_000
@@ -154,7 +154,9 @@ def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:
 
 def test_parameters_that_match_a_pattern_have_a_rate_of_their_own_on_the_same_schedule() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
-    groups = parameter_groups(model, weight_decay=0.1, decay_all=False, learning_rates={"0.*": 0.5, "2.bias": 0.0})
+    groups = parameter_groups(
+        model, weight_decay=0.1, decay_all=False, groups={"0.*": {"lr": 0.5}, "2.bias": {"lr": 0.0}}
+    )
     found = [
         ([tuple(each.shape) for each in group["params"]], group["weight_decay"], group.get("lr")) for group in groups
     ]
@@ -162,7 +164,7 @@ def test_parameters_that_match_a_pattern_have_a_rate_of_their_own_on_the_same_sc
         ([(2, 4)], 0.1, None), ([(4,), (4,)], 0.0, None), ([(4, 4)], 0.1, 0.5), ([(4,)], 0.0, 0.5), ([(2,)], 0.0, 0.0),
     ]  # fmt: skip
     optimizer = torch.optim.SGD(groups, lr=2.0)
-    schedule = Schedule(config(learning_rate=2.0, warmup_steps=10), optimizer, max_steps=100)
+    schedule = Schedule(config(learning_rate=2.0, warmup=10), optimizer, max_steps=100)
     schedule.move(5)
     assert [group["lr"] for group in optimizer.param_groups] == [1.0, 1.0, 0.25, 0.25, 0.0]
     assert schedule.learning_rate == 1.0
@@ -175,12 +177,12 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         with pytest.raises(
             ConfigError, match=f"{pattern!r} matches no parameter that is trained: they are named like '0."
         ):
-            parameter_groups(model, weight_decay=0, decay_all=True, learning_rates={pattern: 1.0})
+            parameter_groups(model, weight_decay=0, decay_all=True, groups={pattern: {"lr": 1.0}})
     with pytest.raises(ConfigError, match=r"'0.\*' and '\*.bias' both match 0.bias: a parameter has one rate"):
-        parameter_groups(model, weight_decay=0, decay_all=True, learning_rates={"0.*": 1.0, "*.bias": 1.0})
+        parameter_groups(model, weight_decay=0, decay_all=True, groups={"0.*": {}, "*.bias": {}})
     model[1] = model[0]  # tied: both names are of one parameter
     with pytest.raises(ConfigError, match=r"'0.\*' and '1.\*' both match 1.weight: a parameter has one rate"):
-        parameter_groups(model, weight_decay=0, decay_all=True, learning_rates={"0.*": 1.0, "1.*": 1.0})
+        parameter_groups(model, weight_decay=0, decay_all=True, groups={"0.*": {}, "1.*": {}})
 
 
 @pytest.mark.parametrize(
@@ -189,13 +191,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"max_steps": None}, "exactly one of max_steps, num_train_epochs and max_tokens$"),
         ({"num_train_epochs": 1}, "exactly one of .*, got max_steps and num_train_epochs"),
         ({"max_tokens": 5}, "exactly one of .*, got max_steps and max_tokens"),
-        ({"warmup_steps": 1, "warmup_ratio": 0.1}, "warmup_steps and warmup_ratio: warm up by one of them"),
-        ({"warmup_tokens": 1}, "warmup_tokens needs train.max_tokens"),
-        (
-            {"max_steps": None, "max_tokens": 5, "warmup_steps": 1},
-            "max_tokens counts tokens: warm up by train.warmup_t",
-        ),
-        ({"warmup_ratio": 1.5}, "warmup_ratio must be a share of the run, 0 to 1, got 1.5"),
+        ({"warmup": 1.5}, "warmup must be a whole number, or a share below 1, got 1.5"),
         ({"decay_ratio": -1}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
         ({"decay_ratio": 0.3}, "decay_ratio is of wsd, and lr_scheduler_type is cosine: leave it out, or choose wsd"),
         ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
@@ -209,7 +205,6 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"max_grad_norm": -1.0}, "max_grad_norm must be 0 or more, got -1.0"),
         ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
-        ({"learning_rates": {"visual.*": -1.0}}, r"learning_rates 'visual.\*' must be 0 or more, got -1.0"),
         ({"pad_to": 0}, "pad_to must be at least 1, got 0"),
     ],
 )

@@ -42,11 +42,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model.dtype=float16", "model.dtype: Input should be 'float32' or 'bfloat16', got 'float16'"),
         ("train.bf16=fp8", "train.bf16: Input should be a valid boolean, unable to interpret input, got 'fp8'"),
         ("train.learning_rate=-1", "train.learning_rate must be 0 or more, got -1.0"),
-        (
-            "train.replication=2",
-            "train.replication 2 has no use of its own: ranks read the same packs where they share their tokens or "
-            "matrices, which are 1 here. Leave it out, or set tensor_parallel or sequence_parallel",
-        ),
         ("train.sequence_parallel=0", "train.sequence_parallel must be at least 1, got 0"),
         ("train.expert_parallel=0", "train.expert_parallel must be at least 1, got 0"),
         ("train.tensor_parallel=0", "train.tensor_parallel must be at least 1, got 0"),

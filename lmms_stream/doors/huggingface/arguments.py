@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ...errors import ConfigError, LmmsStreamError
-from ...train.run.settings import BestConfig, TrainConfig
+from ...train.run.settings import BestConfig, TrainConfig, share_of_run
 from ...types import World
 from . import trl_fields
 
@@ -163,11 +163,11 @@ def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, 
     if name == "constant":  # transformers' has no warm-up
         return values
     if arguments.warmup_steps >= 1:
-        return {**values, "warmup_steps": math.ceil(arguments.warmup_steps)}
+        return {**values, "warmup": math.ceil(arguments.warmup_steps)}
     ratio = arguments.warmup_steps or getattr(arguments, "warmup_ratio", 0.0)
     if max_steps is not None:
-        return {**values, "warmup_steps": math.ceil(max_steps * ratio)}
-    return {**values, "warmup_ratio": ratio}
+        return {**values, "warmup": math.ceil(max_steps * ratio)}
+    return {**values, "warmup": share_of_run(ratio)}
 
 
 def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:

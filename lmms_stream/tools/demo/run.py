@@ -112,7 +112,7 @@ def _write_config(output: Path, remote: str, material: Material) -> Path:
             "global_batch": GLOBAL_BATCH,
             "max_steps": STEPS,
             "learning_rate": 3e-3,
-            "warmup_steps": 5,
+            "warmup": 5,
             "save_steps": SAVE_STEPS,
             "num_workers": 1,
             "log_sample_ids": True,

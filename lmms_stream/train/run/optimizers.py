@@ -83,7 +83,6 @@ def groups_of(model: torch.nn.Module, config: TrainConfig) -> Groups:
         model,
         weight_decay=config.weight_decay,
         decay_all=config.decay_all,
-        learning_rates=config.learning_rates,
         groups=config.groups,
     )
 
@@ -93,18 +92,16 @@ def parameter_groups(
     *,
     weight_decay: float,
     decay_all: bool,
-    learning_rates: Mapping[str, float] | None = None,
     groups: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Groups:
     """Parameter groups of an optimizer: matrices decay, vectors (biases, norms) only with decay_all.
 
     groups: what parameters have whose names match a pattern (fnmatch); the others come first, and have the optimizer's.
-    A weight_decay there is of vectors too. learning_rates: those whose `lr` is another. ConfigError for a pattern that
+    A weight_decay there is of vectors too. ConfigError for a pattern that
     matches none that is trained, and for a parameter of two patterns.
     """
-    values = {pattern: {"lr": rate} for pattern, rate in (learning_rates or {}).items()} | dict(groups or {})
-    setting_of = dict.fromkeys(learning_rates or (), "learning_rates") | dict.fromkeys(groups or (), "groups")
-    pattern_of = _patterns(model, setting_of)
+    values = dict(groups or {})
+    pattern_of = _patterns(model, values)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     made: Groups = []
     for pattern in (None, *values):
@@ -117,21 +114,21 @@ def parameter_groups(
     return [group for group in made if group["params"]]
 
 
-def _patterns(model: torch.nn.Module, setting_of: Mapping[str, str]) -> dict[int, str]:
+def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]:
     """The pattern of each parameter that has one, by id; one that is tied has several names."""
     found: dict[int, str] = {}
     named = [(name, each) for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad]
-    for pattern, setting in setting_of.items():
+    for pattern in patterns:
         matched = [(name, each) for name, each in named if fnmatchcase(name, pattern)]
         if not matched:
             raise ConfigError(
-                f"train.{setting} {pattern!r} matches no parameter that is trained: they are named like "
+                f"train.groups {pattern!r} matches no parameter that is trained: they are named like "
                 f"{next(name for name, _ in named)!r}"
             )
         for name, each in matched:
             if (before := found.setdefault(id(each), pattern)) != pattern:
                 raise ConfigError(
-                    f"train.{setting_of[before]} {before!r} and {pattern!r} both match {name}: a parameter has one rate"
+                    f"train.groups {before!r} and {pattern!r} both match {name}: a parameter has one rate"
                 )
     return found
 

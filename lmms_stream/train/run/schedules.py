@@ -86,7 +86,7 @@ class Schedule:
 
 def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, length: int) -> LRScheduler:
     """transformers' schedule of a config for a run of `length` steps, or tokens where it ends by them."""
-    warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
+    warmup = round(config.warmup * length) if config.warmup < 1 else round(config.warmup)
     name, details = _named(config, length)
     _check_lengths(config, length, warmup=warmup, details=details)
     try:
@@ -117,13 +117,12 @@ def _check_lengths(config: TrainConfig, length: int, *, warmup: int, details: di
     elif decay and warmup < length < warmup + decay and "num_stable_steps" not in details:
         raise ConfigError(
             f"train warms up for {warmup} {unit} and goes down over the last {decay}, and the run has {length}: the "
-            "learning rate would fall at once where both meet: lower warmup_steps, warmup_ratio, warmup_tokens or "
-            "decay_ratio"
+            "learning rate would fall at once where both meet: lower warmup or decay_ratio"
         )
     if warmup and warmup >= length:
         logger.warning(
-            "the learning rate never reaches %g: the run has %d %s, and warms up for %d: lower warmup_steps, "
-            "warmup_ratio or warmup_tokens", config.learning_rate, length, unit, warmup,
+            "the learning rate never reaches %g: the run has %d %s, and warms up for %d: lower warmup",
+            config.learning_rate, length, unit, warmup,
         )  # fmt: skip
 
 

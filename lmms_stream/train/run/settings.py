@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...checks import check_fields, local_path
-from ...config import moved, old_keys
+from ...config import OldKey, Settings, moved, old_keys, put
 from ...errors import ConfigError
 from ...loader.drop_list import DropList
 from ...mds.core import HasCore, OpensLoader, PackedDataset
@@ -17,12 +18,12 @@ Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
 Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a run
 _AT_LEAST_1 = (
-    "global_batch", "per_device_batch", "replication", "tensor_parallel", "sequence_parallel", "expert_parallel",
+    "global_batch", "per_device_batch", "tensor_parallel", "sequence_parallel", "expert_parallel",
     "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
     "save_total_limit", "logging_steps", "pad_to",
 )  # fmt: skip
 _AT_LEAST_0 = (
-    "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
+    "save_steps", "eval_steps", "num_workers", "warmup", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "max_grad_norm",
 )  # fmt: skip
 _ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
@@ -114,7 +115,55 @@ class AlertsConfig:
         _check_limits(self, "train.alerts.", at_least_1=("window",), at_least_0=("spike", "wait_share"))
 
 
+def _warmup_steps(settings: Settings, steps: int) -> None:
+    if steps and settings.get("max_tokens") is not None:
+        raise ConfigError("max_tokens counts tokens: warm up by warmup, in tokens or a share of the run")
+    if steps:
+        put(settings, "warmup", steps)
+
+
+def _warmup_tokens(settings: Settings, tokens: int) -> None:
+    if tokens and settings.get("max_tokens") is None:
+        raise ConfigError("warmup_tokens needs max_tokens: warm up by warmup, in steps or a share of the run")
+    if tokens:
+        put(settings, "warmup", tokens)
+
+
+def _warmup_ratio(settings: Settings, ratio: float) -> None:
+    if not 0 <= ratio <= 1:
+        raise ConfigError(f"warmup_ratio must be a share of the run, 0 to 1, got {ratio}")
+    if ratio:
+        put(settings, "warmup", share_of_run(ratio))
+
+
+def share_of_run(ratio: float) -> float:
+    """A share for warmup; the whole run as the largest number below 1."""
+    return min(ratio, math.nextafter(1.0, 0.0))
+
+
+def _learning_rates(settings: Settings, rates: Mapping[str, float] | None) -> None:
+    for pattern, rate in (rates or {}).items():
+        groups = settings["groups"] = dict(settings.get("groups") or {})
+        if pattern in groups:
+            raise ConfigError(f"groups and learning_rates both have {pattern!r}: write it in groups")
+        groups[pattern] = {"lr": rate}
+
+
+def _replication(settings: Settings, ranks: int | None) -> None:
+    own = (settings.get("tensor_parallel") or 1) * (settings.get("sequence_parallel") or 1)
+    if ranks not in (None, 1, own):
+        raise ConfigError(
+            f"replication {ranks} has no use of its own: ranks read the same packs where they share their tokens or "
+            f"matrices, which are {own} here. Leave it out, or set tensor_parallel or sequence_parallel"
+        )
+
+
 OLD_KEYS = {
+    "warmup_steps": OldKey("warmup", _warmup_steps),
+    "warmup_tokens": OldKey("warmup", _warmup_tokens),
+    "warmup_ratio": OldKey("warmup, below 1", _warmup_ratio),
+    "learning_rates": OldKey("groups: {PATTERN: {lr: RATE}}", _learning_rates),
+    "replication": OldKey("nothing: it follows from tensor_parallel and sequence_parallel", _replication),
     "on_bad_sample": moved("bad_samples.action"),
     "max_bad_samples": moved("bad_samples.max"),
     "sample_timeout_s": moved("bad_samples.timeout_s"),
@@ -146,9 +195,8 @@ class ProfileConfig:
 class TrainConfig:
     """How to train: each field is explained beside it.
 
-    Exactly one of max_steps, num_train_epochs and max_tokens says where the run ends. Warm-up is at most one of
-    warmup_steps, warmup_ratio and warmup_tokens. Patterns are those of fnmatch, of names of parameters. ConfigError for
-    values that cannot be.
+    Exactly one of max_steps, num_train_epochs and max_tokens says where the run ends. Patterns are those of fnmatch, of
+    names of parameters. ConfigError for values that cannot be.
     """
 
     output_dir: str  # the log, checkpoints and exports of the run
@@ -182,7 +230,6 @@ class TrainConfig:
     adam_epsilon: float = 1e-8  # added to the root of it
     # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay, …
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
-    learning_rates: dict[str, float] | None = None  # by pattern: short for `groups` that have an lr alone
     frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
     max_grad_norm: float = 1.0  # gradients are scaled down to it; 0: they are not scaled
     max_skipped_steps: int = 10  # steps without an update, as a gradient was not finite, that a run may have
@@ -195,9 +242,8 @@ class TrainConfig:
     # transformers' SchedulerType
     lr_scheduler_type: str = "cosine"
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)  # what else it takes, as num_cycles
-    warmup_steps: int = 0  # in which the learning rate rises from 0
-    warmup_ratio: float = 0.0  # of the whole run
-    warmup_tokens: int = 0  # with max_tokens
+    # in which the learning rate rises from 0: steps (tokens with max_tokens); below 1: a share of the run
+    warmup: float = 0
     decay_ratio: float = 0.1  # of the whole run, with "wsd"
     min_learning_rate: float = 0.0  # where "cosine", "linear" and "wsd" end; groups keep its share of learning_rate
 
@@ -208,7 +254,6 @@ class TrainConfig:
     # consecutive ranks that share one copy of the model, those of a tensor parallel group counted as one (default: all;
     # fewer make HSDP)
     shard_ranks: int | None = None
-    replication: int | None = None  # ranks that read the same packs: it follows from the degrees above, see group_ranks
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)  # how the model is sharded, gathered and summed
     bf16: bool | None = None  # computed with in bfloat16, whatever the parameters are (default: on GPUs that have it)
     # products of float32 numbers in TF32, on GPUs that have it (default: yes with bf16, else as torch is set)
@@ -285,12 +330,6 @@ class TrainConfig:
         self._check_best()
 
     def _check_degrees(self) -> None:
-        if self.replication not in (None, 1, self.group_ranks):
-            raise ConfigError(
-                f"train.replication {self.replication} has no use of its own: ranks read the same packs where they "
-                f"share their tokens or matrices, which are {self.group_ranks} here. Leave it out, or set "
-                "tensor_parallel or sequence_parallel"
-            )
         if self.tensor_parallel > 1 and self.torch_compile:
             raise ConfigError(
                 f"train.tensor_parallel {self.tensor_parallel} and torch_compile do not go together yet: compiled "
@@ -324,11 +363,6 @@ class TrainConfig:
                 raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")
 
     def _check_groups(self) -> None:
-        for pattern, rate in (self.learning_rates or {}).items():
-            if not rate >= 0:
-                raise ConfigError(f"train.learning_rates {pattern!r} must be 0 or more, got {rate}")
-            if pattern in self.groups:
-                raise ConfigError(f"train.groups and train.learning_rates both have {pattern!r}: write it in groups")
         for pattern, values in self.groups.items():
             for name in {"lr", "weight_decay"} & values.keys():
                 if not (isinstance(values[name], int | float) and values[name] >= 0):
@@ -337,16 +371,10 @@ class TrainConfig:
                     )
 
     def _check_schedule(self) -> None:
-        warmups = [name for name in ("warmup_steps", "warmup_ratio", "warmup_tokens") if getattr(self, name)]
-        if len(warmups) > 1:
-            raise ConfigError(f"train has {' and '.join(warmups)}: warm up by one of them")
-        if self.max_tokens is None and self.warmup_tokens:
-            raise ConfigError("train.warmup_tokens needs train.max_tokens: warm up by steps or by a ratio")
-        if self.max_tokens is not None and self.warmup_steps:
-            raise ConfigError("train.max_tokens counts tokens: warm up by train.warmup_tokens or train.warmup_ratio")
-        for name in ("warmup_ratio", "decay_ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"train.{name} must be a share of the run, 0 to 1, got {getattr(self, name)}")
+        if self.warmup > 1 and self.warmup != round(self.warmup):
+            raise ConfigError(f"train.warmup must be a whole number, or a share below 1, got {self.warmup}")
+        if not 0 <= self.decay_ratio <= 1:
+            raise ConfigError(f"train.decay_ratio must be a share of the run, 0 to 1, got {self.decay_ratio}")
         if self.decay_ratio != 0.1 and self.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
             raise ConfigError(
                 f"train.decay_ratio is of wsd, and lr_scheduler_type is {self.lr_scheduler_type}: leave it out, or "
