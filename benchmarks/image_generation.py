@@ -97,8 +97,7 @@ def trained(folder: Path, data: Data, *, task: Any, model: Any, seed: int, **set
 def generate(folder: Path, data: Data, vae: Path, *, seed: int, steps: int) -> NDArray[np.uint8]:
     """Samples of a model that is trained, the labels in turn: uint8[SAMPLES, SIZE, SIZE, 3]."""
     from diffusers import DiTTransformer2DModel
-    from lmms_stream.plugins.tasks.flow_matching import FlowMatching
-    from lmms_stream.plugins.tasks.sampling import sample_images
+    from lmms_stream.plugins.tasks.flow_matching import FlowMatching, sample_images
     from lmms_stream.train.model.build import ModelConfig
 
     model = ModelConfig(config=DIT, seed=seed)

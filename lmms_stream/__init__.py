@@ -118,7 +118,6 @@ __all__ = ["__version__", *_HOME]
 # Former names of modules, which programs and pages use.
 _TASKS = (
     "bagel", "bagel_model", "dft", "dpo", "flow_matching", "images", "kto", "masked_diffusion", "reconstruction",
-    "sampling",
 )  # fmt: skip
 keep_names(
     __name__,
@@ -136,6 +135,7 @@ keep_names(
         "train.model.own_loop": "train.model.choice",
         "train.model.block_attention": "plugins.tasks.bagel_model",
         **{f"train.tasks.{name}": f"plugins.tasks.{name}" for name in _TASKS},
+        **{f"{tasks}.sampling": "plugins.tasks.flow_matching" for tasks in ("train.tasks", "plugins.tasks")},
         "plan.pack_range": "plan.packing",
         "converters.engines": "processes",
     },

@@ -60,6 +60,7 @@ FORMER = {
     "demo.corpus": "tools.demo.corpus",
     "train.tasks.dft": "plugins.tasks.dft",
     "train.tasks.flow_matching": "plugins.tasks.flow_matching",
+    "plugins.tasks.sampling": "plugins.tasks.flow_matching",
     "plan.pack_range": "plan.packing",
     "converters.engines.engine": "processes.engine",
 }
@@ -76,6 +77,7 @@ for pair in {list(FORMER.items())}:
     assert first.__name__ == first.__spec__.name == "lmms_stream." + pair[1], pair
 import lmms_stream.simulate
 from lmms_stream.simulate import Cluster
+assert all(hasattr(lmms_stream.simulate, name) for name in lmms_stream.simulate.__all__)
 assert lmms_stream.simulate.Cluster is Cluster is pickle.loads(pickle.dumps(Cluster))
 homes = [module for name, module in sys.modules.items() if name.endswith("simulate.cluster")]
 assert all(home is homes[0] for home in homes)

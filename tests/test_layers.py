@@ -88,7 +88,7 @@ ALLOWED: dict[str, set[str]] = {
         "converters/rows", "converters/sources",
     },
     "doors/relax/utils": {"doors/relax"},
-    "doors/relax/utils/data": {"errors", "doors/relax"},
+    "doors/relax/utils/data": {"errors", "doors/relax", "doors/relax/utils"},
     "doors/relax/utils/multimodal": {"doors/relax"},
     "doors/relax/engine": set(),
     "doors/relax/engine/rollout": {"doors/relax"},

@@ -352,7 +352,7 @@ def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: 
 
 
 def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ()) -> dict[str, Any] | None:
-    """The stretch of a run that begins where the loader stands: ledger/stretches.py reads it. None in lanes.
+    """The stretch of a run that begins where the loader stands: tools/ledger/run.py reads it. None in lanes.
 
     skipped: ranges [first, stop) of steps that nobody reads.
     """

@@ -1,7 +1,6 @@
 """FSDP2SFTTrainer: the arguments and members of transformers' Trainer and TRL's SFTTrainer, over our trainer.
 
 trainer         FSDP2SFTTrainer: its arguments -> a PackedTrainer; members of transformers' Trainer that scripts call
-inputs          arguments of the constructor
 fields          fields of transformers.TrainingArguments, and what becomes of each; trl_fields: of TRL's
                 SFTConfig, DPOConfig and KTOConfig
 table           all fields: refused, warned of; docs/arguments.md

@@ -1,4 +1,4 @@
-"""transformers.TrainingArguments or TRL's SFTConfig -> how a run trains, in our words."""
+"""transformers.TrainingArguments or TRL's SFTConfig -> how a run trains, in our words; arguments of the constructor."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ...errors import ConfigError, LmmsStreamError
+from ...processors.base import Compared
 from ...train.run.settings import BestConfig, TrainConfig, share_of_run
 from ...types import World
 from . import trl_fields
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
 
 SAME = (
     "output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed",
@@ -252,3 +255,22 @@ def _fields(value: Any) -> dict[str, Any]:
 def _value(name: Any) -> str:
     """The name itself, of an enum of transformers'."""
     return str(getattr(name, "value", name))
+
+
+# Arguments of the constructor of FSDP2SFTTrainer.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerInputs:
+    """The arguments of a trainer. objective: that of its task, where the task compares answers."""
+
+    model: Any = None
+    args: Any = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    data_collator: Any = None
+    processing_class: Any = None
+    formatting_func: Callable[..., Any] | None = None
+    peft_config: Any = None
+    quantization_config: Any = None
+    objective: Compared | None = None

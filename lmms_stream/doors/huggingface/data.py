@@ -15,9 +15,8 @@ from ...train.run.settings import Datasets
 from ...types import World
 from ..lmms_engine.datasets.opening import opened, with_processor_of
 from .answer_rows import check_media, holds_media
-from .arguments import device_batch, option
+from .arguments import TrainerInputs, device_batch, option
 from .conversion import Conversion
-from .inputs import TrainerInputs
 from .models import name_of
 from .rows import RowSettings
 from .tokenizer import load_processing_class, prepared, tokenizer_of

@@ -17,10 +17,9 @@ from ...train.inputs import RunInputs
 from ...train.run.settings import Datasets, TrainConfig
 from ...types import World
 from ..lmms_engine.datasets.opening import opened, with_processor_of
-from .arguments import arguments_of, device_batch, group_ranks, option, train_config, unwritten_reports
+from .arguments import TrainerInputs, arguments_of, device_batch, group_ranks, option, train_config, unwritten_reports
 from .collators import adapted
 from .data import GivenData
-from .inputs import TrainerInputs
 from .models import attention_of, check_quantization, model_of, name_of
 from .table import check, check_numbers
 

@@ -31,9 +31,8 @@ from ...train.run.settings import Datasets, TrainConfig
 from ...train.tasks.task import Task
 from ...train.trainer import PackedTrainer
 from ...types import Batch
-from .arguments import arguments_of
+from .arguments import TrainerInputs, arguments_of
 from .collators import adapted
-from .inputs import TrainerInputs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

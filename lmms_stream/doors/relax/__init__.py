@@ -13,7 +13,6 @@ opening         arguments -> datasets, functions
 in_flight       groups that were handed out and have not come back
 data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups; Relax's own states
 rollouts        RolloutManager: groups -> rollouts of finished groups
-refused         names of Relax that are not here
 
 Relax's own module paths, which re-export these names:
 

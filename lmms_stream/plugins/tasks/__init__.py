@@ -3,7 +3,7 @@
 dft                 dynamic fine-tuning
 masked_diffusion    masked diffusion language models
 dpo, kto            preferences
-flow_matching       images by flow matching; sampling: images from a model
+flow_matching       images by flow matching; images from a model
 reconstruction      images from their own features
 images              what losses of images share
 bagel               texts and images in one sequence; bagel_model: its model

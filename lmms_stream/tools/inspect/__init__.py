@@ -1,6 +1,6 @@
 """A stored dataset -> its content, for people. Nothing of it is executed.
 
-command     the command; console: its tables and bars
+command     the command
 summary     columns, sizes, lengths; samples to show, and their source rows
-page        the HTML page
+page        an inspection in a terminal, as JSON, or as an HTML page
 """

@@ -36,8 +36,7 @@ def add_commands(commands: Commands) -> None:
 
 def _inspect(options: argparse.Namespace) -> int:
     from ...cli.console import bar
-    from .console import print_inspection
-    from .page import write_page
+    from .page import print_inspection, write_page
     from .summary import inspect_dataset, save_media
 
     if options.source is not None and (given := given_options(options, ("sample", "samples"))):

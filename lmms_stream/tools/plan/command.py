@@ -137,7 +137,7 @@ def _weight(text: str) -> str:
 def _plan(options: argparse.Namespace) -> int:
     _check_options(options)
     if options.checkpoint is not None:
-        from .remix import plan_change
+        from .console import plan_change
 
         return plan_change(options)
     return _plan_datasets(options)
@@ -208,7 +208,7 @@ def _opened(options: argparse.Namespace) -> tuple[Mixture, int, World, Mapping[s
 
     world = World(world_size=options.world_size, num_nodes=options.num_nodes)
     if (path := _run_file(options)) is not None:
-        from ..ledger.planned import open_run
+        from ..ledger.opening import open_run
 
         overrides = [] if options.global_batch is None else [f"train.global_batch={options.global_batch}"]
         run = open_run(path, world=world, overrides=overrides, is_stored=True)

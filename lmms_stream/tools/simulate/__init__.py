@@ -8,7 +8,7 @@ replay      needs + caches -> downloads
 links       downloads + links -> waiting
 measured    downloads -> figures; memory of a loader worker
 run         simulate(): datasets + cluster -> figures; the same run with other settings, and advice
-page        figures -> an HTML page
+page        figures -> tables in a terminal, an HTML page
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Cluster": "cluster",
     "DescribedSource": "described",
-    "Simulation": "figures",
+    "Simulation": "measured",
     "describe": "described",
     "simulate": "run",
 }

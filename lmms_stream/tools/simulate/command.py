@@ -145,8 +145,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from .console import print_simulations, rows_of
-    from .page import as_json, page
+    from .page import as_json, page, print_simulations, rows_of
     from .run import advise, compare, parse_settings, simulate_sources
 
     settings = parse_settings(options.compare)
@@ -245,7 +244,7 @@ def _packing_and_order(options: argparse.Namespace) -> tuple[PackingConfig, Orde
 
 def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     """The datasets of a run's file, and what its section `train` says of steps and ranks."""
-    from ..ledger.planned import open_run
+    from ..ledger.opening import open_run
     from .sources import Sources
 
     if given := given_options(options, IN_RUN_FILES):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from lmms_stream.doors.huggingface.inputs import TrainerInputs
+from lmms_stream.doors.huggingface.arguments import TrainerInputs
 from lmms_stream.doors.huggingface.resolve import resolve
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.train.inputs import RunInputs

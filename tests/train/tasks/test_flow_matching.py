@@ -14,8 +14,7 @@ import yaml
 from lmms_stream.config import load_config
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import ConfigError
-from lmms_stream.plugins.tasks.flow_matching import FlowMatching, velocity_of
-from lmms_stream.plugins.tasks.sampling import sample_images
+from lmms_stream.plugins.tasks.flow_matching import FlowMatching, sample_images, velocity_of
 from lmms_stream.train.checkpoint.export import export_checkpoint
 from lmms_stream.train.model.build import ModelConfig, PlainModel
 from lmms_stream.train.model.flops import image_flops

@@ -17,8 +17,7 @@ from ....train.run.settings import Datasets, TrainConfig
 from ....train.tasks.registry import build_task
 from ....train.tasks.task import Task
 from ....types import World
-from ...huggingface.arguments import LAUNCHED, group_ranks
-from ...huggingface.inputs import TrainerInputs
+from ...huggingface.arguments import LAUNCHED, TrainerInputs, group_ranks
 from ...huggingface.resolve import resolve
 from ...huggingface.trainer import FSDP2SFTTrainer
 from .file import Launch, launch_of

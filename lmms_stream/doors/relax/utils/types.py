@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..prompts import KINDS
-from ..refused import refused_names
 from ..sample import Sample
+from . import refused_names
 
 __all__ = ["MultimodalType", "MultimodalTypes", "Sample"]
 

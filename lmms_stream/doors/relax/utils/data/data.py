@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...base import BaseDataset
 from ...dataset import Dataset
-from ...refused import refused_names
+from .. import refused_names
 
 __all__ = ["BaseDataset", "Dataset"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...base import BaseDataset
 from ...prompts import KINDS, OVERLONG, Prompts, messages_of, plain_parts, with_media
-from ...refused import refused_names
 from ...rows import sliced_path
 from ...sample import Sample
+from .. import refused_names
 from .streaming_dataset import CompositeStreamingReader
 
 __all__ = [

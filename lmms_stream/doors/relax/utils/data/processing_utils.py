@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...opening import load_processor
-from ...refused import refused_names
+from .. import refused_names
 
 __all__ = ["load_processor", "load_tokenizer"]
 

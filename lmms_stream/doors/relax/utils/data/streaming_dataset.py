@@ -11,9 +11,9 @@ import numpy as np
 from .....errors import ConfigError, DataError
 from ...base import Samples
 from ...cursor import IndexManager
-from ...refused import refused_names
 from ...rows import open_rows
 from ...streaming import SampleBuffer, StreamingDataset
+from .. import refused_names
 
 StreamingDatasetSamplesProxy = Samples
 
