@@ -71,7 +71,7 @@ class DatasetConfig:
     # Shards
     remote: str = ""  # folder or URL of the shards
     local: str | None = None  # folder of this node for copies of remote shards
-    num_parts: int | None = None  # read a dataset that has grown (convert --append) as it was with so many parts
+    num_parts: int | None = None  # number of parts to read of a dataset that has grown (convert --append); default: all
     fetch: FetchConfig = field(default_factory=FetchConfig)  # how shards come to a node
 
     # Samples

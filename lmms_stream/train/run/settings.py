@@ -215,13 +215,15 @@ class TrainConfig:
     bad_samples: BadSamplesConfig = field(default_factory=BadSamplesConfig)  # samples that are left out
 
     # Its end
-    max_steps: int | None = None  # optimizer steps in all, those of earlier runs that it goes on from among them
+    max_steps: int | None = None  # optimizer steps in all, counting the steps of earlier runs that this run resumes
     num_train_epochs: int | None = None  # exact, from the plan
     max_tokens: int | None = None  # of samples, padding not counted
 
     # Its optimizer
     optim: str = "adamw"  # AdamW fused, or another name of optimizers.py; many are those of transformers' `optim`
-    optim_args: dict[str, Any] = field(default_factory=dict)  # what else it takes, by its own names, as momentum of sgd
+    optim_args: dict[str, Any] = field(
+        default_factory=dict
+    )  # other arguments of the optimizer, by torch's names, such as momentum of sgd
     learning_rate: float = 2e-5  # the highest, after the warm-up
     weight_decay: float = 0.0  # of matrices alone
     decay_all: bool = False  # vectors (biases, norms) decay too
