@@ -136,6 +136,9 @@ def _warmup_ratio(settings: Settings, ratio: float) -> None:
         put(settings, "warmup", share_of_run(ratio))
 
 
+_LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
+
+
 def share_of_run(ratio: float) -> float:
     """A share for warmup; the whole run as the largest number below 1."""
     return min(ratio, math.nextafter(1.0, 0.0))
@@ -244,7 +247,7 @@ class TrainConfig:
     # transformers' SchedulerType
     lr_scheduler_type: str = "cosine"
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)  # what else it takes, as num_cycles
-    # in which the learning rate rises from 0: steps (tokens with max_tokens); below 1: a share of the run
+    # the learning rate rises from 0 over so many steps, tokens in a run with max_tokens; below 1: a share of the run
     warmup: float = 0
     decay_ratio: float = 0.1  # of the whole run, with "wsd"
     min_learning_rate: float = 0.0  # where "cosine", "linear" and "wsd" end; groups keep its share of learning_rate
@@ -375,6 +378,11 @@ class TrainConfig:
     def _check_schedule(self) -> None:
         if self.warmup > 1 and self.warmup != round(self.warmup):
             raise ConfigError(f"train.warmup must be a whole number, or a share below 1, got {self.warmup}")
+        if self.max_tokens is not None and 1 <= self.warmup < self.max_tokens / _LONGEST_PER_WARMUP:
+            raise ConfigError(
+                f"train.warmup counts tokens in a run with max_tokens, and {self.warmup:,.0f} of {self.max_tokens:,} is "
+                "next to none: name more tokens, or a share of the run, such as 0.01"
+            )
         if not 0 <= self.decay_ratio <= 1:
             raise ConfigError(f"train.decay_ratio must be a share of the run, 0 to 1, got {self.decay_ratio}")
         if self.decay_ratio != 0.1 and self.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
