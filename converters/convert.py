@@ -154,9 +154,7 @@ def convert(
         ray_timeout_s=ray_timeout_s,
     )
 
-    def convert_to(some: GivenSources, to: str) -> ConvertReport:
-        return _convert_to(some, to, whole=target, options=options, execution=execution)
-
+    convert_to = partial(_convert_to, whole=target, options=options, execution=execution)
     if parts := weighted_parts(sources, options):
         return convert_parts(parts, target, convert=lambda spec, to: convert_to([spec], to), say=execution.progress.say)
     kinds = described_kinds(sources, opens=partial(_try_to_open, target=target, options=options, execution=execution))

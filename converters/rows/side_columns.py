@@ -97,9 +97,9 @@ def check_side_columns(
         _rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker,
         _of_each_row,
     )  # fmt: skip
-    wrong = next((said for check in checks if (said := check(read)) is not None), None)
-    if wrong is not None:
-        raise DataError(f"{wrong}, or pass --kind {kind.name} to leave the column out")
+    for check in checks:
+        if (said := check(read)) is not None:
+            raise DataError(f"{said}, or pass --kind {kind.name} to leave the column out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +317,10 @@ def _speaker(read: _Read) -> str | None:
 
 
 def _of_each_row(read: _Read) -> str | None:
-    said = (each_row_loses(row, read.kind, [name for name in row if name not in read.left]) for row in read.rows)
-    return next(filter(None, said), None)
+    for row in read.rows:
+        if (said := each_row_loses(row, read.kind, row.keys() - {*read.left})) is not None:
+            return said
+    return None
 
 
 def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import LmmsStreamError, ObjectChangedError, ObjectMissingError
 from ..types import StoredObject
 from .failures import disk_error, disk_errors
-
-T = TypeVar("T")
 
 
 class FolderStorage:
@@ -23,17 +21,15 @@ class FolderStorage:
         self.url = str(folder)
 
     def read(self, key: str) -> bytes:
-        return self._run(key, lambda: (self.folder / key).read_bytes())
+        with self._errors(key):
+            return (self.folder / key).read_bytes()
 
     def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
-        def read() -> bytes:
-            with (self.folder / key).open("rb") as file:
-                if str(os.fstat(file.fileno()).st_mtime_ns) != tag:
-                    raise ObjectChangedError(str(self.folder / key))
-                file.seek(start)
-                return file.read(stop - start)
-
-        return self._run(key, read)
+        with self._errors(key), (self.folder / key).open("rb") as file:
+            if str(os.fstat(file.fileno()).st_mtime_ns) != tag:
+                raise ObjectChangedError(str(self.folder / key))
+            file.seek(start)
+            return file.read(stop - start)
 
     def write(self, key: str, data: bytes) -> None:
         def write(temporary: Path) -> None:
@@ -42,13 +38,15 @@ class FolderStorage:
         self.write_with(key, write)
 
     def download(self, key: str, path: Path) -> None:
-        self._run(key, lambda: self._copy(self.folder / key, path))
+        with self._errors(key):
+            self._copy(self.folder / key, path)
 
     def upload(self, path: Path, key: str) -> None:
         self.write_with(key, lambda temporary: self._copy(path, temporary))
 
     def delete(self, key: str) -> None:
-        self._run(key, lambda: (self.folder / key).unlink(missing_ok=True))
+        with self._errors(key):
+            (self.folder / key).unlink(missing_ok=True)
 
     def list_objects(self, prefix: str, *, linked: bool = False) -> list[StoredObject]:
         """Links are followed to files only, so that a folder cannot hold itself.
@@ -60,7 +58,7 @@ class FolderStorage:
         def refuse(error: OSError) -> None:
             raise error
 
-        def walk() -> list[StoredObject]:
+        with self._errors(head):
             if not (self.folder / head).is_dir():
                 return []
             keys: list[str] = []
@@ -72,8 +70,6 @@ class FolderStorage:
                     folders[:] = self._unseen([folder / name for name in folders], seen)
             found = [self._listed(key) for key in sorted(keys) if key.startswith(prefix)]
             return [described for described in found if described is not None]
-
-        return self._run(head, walk)
 
     def _unseen(self, folders: list[Path], seen: set[tuple[int, int]]) -> list[str]:
         """Return the names of folders that are not seen yet, links last; of hidden ones all that are no links."""
@@ -100,7 +96,8 @@ class FolderStorage:
             return None
 
     def stat(self, key: str) -> StoredObject:
-        return self._run(key, lambda: self._stat(key))
+        with self._errors(key):
+            return self._stat(key)
 
     def _stat(self, key: str) -> StoredObject:
         status = (self.folder / key).stat()
@@ -112,24 +109,23 @@ class FolderStorage:
 
         shutil.copyfile(source, target)
 
-    @staticmethod
-    def _replace(target: Path, write: Callable[[Path], None]) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{secrets.randbits(64)}.tmp")  # see temporary_name
-        try:
-            write(temporary)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
     def write_with(self, key: str, write: Callable[[Path], None]) -> None:
         """Let `write` write the file, under another name until it is complete."""
-        with disk_errors(str(self.folder / key)):
-            self._replace(self.folder / key, write)
+        target = self.folder / key
+        with disk_errors(str(target)):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{secrets.randbits(64)}.tmp")  # see temporary_name
+            try:
+                write(temporary)
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
 
-    def _run(self, key: str, action: Callable[[], T]) -> T:
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """Errors of the system as StorageError, and of a file that is not there as ObjectMissingError."""
         try:
-            return action()
+            yield
         except LmmsStreamError:
             raise
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -189,7 +189,10 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
     ("changes", "message"),
     [
         ({"max_steps": None}, "exactly one of max_steps, num_train_epochs and max_tokens$"),
-        ({"max_steps": None, "max_tokens": 10_000_000, "warmup": 500}, "counts tokens .*, and 500 of 10,000,000 is next"),
+        (
+            {"max_steps": None, "max_tokens": 10**7, "warmup": 500},
+            "counts tokens .*, and 500 of 10,000,000 ",
+        ),
         ({"num_train_epochs": 1}, "exactly one of .*, got max_steps and num_train_epochs"),
         ({"max_tokens": 5}, "exactly one of .*, got max_steps and max_tokens"),
         ({"warmup": 1.5}, "warmup must be a whole number, or a share below 1, got 1.5"),

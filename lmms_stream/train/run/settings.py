@@ -380,8 +380,8 @@ class TrainConfig:
             raise ConfigError(f"train.warmup must be a whole number, or a share below 1, got {self.warmup}")
         if self.max_tokens is not None and 1 <= self.warmup < self.max_tokens / _LONGEST_PER_WARMUP:
             raise ConfigError(
-                f"train.warmup counts tokens in a run with max_tokens, and {self.warmup:,.0f} of {self.max_tokens:,} is "
-                "next to none: name more tokens, or a share of the run, such as 0.01"
+                f"train.warmup counts tokens in a run with max_tokens, and {self.warmup:,.0f} of {self.max_tokens:,} "
+                "is next to none: name more tokens, or a share of the run, such as 0.01"
             )
         if not 0 <= self.decay_ratio <= 1:
             raise ConfigError(f"train.decay_ratio must be a share of the run, 0 to 1, got {self.decay_ratio}")
