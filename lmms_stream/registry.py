@@ -92,10 +92,10 @@ def imported(value: str) -> Any:
 def _loaded(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the other package's code raises
         raise ConfigError(
             f"{entry.name!r} of {entry.group} is {entry.value} of {_package(entry)}, which cannot be imported "
-            f"({error}): correct that package, or uninstall it"
+            f"({type(error).__name__}: {error}): correct that package, or uninstall it"
         ) from error
 
 

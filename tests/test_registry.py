@@ -87,7 +87,11 @@ def test_each_family_stands_under_all_its_names_and_no_others() -> None:
         assert {*family.model_types, *family.processor_classes} <= set(FAMILIES)
 
 
-def test_a_part_that_cannot_be_used_is_an_error_that_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_used_is_an_error_that_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_part.py").write_text("raise ValueError('no loss')")
+    monkeypatch.syspath_prepend(tmp_path)
     group = "lmms_stream.tasks"
     installed: list[EntryPoint] = []
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints(installed))
@@ -100,6 +104,8 @@ def test_a_part_that_cannot_be_used_is_an_error_that_names_its_package(monkeypat
     try:
         with pytest.raises(ConfigError, match=r"'mine' of lmms_stream.tasks is absent_module:Mine of .* cannot be imp"):
             parts(("mine", "absent_module:Mine"))["mine"]
+        with pytest.raises(ConfigError, match=r"'mine' .* cannot be imported \(ValueError: no loss\): correct that"):
+            parts(("mine", "broken_part:Mine"))["mine"]
         with pytest.raises(
             ConfigError, match=r"adds 'causal' to lmms_stream.tasks, which is a name of lmms_stream's own"
         ):

@@ -125,9 +125,9 @@ def add_command(
     summary: str,
     *,
     example: str | Sequence[str],
-    page: str,
+    page: str | None = None,
 ) -> CommandParser:
-    """The parser of a command; `run` gives its exit status. example: a command line, or several."""
+    """The parser of a command; `run` gives its exit status. example: a command line, or several. page: of docs/."""
     parser = commands.add_parser(name, help=summary, description=summary, formatter_class=HelpFormatter)
     parser.set_defaults(run=run)
     parser.examples = [example] if isinstance(example, str) else example

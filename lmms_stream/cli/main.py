@@ -184,9 +184,26 @@ def build_parser(command: str | None = None) -> MainParser:
         help='complete commands, options and paths in bash or zsh: eval "$(lmms-stream --completion bash)"',
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
-    chosen = [COMMANDS[command]] if command and command in COMMANDS.ours else COMMANDS.values()
-    for add in dict.fromkeys(chosen):
+    if command and command in COMMANDS.ours:
+        COMMANDS[command](commands)
+        return parser
+    for add in dict.fromkeys(COMMANDS[name] for name in COMMANDS.ours):
         add(commands)
+    for name in COMMANDS.others:
+        try:
+            COMMANDS[name](commands)
+        except Exception as error:  # of another package, without whose command the others go on
+            told = (
+                error
+                if isinstance(error, ConfigError)
+                else ConfigError(
+                    f"the command {name} of {COMMANDS.origin(name)} cannot be added ({type(error).__name__}: {error}): "
+                    "correct that package, or uninstall it"
+                )
+            )
+            if name == command:
+                raise told from error
+            sys.stderr.write(f"warning: {told}\n")
     return parser
 
 

@@ -122,7 +122,7 @@ def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles
 
 def _kept_at(family: Family, files: ProcessorFiles) -> Path:
     described = {
-        "lmms_stream": [VERSION, _digest_of_code()],
+        "lmms_stream": [VERSION, _digest_of_code(type(family))],
         "packages": {name: _version(name) for name in _PACKAGES},
         "family": dict(family.description),
         "folder": [files.processor_class, *map(dict, (files.image, files.video, files.sound, files.processor))],
@@ -133,9 +133,11 @@ def _kept_at(family: Family, files: ProcessorFiles) -> Path:
 
 
 @cache
-def _digest_of_code() -> str:
-    """Versions of the packages that make pixels here, which users may change."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
+def _digest_of_code(family: type) -> str:
+    """Digest of the code that reads media: the files of this folder, and those of a family's class and its bases."""
+    modules = [sys.modules.get(each.__module__) for each in family.__mro__]
+    own = {Path(file) for each in modules if (file := getattr(each, "__file__", None))}
+    files = sorted({*Path(__file__).parent.rglob("*.py"), *(file for file in own if file.suffix == ".py")})
     return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
 
 

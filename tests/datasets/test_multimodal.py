@@ -209,7 +209,7 @@ def test_a_dataset_goes_to_other_processes(config: dict[str, Any]) -> None:
 
 
 def test_what_is_no_config_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is a str: give a DatasetConfig"):
+    with pytest.raises(ConfigError, match=r"is a str: give a DatasetConfig of lmms_stream\.datasets, or"):
         MultiModalDataset("chats.jsonl")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="packs of lanes have no numbers"):
         MultiModalDataset(config | {"packing_mode": "lanes"}).build()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lmms_stream.errors import ConfigError
 from lmms_stream.train.model.by_sample import PackSamples
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.model import PackedModel
@@ -31,6 +32,11 @@ OF_5 = (
 )  # fmt: skip
 OTHERS = ("bamba", "bloom", "falcon_h1", "falcon_mamba", "mamba", "minimax", "mpt", "qwen3_next", "zamba2")
 MODEL_TYPES = [*SHORT, *(OTHERS if LONG else ()), *(OF_5 if LONG and IS_5 else ())]
+CHOOSE_KEYS = ("deepseek_v32", "glm_moe_dsa")
+REFUSED = {  # with small weights, by number format
+    torch.float32: ("deepseek_v4",),
+    torch.bfloat16: ("bailing_hybrid", "bloom", "deepseek_v4", "inkling2_text", "xlstm"),
+}
 LENGTHS = (40, 3, 39, 17, 38, 65, 2)  # of a few groups; all but one of the first are padded
 
 
@@ -64,14 +70,22 @@ def test_a_pack_trains_as_its_samples_one_by_one(model_type: str, runs_again: bo
 @pytest.mark.parametrize("dtype", [torch.float32, *([torch.bfloat16] if LONG else ())])
 @pytest.mark.parametrize("model_type", MODEL_TYPES if LONG else ("lfm2",))
 def test_small_weights_hide_no_layer_that_carries_state(model_type: str, dtype: torch.dtype) -> None:
-    """Differences of predictions are less than roundings then; the gradient that reaches another sample is not zero."""
+    """Differences of predictions are less than roundings then; the gradient that reaches another sample is not zero.
+
+    A layer that attends to the keys with the highest scores carries nothing: between equal scores it chooses by the
+    length of the pack. Models that cannot be run are refused: a proof that fails harms nobody.
+    """
     model: Any = build("causal", model_type)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.05 if parameter.ndim > 1 else 1.0)
     packed = PackedModel(model.to(dtype))
-    prove_packing(packed, device=CPU)
-    assert packed.by_sample is not None
+    try:
+        prove_packing(packed, device=CPU)
+    except ConfigError:
+        assert model_type in REFUSED[dtype]
+    else:
+        assert packed.by_sample is not None or model_type in CHOOSE_KEYS
 
 
 @pytest.mark.skipif(not IS_5, reason="transformers 4 does not tell kernels where samples begin")

@@ -126,7 +126,7 @@ def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
         ("bad_samples.action=skip", "bad_samples.action"),
         ("bad_samples.max=-1", "train.bad_samples.max must be 0 or more, got -1"),
         ("bad_samples.timeout_s=0", "train.bad_samples.timeout_s must be above 0, got 0"),
-        (f"drop={tmp_path / 'nothing'}", "the drop list .*nothing cannot be read"),
+        (f"bad_samples.drop={tmp_path / 'nothing'}", "the drop list .*nothing cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message):
             trainer_of(path, f"train.{setting}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,48 @@ class WithSize(CausalLanguageModelling):
 class Unlogged(CausalLanguageModelling):
     def objectives(self, model: PackedModel) -> Sequence[Objective]:
         return [Objective(name="tokens", is_logged=False)]
+
+
+class Returns(CausalLanguageModelling):
+    """Returns something else for its losses: a function of what they are."""
+
+    def __init__(self, changed: Callable[[LossSum], Any]) -> None:
+        super().__init__()
+        self.changed = changed
+
+    def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Any:
+        return self.changed(super().losses(model, batch, packs)["tokens"])
+
+
+class OfTokens(CausalLanguageModelling):
+    def __init__(self, changed: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.changed = changed
+
+    def of_tokens(self, losses: torch.Tensor) -> Any:
+        return self.changed(losses)
+
+
+WRONG = [
+    (Returns(lambda found: found.total), r"of Returns for 'tokens' are float32\[\]: return a mapping with 'tokens': "),
+    (Returns(lambda found: {"loss": found}), r"of Returns for 'tokens' are a dict: return a mapping"),
+    (Returns(lambda found: {"tokens": found._replace(of_packs=found.of_packs.repeat(3))}),
+     r"are a LossSum of float32\[\] and float64\[3\]: .*float64\[1\], a number for each pack"),
+    (Returns(lambda found: {"tokens": found._replace(total=found.total.detach())}), "have no gradient: return them"),
+    (OfTokens(lambda losses: losses[1:]), r"losses of 1 packs are float32\[\d+\]: return one number for each of their"),
+    (OfTokens(lambda losses: losses.mean()), r"losses of 1 packs are float32\[\]: return one number for each"),
+    (OfTokens(lambda losses: losses[:, None] * losses), r"losses of 1 packs are float32\[\d+, \d+\]: return one"),
+    (OfTokens(lambda losses: None), "losses of 1 packs are a NoneType: return one number for each"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "message"), WRONG)
+def test_a_task_that_returns_something_else_is_an_error_that_says_what_to_return(
+    task: CausalLanguageModelling, message: str, tmp_path: Path
+) -> None:
+    write_tokens(tmp_path / "data", num_samples=20)
+    with pytest.raises(ConfigError, match=message):
+        trainer_of(write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1), task=task).train()
 
 
 def mixed_run(tmp_path: Path, **train: Any) -> Path:

@@ -51,11 +51,18 @@ class Installed:
 
     @cached_property
     def processor(self) -> Any:
-        """Whatever transformers raises where it cannot be loaded."""
-        from transformers import AutoProcessor
+        """Raises what transformers raises if it cannot be loaded; ConfigError for a class that is not in there."""
+        from transformers import AutoProcessor, PreTrainedTokenizerBase, __version__
 
         with _quiet():
-            return AutoProcessor.from_pretrained(self.path, trust_remote_code=False)
+            loaded = AutoProcessor.from_pretrained(self.path, trust_remote_code=False)
+        if isinstance(loaded, PreTrainedTokenizerBase):
+            raise ConfigError(
+                f"transformers {__version__} has no class for the processor of {self.path}, and gives its "
+                "tokenizer alone: register the class by transformers.AutoProcessor.register in the module of your "
+                "family, or install a version that has it"
+            )
+        return loaded
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "processor"}

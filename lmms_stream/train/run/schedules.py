@@ -63,7 +63,7 @@ class Schedule:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next step, without train.learning_rates."""
+        """Learning rate of the next step, without a group of its own."""
         return float(self.scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from ..model.model import PackedModel
 from ..run.phases import Phases
 from .preference import StepPasses
 from .reference import Reference
-from .task import Draw, LossSum, Task, on_device
+from .task import Draw, LossSum, Task, described, on_device
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
 
@@ -116,10 +116,14 @@ class TaskSteps:
             self._begin_pass(index == len(passes) - 1)
             joined = next(batches)
             with self._phases.doing("forward"):
-                sums = self._losses(self._model, joined, together, by_name)
+                sums = self._sums(joined, together, by_name)
             learnt = zip(self.objectives, scales, strict=True)
             loss = sum(sums[each.name].total * scale for each, scale in learnt if not each.is_figure)
             assert isinstance(loss, torch.Tensor)
+            if not loss.requires_grad:
+                raise ConfigError(
+                    f"the losses of {type(self._task).__name__} have no gradient: return them without detach()"
+                )
             with self._phases.doing("backward"):
                 loss.backward()
             self._add(totals, together, sums)
@@ -131,8 +135,30 @@ class TaskSteps:
         self.draw = replace(self.draw, step=None)
         self._prepare([[pack]], is_training=False)
         units = {name: float(count) for name, count in self._task.units(pack).items()}
-        sums = self._losses(self._model, self._joined([pack]).to(self._device), [pack], units)
+        sums = self._sums(self._joined([pack]).to(self._device), [pack], units)
         return [sums[each.name].of_packs.sum() for each in self.logged]
+
+    def _sums(self, joined: Batch, packs: Sequence[Batch], units: Mapping[str, float]) -> Mapping[str, LossSum]:
+        """The sums of each objective; ConfigError if a task, or compute_loss of a trainer, returns something else."""
+        sums: object = self._losses(self._model, joined, packs, units)
+        for each in self.objectives:
+            found = sums.get(each.name) if isinstance(sums, Mapping) else None
+            if not (
+                isinstance(found, LossSum)
+                and isinstance(found.total, torch.Tensor)
+                and not found.total.shape
+                and isinstance(found.of_packs, torch.Tensor)
+                and found.of_packs.shape == (len(packs),)
+            ):
+                what = described(sums if found is None else found)
+                if isinstance(found, LossSum):
+                    what = f"a LossSum of {described(found.total)} and {described(found.of_packs)}"
+                raise ConfigError(
+                    f"the losses of {type(self._task).__name__} for {each.name!r} are {what}: return a mapping with "
+                    f"{each.name!r}: LossSum(total, of_packs), of float32[] and of float64[{len(packs)}], a number for "
+                    "each pack"
+                )
+        return cast(Mapping[str, LossSum], sums)
 
     def _prepare(self, passes: Sequence[Sequence[Batch]], *, is_training: bool) -> None:
         """Let a task with a reference run it on the packs of a step, all of them before the first is learnt from."""

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ...errors import ConfigError
 from ...types import Batch
 from ..model.model import PackedModel
 
@@ -44,9 +45,24 @@ class LossSum(NamedTuple):
 
     @staticmethod
     def of(losses: torch.Tensor, counts: Sequence[int]) -> LossSum:
-        """Sum of single losses, float32[n], with the number of losses of each pack, in the order of the packs."""
+        """Sum of single losses, float32[n], with the number of losses of each pack, in the order of the packs.
+
+        ConfigError for losses of another shape, which a function of the user may have returned.
+        """
+        if not isinstance(losses, torch.Tensor) or losses.shape != (sum(counts),):
+            raise ConfigError(
+                f"the losses of {len(counts)} packs are {described(losses)}: return one number for each of their "
+                f"{sum(counts)} units, float32[{sum(counts)}], such as losses with reduction='none'"
+            )
         by_pack = [each.double().sum() for each in losses.detach().split(list(counts))]
         return LossSum(losses.sum(), torch.stack(by_pack))
+
+
+def described(value: object) -> str:
+    """Return the type of a value, with the shape of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 class Task(Protocol):

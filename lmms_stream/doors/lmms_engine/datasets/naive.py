@@ -47,7 +47,8 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
             config = build_config(EngineDatasetConfig, config, source="MultiModalDataset")
         if not isinstance(config, EngineDatasetConfig):
             raise ConfigError(
-                f"the config of a MultiModalDataset is a {type(config).__name__}: give one of dataset_type"
+                f"the config of a MultiModalDataset is a {type(config).__name__}: give a DatasetConfig of "
+                "lmms_stream.datasets, or a mapping of its fields"
             )
         check(config)
         check_packing_kwargs(config)
