@@ -367,7 +367,7 @@ def _commit(
         staging=work.staging,
         replaced=work.replaced[output.number],
     )
-    return sum(index.num_cut for index in lengths[:1])
+    return lengths[0].num_cut if lengths else 0
 
 
 def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> list[dict[str, Any]]:

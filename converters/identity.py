@@ -52,7 +52,7 @@ def identity_of(
         values["drop"] = dropped.digest
     values["processor"] = options.processor and dict(options.processor.description)
     versions: dict[str, Any] = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    packages = {FORMATS.origin(name) for name in FORMATS.others} | {KINDS.origin(name) for name in KINDS.others}
+    packages = {*map(FORMATS.origin, FORMATS.others), *map(KINDS.origin, KINDS.others)}
     if packages:  # of other people, whose releases may read rows in another way
         versions["packages"] = sorted(map(str, packages))
     return {**values, "sources": described(sources), "code": code_of(schemas), **versions}
@@ -60,8 +60,14 @@ def identity_of(
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """Identities of sources, with their content and slices, as JSON values."""
-    slices = ({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {} for each in sources)
-    return [{**each.identity, "name": each.name, **rows} for each, rows in zip(sources, slices, strict=True)]
+    return [
+        {
+            **each.identity,
+            "name": each.name,
+            **({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {}),
+        }
+        for each in sources
+    ]
 
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +115,8 @@ def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None
 
 def carried_over(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
     """Fingerprints of the lengths indexes that stay valid because samples are copied unchanged."""
-    is_again = all(each == SchemaOptions() for each in schemas_of(sources, options)) and not options.stores_tokens
+    schemas = schemas_of(sources, options)
+    is_again = schemas == [SchemaOptions()] * len(schemas) and not options.stores_tokens
     return carried_fingerprints(sources) if is_again else []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -177,8 +177,7 @@ def changed(options: ConvertOptions | None, changes: Mapping[str, Any]) -> Conve
     ConfigError for another name.
     """
     options = options or ConvertOptions()
-    of_schema = {field.name for field in fields(SchemaOptions)}
-    own = {field.name for field in fields(ConvertOptions)}
+    of_schema, own = SchemaOptions.__dataclass_fields__.keys(), ConvertOptions.__dataclass_fields__.keys()
     values: dict[str, Any] = {}
     schema: dict[str, Any] = {}
     chosen: dict[str, Any] = {}

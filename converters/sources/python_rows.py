@@ -79,6 +79,8 @@ def _no_source(given: Any) -> DataError:
 
 def _is_dataset(value: Any) -> bool:
     """Whether the value is of the library `datasets`, without importing it."""
+    if "datasets" not in sys.modules:
+        return False
     kinds = [getattr(sys.modules.get("datasets"), name, None) for name in _DATASETS]
     return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count, filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -397,7 +397,7 @@ def free_numbers(replaced: Iterable[str]) -> Iterator[int]:
     """
     found = (_SHARD.fullmatch(name) for name in replaced)
     taken = {int(each[1]) for each in found if each}
-    return (number for number in count() if number not in taken)
+    return filterfalse(taken.__contains__, count())
 
 
 def remove_unreadable(target: Storage) -> list[str]:
@@ -439,7 +439,7 @@ def read_described(target: Storage, name: str) -> dict[str, Any] | None:
         files = [*described.get("files", ()), *described.get("replaced", ()), f"shard{described.get('extension', '')}"]
     except (ValueError, TypeError, AttributeError) as error:
         raise StorageError(f"{target.url}/{name} is damaged ({error}): remove it, or choose another target") from error
-    if not all(is_safe_name(file) for file in files):
+    if not all(map(is_safe_name, files)):
         raise StorageError(f"{target.url}/{name} names files outside the dataset: remove it, or choose another target")
     return described
 

@@ -80,9 +80,9 @@ def open_engine(
 ) -> Iterator[Engine]:
     """The engine of that name, one of ENGINES, until the end of the block. num_workers: how many will be asked for."""
     check_num_workers(num_workers)
-    if name not in ENGINES:
+    if (opener := ENGINES.get(name)) is None:
         raise ConfigError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
-    with ENGINES[name](ray_address, num_cpus=num_workers or num_cores(), timeout_s=ray_timeout_s) as engine:
+    with opener(ray_address, num_cpus=num_workers or num_cores(), timeout_s=ray_timeout_s) as engine:
         yield engine
 
 

@@ -137,8 +137,10 @@ def groups(items: Iterable[T], *, num_bytes: Callable[[T], int]) -> Iterator[lis
 
 def sample_bytes(sample: Sample) -> int:
     """Bytes of media and arrays and characters of texts, about what a sample takes in memory."""
-    sizes = (len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0) for value in sample.values())
-    return sum(sizes)
+    num_bytes = 0
+    for value in sample.values():
+        num_bytes += len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
+    return num_bytes
 
 
 def checked_length(length: int, *, what: str) -> int:
