@@ -148,7 +148,7 @@ class TaskSteps:
                 and isinstance(found.total, torch.Tensor)
                 and not found.total.shape
                 and isinstance(found.of_packs, torch.Tensor)
-                and found.of_packs.shape == (len(packs),)
+                and (found.of_packs.shape == (len(packs),) or not each.is_logged)
             ):
                 what = described(sums if found is None else found)
                 if isinstance(found, LossSum):
