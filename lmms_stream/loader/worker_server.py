@@ -44,7 +44,7 @@ def without_blas_threads() -> Iterator[None]:
 
 
 def start_worker_server() -> None:
-    """Start the server as an interpreter of its own, if there is none, without waiting for it."""
+    """Start the server in an interpreter of its own if none runs, and return at once."""
     start_fork_server(NEEDED)
 
 

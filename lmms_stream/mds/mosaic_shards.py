@@ -19,9 +19,6 @@ from .mosaic_streams import Numbered, package
 from .reader import ShardReader
 from .streams import StoredDataset, StreamConfig
 
-if TYPE_CHECKING:
-    from .core import PackedDataset
-
 
 class Spanner:
     """The shard of a sample, and the number of the sample in it. shard_sizes: int64[num_shards], samples of each."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import LmmsStreamError, ObjectChangedError, ObjectMissingError
 from ..types import StoredObject
-from .failures import disk_error, disk_errors
+from .failures import disk_errors
 
 
 class FolderStorage:
@@ -123,15 +123,14 @@ class FolderStorage:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Errors of the system as StorageError, and of a file that is not there as ObjectMissingError."""
-        try:
-            yield
-        except LmmsStreamError:
-            raise
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise missing(self.folder / key) from error
-        except OSError as error:
-            raise disk_error(str(self.folder / key), error) from error
+        """Inside, an error of the system is a StorageError, and ObjectMissingError for a file that is not there."""
+        with disk_errors(str(self.folder / key)):
+            try:
+                yield
+            except LmmsStreamError:
+                raise
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise missing(self.folder / key) from error
 
 
 def _inode(path: Path) -> tuple[int, int]:

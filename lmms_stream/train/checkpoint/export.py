@@ -25,7 +25,6 @@ from .store import ADAPTER_NAME, BASE_CONFIGS, Dtype
 from .weight_files import save_config, write_weights
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from .store import Checkpoint, Target

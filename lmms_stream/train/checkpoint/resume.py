@@ -105,14 +105,14 @@ def configs_of(found: Resumable, group: dist.ProcessGroup) -> dict[str, bytes]:
     The result is empty if the checkpoint holds only an adapter, or if a config is damaged: Checkpointer.resume then
     passes the checkpoint over.
     """
-    configs: list[dict[str, bytes]] = [{}]
-    if dist.get_rank() == 0:
+
+    def read() -> dict[str, bytes]:
         try:
-            configs = [_read_configs(found)]
+            return _read_configs(found)
         except (LmmsStreamError, OSError):
-            configs = [{}]
-    dist.broadcast_object_list(configs, src=0, group=group)
-    return configs[0]
+            return {}
+
+    return on_rank_0(read, group)
 
 
 def _read_configs(found: Resumable) -> dict[str, bytes]:

@@ -30,8 +30,6 @@ from .tensors import NOTHING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..run.settings import TrainConfig
-
 
 STAGING_NAME = "checkpoints-on-their-way"
 EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
@@ -274,8 +272,6 @@ def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a checkpoint by their keys of today, those of sections by dotted keys."""
-    from ..run.settings import TrainConfig
-
     flat: dict[str, Any] = {}
     for name, value in with_new_keys(TrainConfig, saved, tells=False).items():
         if isinstance(value, Mapping) and section_of(TrainConfig, name) is not None:

@@ -1,4 +1,4 @@
-"""Weights -> files of safetensors as transformers writes them, with a few tensors in memory at a time.
+"""The configs of a checkpoint's model, and its weights -> files of safetensors, a few tensors in memory at a time.
 
 transformers' `save_pretrained` takes all weights of a model at once. torch's HuggingFaceStorageWriter makes the bytes
 of all weights of a file at once, and its consolidation joins files of safetensors that ranks wrote: those of a
@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 import transformers
@@ -30,10 +30,6 @@ from ...versions.transformers import KEEPS_NAMES, as_in_files, without_progress
 from ..model.build import class_of_family, class_of_slow_frames
 from .store import Checkpoint
 from .tensors import Tensors, stored_tensors, tied_names
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 # The configs of a transformers folder, and the weights as its files name them.
 
@@ -248,13 +244,13 @@ def chosen(choice: Choice, values: Mapping[str, Any]) -> Tensors:
 
 def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[type[PreTrainedModel], Any]:
     """The class and the config of the model of a checkpoint, whose config is in `folder`."""
-    own = json.loads((folder / "config.json").read_text()).get("auto_map") or {}
+    said = json.loads((folder / "config.json").read_text())
+    own = said.get("auto_map") or {}
     if own and not trust_remote_code:
         raise ConfigError(
             f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
             "export with --trust-remote-code if you trust them"
         )
-    said = json.loads((folder / "config.json").read_text())
     family_class = class_of_family(said.get("model_type", "")) or class_of_slow_frames(said)
     if family_class is not None:
         return family_class, family_class.config_class.from_pretrained(folder)

@@ -26,6 +26,7 @@ _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "max_grad_norm",
 )  # fmt: skip
+_LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
 _ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
 
 
@@ -134,9 +135,6 @@ def _warmup_ratio(settings: Settings, ratio: float) -> None:
         raise ConfigError(f"warmup_ratio must be a share of the run, 0 to 1, got {ratio}")
     if ratio:
         put(settings, "warmup", share_of_run(ratio))
-
-
-_LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
 
 
 def share_of_run(ratio: float) -> float:
