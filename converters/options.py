@@ -203,8 +203,8 @@ def changed(options: ConvertOptions | None, changes: Mapping[str, Any]) -> Conve
 def nested_settings(texts: Sequence[str]) -> dict[str, Any]:
     """NAME=VALUE texts as settings; a name with dots is one of a section.
 
-    >>> nested_settings(["fps=1", "bagel.vae_max_side=768"])
-    {'fps': '1', 'bagel': {'vae_max_side': '768'}}
+    >>> nested_settings(["fps=1", "bagel.vae.max_side=768"])
+    {'fps': '1', 'bagel': {'vae': {'max_side': '768'}}}
     """
     values: dict[str, Any] = {}
     for text in texts:

@@ -40,7 +40,7 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.source_ranges import checked_epochs, parse_schedule
 from lmms_stream.processors import ProcessorConfig
-from lmms_stream.processors.bagel_images import BagelSettings
+from lmms_stream.processors.bagel_images import VaeInput
 from lmms_stream.rl import Dataset as Prompts
 from lmms_stream.rl import StreamingDataset as StreamedPrompts
 from lmms_stream.storage.retry import Retry
@@ -80,7 +80,7 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (ProcessorConfig, {"type": "image", "image_size": "64"}, r"processor\.image_size must be a whole number, .* 64"),
     (ProcessorConfig, {"type": "vision", "path": "x", "fps": "2"}, r"processor\.fps must be a number, .*: write 2"),
     (ProcessorConfig, {"tokenizer": 5}, r"processor\.tokenizer must be a path or a URL, got 5"),
-    (BagelSettings, {"vae_stride": 2.5}, r"processor\.bagel\.vae_stride must be a whole number, got 2.5"),
+    (VaeInput, {"stride": 2.5}, r"processor\.bagel\.vae\.stride must be a whole number, got 2.5"),
     (TrainConfig, {**TRAIN, "output_dir": "s3://b/run"}, r"train\.output_dir s3://b/run is a URL"),
 ]  # fmt: skip
 

@@ -19,7 +19,7 @@ class KLLatents:
         own = 2 ** (len(vae.config.block_out_channels) - 1)
         if stride % own:
             raise ValueError(
-                f"stride {stride} is no multiple of the autoencoder's {own}: set vae_stride to one that is"
+                f"stride {stride} is no multiple of the autoencoder's {own}: set vae.stride to one that is"
             )
         self.patch = stride // own
         self.scale, self.shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 class BagelConfig(PretrainedConfig):
     """patch_values: of a patch of the vision encoder, stride x stride x 3. latent_size: values of a latent.
 
-    num_patch_positions, num_latent_positions: the squares of vit_positions and vae_positions of the processor.
+    num_patch_positions, num_latent_positions: the squares of vit.positions and vae.positions of the processor.
     """
 
     model_type = "bagel_example"

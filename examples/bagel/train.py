@@ -30,10 +30,10 @@ COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), 
 SHAPES = ("circle", "square", "triangle", "cross")
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 SETTINGS = {
-    "vae_stride": 4, "vae_min_side": SIDE, "vae_max_side": SIDE, "vae_positions": SIDE // 4,
-    "vit_stride": 8, "vit_min_side": SIDE, "vit_max_side": SIDE, "vit_positions": SIDE // 8,
+    "vae": {"stride": 4, "min_side": SIDE, "max_side": SIDE, "positions": SIDE // 4},
+    "vit": {"stride": 8, "min_side": SIDE, "max_side": SIDE, "positions": SIDE // 8},
     "text_dropout": 0.1,
-}  # fmt: skip
+}
 
 
 def drawing(colour: str, shape: str, rng: np.random.Generator) -> Image.Image:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .bagel_images import BagelSettings, Grid, Side, decoded
+from .bagel_images import BagelSettings, EncoderInput, Grid, decoded
 from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, measured_tokens, or_error, through
 from .chat_template import REASONING_KEYS
 from .media.facts import facts_of, media_part, stored_facts
@@ -152,15 +152,15 @@ class BagelProcessor:
         self.tokenizer = FastTokenizer.of(tokenizer)
         self.settings = settings or BagelSettings()
         self._ids = [self._token_id(token) for token in SPECIAL]
-        self._sides: dict[BlockKind, Side] = {
+        self._sides: dict[BlockKind, EncoderInput] = {
             BlockKind.SEEN: self.settings.vit,
             BlockKind.CONDITION: self.settings.vae,
             BlockKind.MADE: self.settings.vae,
         }
         self._dropouts = {
             BlockKind.TEXT: self.settings.text_dropout,
-            BlockKind.SEEN: self.settings.vit_dropout,
-            BlockKind.CONDITION: self.settings.vae_dropout,
+            BlockKind.SEEN: self.settings.vit.dropout,
+            BlockKind.CONDITION: self.settings.vae.dropout,
         }
 
     @staticmethod
@@ -283,7 +283,7 @@ class BagelProcessor:
     def _images(self, blocks: Sequence[_Block], sample: Sample) -> dict[str, NDArray[Any]]:
         """The arrays of each encoder that the sample has images for; each image is decoded once."""
         shown = [(block, block.image, self._sides[block.kind]) for block in blocks if block.image is not None]
-        wanted: dict[int, list[tuple[Side, Grid]]] = {}
+        wanted: dict[int, list[tuple[EncoderInput, Grid]]] = {}
         for block, image, side in shown:
             wanted.setdefault(id(image), []).append((side, block.grid))
         pixels: dict[int, NDArray[np.uint8]] = {}

@@ -6,70 +6,17 @@ a multiple of the stride there, too, but may then be longer than the longest; he
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_fields
+from ..config import moved, old_keys
 from ..errors import ConfigError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BagelSettings:
-    """Sides are of images as the encoders see them, in pixels: multiples of the stride.
-
-    vae: the autoencoder whose latents are made, one for stride x stride pixels; vit: the encoder of images that are
-    seen. positions: of a side; that of a latent or patch is row x positions + column. dropout: how often a text, the
-    patches or the clean latents that an image is to be made by are dropped, each by itself.
-    """
-
-    vae_stride: int = 16
-    vae_min_side: int = 512
-    vae_max_side: int = 1024
-    vae_positions: int = 64
-    vit_stride: int = 14
-    vit_min_side: int = 378
-    vit_max_side: int = 512
-    vit_positions: int = 70
-    text_dropout: float = 0.0
-    vit_dropout: float = 0.0
-    vae_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, prefix="processor.bagel.")
-        for name, value in asdict(self).items():
-            if name.endswith("_dropout"):
-                if not 0 <= value <= 1:
-                    raise ConfigError(f"processor.bagel.{name} must be a probability from 0 to 1, got {value!r}")
-            elif value < 1:
-                raise ConfigError(f"processor.bagel.{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("vae", "vit"):
-            side: Side = getattr(self, name)
-            if not side.stride <= side.shortest <= side.longest:
-                raise ConfigError(
-                    f"processor.bagel.{name}_stride {side.stride}, {name}_min_side {side.shortest} and {name}_max_side "
-                    f"{side.longest} must ascend: correct them"
-                )
-            if side.longest // side.stride > side.positions:
-                raise ConfigError(
-                    f"processor.bagel.{name}_max_side {side.longest} has {side.longest // side.stride} strides of "
-                    f"{side.stride}, and {name}_positions is {side.positions}: raise that, or lower the side"
-                )
-
-    @property
-    def vae(self) -> Side:
-        return Side(self.vae_stride, self.vae_min_side, self.vae_max_side, self.vae_positions)
-
-    @property
-    def vit(self) -> Side:
-        return Side(self.vit_stride, self.vit_min_side, self.vit_max_side, self.vit_positions)
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Settings that can change a length. What is dropped stays in the sequence, where nothing sees it."""
-        return {name: value for name, value in asdict(self).items() if not name.endswith(("_dropout", "_positions"))}
+LENGTHS = ("stride", "min_side", "max_side")  # settings of an encoder's input that change the length of a sample
 
 
 class Grid(NamedTuple):
@@ -83,13 +30,36 @@ class Grid(NamedTuple):
         return self.rows * self.columns
 
 
-class Side(NamedTuple):
-    """Input of an encoder: see BagelSettings."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderInput:
+    """Images as an encoder sees them. Sides are in pixels, and multiples of the stride."""
 
-    stride: int
-    shortest: int
-    longest: int
-    positions: int
+    name: ClassVar[str]  # of the section
+
+    stride: int  # pixels of the side of a patch, or of a latent
+    min_side: int  # of the shorter side, unless the longer side would be above max_side
+    max_side: int  # of the longer side
+    positions: int  # of a side; the position of a patch or latent is row x positions + column
+    # probability that an image is dropped by which another image is to be made
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        section = f"processor.bagel.{self.name}"
+        check_fields(self, prefix=f"{section}.")
+        for name in (*LENGTHS, "positions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{section}.{name} must be a whole number of at least 1, got {getattr(self, name)}")
+        _check_dropout(f"{section}.dropout", self.dropout)
+        if not self.stride <= self.min_side <= self.max_side:
+            raise ConfigError(
+                f"{section}: stride {self.stride}, min_side {self.min_side} and max_side {self.max_side} must ascend: "
+                "correct them"
+            )
+        if self.max_side // self.stride > self.positions:
+            raise ConfigError(
+                f"{section}: max_side {self.max_side} has {self.max_side // self.stride} strides of {self.stride}, and "
+                f"positions is {self.positions}: raise positions, or lower max_side"
+            )
 
     def grid(self, width: int, height: int) -> Grid:
         """The size that an image gets, in strides.
@@ -97,14 +67,14 @@ class Side(NamedTuple):
         It keeps its proportions as well as multiples of the stride allow, is not made larger unless its shorter side is
         below the shortest, and has no side above the longest.
 
-        >>> Side(16, 512, 1024, 64).grid(4000, 3000)
+        >>> VaeInput().grid(4000, 3000)
         Grid(rows=48, columns=64)
         """
-        scale = max(min(self.longest / max(width, height), 1.0), self.shortest / min(width, height))
+        scale = max(min(self.max_side / max(width, height), 1.0), self.min_side / min(width, height))
         sides = self._scaled((width, height), scale)
-        if max(sides) > self.longest:
-            sides = self._scaled(sides, self.longest / max(sides))
-        columns, rows = (min(side, self.longest) // self.stride for side in sides)
+        if max(sides) > self.max_side:
+            sides = self._scaled(sides, self.max_side / max(sides))
+        columns, rows = (min(side, self.max_side) // self.stride for side in sides)
         return Grid(rows, columns)
 
     def _scaled(self, sides: tuple[int, ...], scale: float) -> tuple[int, ...]:
@@ -128,7 +98,62 @@ class Side(NamedTuple):
         return flat.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
-def decoded(data: bytes, *grids: tuple[Side, Grid]) -> NDArray[np.uint8]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VaeInput(EncoderInput):
+    """Input of the autoencoder, whose latents are conditions of an image, or are to be made."""
+
+    name: ClassVar[str] = "vae"
+
+    stride: int = 16
+    min_side: int = 512
+    max_side: int = 1024
+    positions: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VitInput(EncoderInput):
+    """Input of the encoder of images that are seen."""
+
+    name: ClassVar[str] = "vit"
+
+    stride: int = 14
+    min_side: int = 378
+    max_side: int = 512
+    positions: int = 70
+
+
+OLD_KEYS = {
+    f"{encoder}_{name}": moved(f"{encoder}.{name}")
+    for encoder in ("vae", "vit")
+    for name in (*LENGTHS, "positions", "dropout")
+}
+
+
+@old_keys(OLD_KEYS)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BagelSettings:
+    """Sequences of texts and images for BAGEL."""
+
+    vae: VaeInput = field(default_factory=VaeInput)
+    vit: VitInput = field(default_factory=VitInput)
+    text_dropout: float = 0.0  # probability that a text is dropped by which an image is to be made
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="processor.bagel.")
+        _check_dropout("processor.bagel.text_dropout", self.text_dropout)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Settings that can change a length. A dropped block stays in the sequence, where nothing sees it."""
+        return {f"{each.name}_{name}": getattr(each, name) for each in (self.vae, self.vit) for name in LENGTHS}
+
+
+def _check_dropout(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be a probability from 0 to 1, got {value!r}")
+
+
+def decoded(data: bytes, *grids: tuple[EncoderInput, Grid]) -> NDArray[np.uint8]:
     """An image with as many pixels as the largest of these sizes needs: uint8[H, W, 3]."""
     from .media.images import decode_image
 

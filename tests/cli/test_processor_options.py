@@ -64,11 +64,11 @@ def test_the_settings_of_a_run_are_those_of_the_processor(folder: Path) -> None:
 
 
 def test_settings_of_a_section_are_named_with_it(folder: Path) -> None:
-    made = chosen(str(folder), "bagel", ["bagel.vae_max_side=768", "bagel.vit_dropout=0.5"])
+    made = chosen(str(folder), "bagel", ["bagel.vae.max_side=768", "bagel.vit.dropout=0.5"])
     assert isinstance(made, BagelProcessor)
-    assert (made.settings.vae_max_side, made.settings.vit_dropout) == (768, 0.5)
-    with pytest.raises(ConfigError, match=r"--setting: unknown key 'bagel\.vae_side': did you mean 'bagel\.va"):
-        chosen(str(folder), "bagel", ["bagel.vae_side=768"])
+    assert (made.settings.vae.max_side, made.settings.vit.dropout) == (768, 0.5)
+    with pytest.raises(ConfigError, match=r"--setting: unknown key 'bagel\.vae\.side': did you mean 'bagel\.vae\.m"):
+        chosen(str(folder), "bagel", ["bagel.vae.side=768"])
 
 
 def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:

@@ -11,7 +11,7 @@ from lmms_stream.doors.lmms_engine.datasets.names import check, is_shards, proce
 from lmms_stream.doors.lmms_engine.datasets.source_files import SourceEntry, list_files, sources_of
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
-from lmms_stream.processors.bagel_images import BagelSettings
+from lmms_stream.processors.bagel_images import BagelSettings, VaeInput, VitInput
 
 TEXT = {"processor_name": "x", "processor_type": "qwen2"}
 PROCESSOR = {"processor_name": "somewhere", "processor_type": "qwen2_5_vl"}
@@ -137,13 +137,16 @@ def test_names_of_vision_processors_choose_the_vision_processor_with_their_setti
 
 
 def test_sequences_of_images_to_see_and_to_make_have_a_processor_of_their_own() -> None:
-    said = {"processor_name": "n", "processor_type": "bagel", "extra_kwargs": {"vae_max_side": 768, "vit_dropout": 0.1}}
+    extra = {"vae": {"max_side": 768}, "vit": {"dropout": 0.1}}
+    said = {"processor_name": "n", "processor_type": "bagel", "extra_kwargs": extra}
     for dataset_type in ("bagel", "bagel_iterable"):
         made = processor_config_of(config(dataset_type=dataset_type, processor_config=said))
-        settings = BagelSettings(vae_max_side=768, vit_dropout=0.1)
+        settings = BagelSettings(vae=VaeInput(max_side=768), vit=VitInput(dropout=0.1))
         assert made == ProcessorConfig(type="bagel", tokenizer="n", bagel=settings)
-    with pytest.raises(ConfigError, match="extra_kwargs: unknown key 'vae_side': did you mean 'vae_"):
-        processor_config_of(config(dataset_type="bagel", processor_config={**said, "extra_kwargs": {"vae_side": 9}}))
+    with pytest.raises(ConfigError, match="extra_kwargs: unknown key 'vae.side': did you mean 'vae.m"):
+        processor_config_of(
+            config(dataset_type="bagel", processor_config={**said, "extra_kwargs": {"vae": {"side": 9}}})
+        )
     for given in ({"processor_config": said}, {"dataset_type": "bagel"}):
         with pytest.raises(ConfigError, match="do not go together: sequences of images to see and to make"):
             processor_config_of(config(**given))

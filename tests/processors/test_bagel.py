@@ -13,7 +13,7 @@ import torch
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel import BagelProcessor, BlockKind
-from lmms_stream.processors.bagel_images import BagelSettings, Grid
+from lmms_stream.processors.bagel_images import BagelSettings, Grid, VaeInput, VitInput
 from lmms_stream.processors.base import FactsMissingError, Measured, processor_fingerprint
 from lmms_stream.processors.lengths import with_not_shown
 from lmms_stream.processors.not_shown import kinds_of
@@ -22,9 +22,9 @@ from PIL import Image
 from .tiny_vlm import picture, save_tokenizer, stored
 
 SMALL = BagelSettings(
-    vae_stride=4, vae_min_side=8, vae_max_side=32, vae_positions=8, vit_stride=6, vit_min_side=12, vit_max_side=24,
-    vit_positions=4,
-)  # fmt: skip
+    vae=VaeInput(stride=4, min_side=8, max_side=32, positions=8),
+    vit=VitInput(stride=6, min_side=12, max_side=24, positions=4),
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,9 @@ def test_blocks_follow_the_conversation(processor: BagelProcessor) -> None:
 
 
 def test_what_an_image_is_made_by_may_be_dropped_and_nothing_else(folder: Path) -> None:
-    settings = BagelSettings(text_dropout=0.1, vit_dropout=0.2, vae_dropout=0.3, vae_min_side=16, vit_min_side=14)
+    settings = BagelSettings(
+        text_dropout=0.1, vit=VitInput(dropout=0.2, min_side=14), vae=VaeInput(dropout=0.3, min_side=16)
+    )
     processor = BagelProcessor.from_pretrained(str(folder), settings)
     image = ("image", picture(24, 24))
     sample = stored(("user", [image, "see"]), ("assistant", ["What", image]), ("user", ["yes", image]))
@@ -123,7 +125,7 @@ def test_what_an_image_is_made_by_may_be_dropped_and_nothing_else(folder: Path) 
         BlockKind.SEEN,
     ]  # fmt: skip
     assert made["media"]["dropout"].tolist() == pytest.approx([0.3, 0.2, 0.1, 0, 0, 0, 0])
-    same = BagelSettings(vae_min_side=16, vit_min_side=14)
+    same = BagelSettings(vae=VaeInput(min_side=16), vit=VitInput(min_side=14))
     other = BagelProcessor.from_pretrained(str(folder), same)
     assert processor_fingerprint(processor) == processor_fingerprint(other)  # no length depends on it
     assert processor.measure(sample) == other.measure(sample)
@@ -167,9 +169,9 @@ def test_sides_are_multiples_of_the_stride_within_their_bounds() -> None:
             rows, columns = side.grid(width, height)
             sides = (rows * side.stride, columns * side.stride)
             assert min(sides) >= side.stride
-            assert max(sides) <= side.longest
-            if max(width, height) / min(width, height) <= side.longest / side.shortest:
-                assert min(sides) >= side.shortest - side.stride
+            assert max(sides) <= side.max_side
+            if max(width, height) / min(width, height) <= side.max_side / side.min_side:
+                assert min(sides) >= side.min_side - side.stride
     assert settings.vae.grid(512, 512) == Grid(32, 32)
     assert settings.vae.grid(4000, 3000) == Grid(48, 64)
     assert settings.vae.grid(100, 100) == Grid(32, 32)
@@ -222,14 +224,16 @@ def test_thoughts_beside_the_content_are_counted_as_not_shown(processor: BagelPr
 
 
 def test_settings_that_cannot_be_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"processor\.bagel\.vit_dropout must be a probability from 0 to 1, got 2"):
-        BagelSettings(vit_dropout=2)
-    with pytest.raises(ConfigError, match="vae_stride must be a whole number of at least 1, got 0"):
-        BagelSettings(vae_stride=0)
-    with pytest.raises(ConfigError, match=r"vit_min_side 600 and vit_max_side 512 must ascend: correct them"):
-        BagelSettings(vit_min_side=600)
-    with pytest.raises(ConfigError, match=r"vae_max_side 2048 has 128 strides of 16, and vae_positions is 64: raise"):
-        BagelSettings(vae_max_side=2048)
+    with pytest.raises(ConfigError, match=r"processor\.bagel\.vit\.dropout must be a probability from 0 to 1, got 2"):
+        VitInput(dropout=2)
+    with pytest.raises(ConfigError, match=r"bagel\.text_dropout must be a probability from 0 to 1, got -0\.5"):
+        BagelSettings(text_dropout=-0.5)
+    with pytest.raises(ConfigError, match=r"bagel\.vae\.stride must be a whole number of at least 1, got 0"):
+        VaeInput(stride=0)
+    with pytest.raises(ConfigError, match=r"vit: stride 14, min_side 600 and max_side 512 must ascend: correct them"):
+        VitInput(min_side=600)
+    with pytest.raises(ConfigError, match=r"vae: max_side 2048 has 128 strides of 16, and positions is 64: raise"):
+        VaeInput(max_side=2048)
     made = ProcessorConfig(type="bagel", tokenizer=str(folder), bagel=SMALL).build()
     assert isinstance(made, BagelProcessor)
     assert made.settings == SMALL

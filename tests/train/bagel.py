@@ -15,10 +15,10 @@ from streaming import MDSWriter
 
 from tests.processors.tiny_vlm import picture, save_tokenizer, stored
 
-SETTINGS = BagelSettings(
-    vae_stride=4, vae_min_side=8, vae_max_side=16, vae_positions=4, vit_stride=4, vit_min_side=8, vit_max_side=12,
-    vit_positions=3,
-)  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vae": {"stride": 4, "min_side": 8, "max_side": 16, "positions": 4},
+    "vit": {"stride": 4, "min_side": 8, "max_side": 12, "positions": 3},
+}
 WORDS = ("see", "a chart", "What is this?", "yes", "42, é!", "bars of three")
 
 
@@ -40,7 +40,8 @@ def save_words(folder: Path) -> Path:
 
 
 def build_processor(folder: Path, **settings: Any) -> BagelProcessor:
-    return BagelProcessor.from_pretrained(str(folder), BagelSettings(**{**_values(SETTINGS), **settings}))
+    sections = {name: values | settings.pop(name, {}) for name, values in SETTINGS.items()}
+    return BagelProcessor.from_pretrained(str(folder), BagelSettings(**sections, **settings))
 
 
 def conversation(number: int) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def write_rows(folder: Path, num_rows: int) -> Path:
 
 def dataset_of(folder: Path, dataset_type: str, **given: Any) -> dict[str, Any]:
     """A DatasetConfig of the rows and the tokenizer in a folder."""
-    extra = {**_values(SETTINGS), "text_dropout": 0.2, "vit_dropout": 0.2, "vae_dropout": 0.2}
+    extra = {name: values | {"dropout": 0.2} for name, values in SETTINGS.items()} | {"text_dropout": 0.2}
     return {
         "dataset_type": dataset_type,
         "dataset_format": "jsonl",
@@ -115,7 +116,3 @@ def write_conversations(folder: Path, num_samples: int) -> Path:
         for number in range(num_samples):
             writer.write(conversation(number))
     return folder
-
-
-def _values(settings: BagelSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in BagelSettings.__slots__}

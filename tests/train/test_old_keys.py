@@ -11,6 +11,8 @@ from lmms_stream.config import build_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.dataset_config import OLD_KEYS as OLD_KEYS_OF_DATASETS
 from lmms_stream.mds.dataset_config import DatasetConfig
+from lmms_stream.processors.bagel_images import OLD_KEYS as OLD_KEYS_OF_BAGEL
+from lmms_stream.processors.bagel_images import BagelSettings, VaeInput
 from lmms_stream.train.checkpoint.saving import other_differences
 from lmms_stream.train.run.settings import OLD_KEYS, TrainConfig
 
@@ -47,6 +49,13 @@ CASES_OF_DATASETS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"data_seed": 3}, {"seed": 3}),
 ]
 
+CASES_OF_BAGEL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"vae_stride": 4, "vae_min_side": 8, "vae_max_side": 32}, {"vae": {"stride": 4, "min_side": 8, "max_side": 32}}),
+    ({"vit_stride": 6, "vit_min_side": 12, "vit_max_side": 24}, {"vit": {"stride": 6, "min_side": 12, "max_side": 24}}),
+    ({"vae_positions": 80, "vit_positions": 99}, {"vae": {"positions": 80}, "vit": {"positions": 99}}),
+    ({"vae_dropout": 0.1, "vit_dropout": 0.2}, {"vae": {"dropout": 0.1}, "vit": {"dropout": 0.2}}),
+]
+
 
 @pytest.mark.parametrize(("old", "new"), CASES, ids=lambda case: "-".join(case))
 @pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
@@ -65,6 +74,21 @@ def test_an_old_key_of_a_dataset_gives_the_same_config(old: dict[str, Any], new:
     assert DatasetConfig(**SHARDS | old) == DatasetConfig(**SHARDS | new) == expected
 
 
+@pytest.mark.parametrize(("old", "new"), CASES_OF_BAGEL, ids=lambda case: "-".join(case))
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_an_old_key_of_bagel_gives_the_same_settings(old: dict[str, Any], new: dict[str, Any]) -> None:
+    expected = build_config(BagelSettings, new, source="run.yaml")
+    assert build_config(BagelSettings, old, source="run.yaml") == expected
+    assert BagelSettings(**old) == BagelSettings(**new) == expected
+
+
+def test_lengths_by_old_keys_of_bagel_keep_their_name() -> None:
+    assert BagelSettings(vae=VaeInput(stride=4, min_side=8)).description == {
+        "vae_stride": 4, "vae_min_side": 8, "vae_max_side": 1024,
+        "vit_stride": 14, "vit_min_side": 378, "vit_max_side": 512,
+    }  # fmt: skip
+
+
 def test_names_of_lmms_engine_give_its_config_without_a_warning() -> None:
     said: dict[str, Any] = {"dataset_type": "vision", "packing": True, "filter_overlong": False, "data_seed": 3}
     made = DatasetConfig(**said)
@@ -74,6 +98,7 @@ def test_names_of_lmms_engine_give_its_config_without_a_warning() -> None:
 
 def test_every_old_key_has_a_case() -> None:
     assert {key for old, _ in CASES_OF_DATASETS for key in old} == OLD_KEYS_OF_DATASETS.keys()
+    assert {key for old, _ in CASES_OF_BAGEL for key in old} == OLD_KEYS_OF_BAGEL.keys()
     assert {key for old, _ in CASES for key in old} >= OLD_KEYS.keys()
 
 

@@ -17,7 +17,7 @@ from lmms_stream.loader.collate import collate, join
 from lmms_stream.plugins.tasks.bagel import Bagel
 from lmms_stream.plugins.tasks.bagel_model import BlockInputs, BlockLayout, BlockOutput, attend, draw_blocks
 from lmms_stream.processors.bagel import LATENTS, BagelProcessor, BlockKind, visible
-from lmms_stream.processors.bagel_images import Grid, Side
+from lmms_stream.processors.bagel_images import Grid, VaeInput
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.train.tasks.registry import build_task
 from lmms_stream.train.tasks.task import Draw
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def processor(folder: Path) -> BagelProcessor:
-    return build_processor(folder, text_dropout=0.3, vit_dropout=0.3, vae_dropout=0.3)
+    return build_processor(folder, text_dropout=0.3, vit={"dropout": 0.3}, vae={"dropout": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_noise_is_never_the_same_twice(samples: list[Processed]) -> None:
 
 
 def test_what_an_image_is_made_by_is_dropped_by_its_probability(folder: Path) -> None:
-    processor = build_processor(folder, text_dropout=0.2, vae_dropout=0.5)
+    processor = build_processor(folder, text_dropout=0.2, vae={"dropout": 0.5})
     made = processor.process(conversation(3))
     pack = collate([made] * 400, range(400), source="data")
     blocks = draw_blocks([pack], Draw(seed=1, step=0), latent_size=48).blocks
@@ -197,7 +197,7 @@ def test_what_an_image_is_made_by_is_dropped_by_its_probability(folder: Path) ->
 
 def test_what_is_dropped_counts_as_if_it_were_not_there(folder: Path) -> None:
     """Its tokens stay, so that the pack is as long as it was planned; losses are those without them."""
-    dropping = build_processor(folder, text_dropout=1.0, vit_dropout=1.0, vae_dropout=1.0)
+    dropping = build_processor(folder, text_dropout=1.0, vit={"dropout": 1.0}, vae={"dropout": 1.0})
     made = dropping.process(conversation(3))
     table = made["media"]["blocks"]
     (image,) = np.flatnonzero(table[:, 0] == BlockKind.MADE)
@@ -312,7 +312,7 @@ def test_an_autoencoder_of_diffusers_makes_a_latent_of_each_stride() -> None:
         up_block_types=("UpDecoderBlock2D",) * 2, scaling_factor=0.5, shift_factor=0.1,
     )  # fmt: skip
     encode = KLLatents(vae, stride=4)
-    side, grids = Side(4, 8, 16, 4), [Grid(2, 3), Grid(4, 2)]
+    side, grids = VaeInput(stride=4, min_side=8, max_side=16, positions=4), [Grid(2, 3), Grid(4, 2)]
     images = [
         np.random.default_rng(0).integers(0, 256, (4 * rows, 4 * columns, 3), np.uint8) for rows, columns in grids
     ]
@@ -326,7 +326,7 @@ def test_an_autoencoder_of_diffusers_makes_a_latent_of_each_stride() -> None:
             expected = latents[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].permute(1, 2, 0).flatten()
             assert torch.allclose(found[6 + 2 * row + column], expected, atol=1e-5)
     with pytest.raises(
-        ValueError, match="stride 5 is no multiple of the autoencoder's 2: set vae_stride to one that is"
+        ValueError, match="stride 5 is no multiple of the autoencoder's 2: set vae.stride to one that is"
     ):
         KLLatents(vae, stride=5)
 
