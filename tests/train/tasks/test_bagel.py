@@ -326,7 +326,7 @@ def test_an_autoencoder_of_diffusers_makes_a_latent_of_each_stride() -> None:
             expected = latents[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].permute(1, 2, 0).flatten()
             assert torch.allclose(found[6 + 2 * row + column], expected, atol=1e-5)
     with pytest.raises(
-        ValueError, match="stride 5 is no multiple of the autoencoder's 2: set vae.stride to one that is"
+        ValueError, match=r"stride 5 is no multiple of the autoencoder's 2: set vae\.stride to one that is"
     ):
         KLLatents(vae, stride=5)
 
