@@ -19,9 +19,10 @@ from dataclasses import replace
 import numpy as np
 from data import sample_lengths
 from lmms_stream.plan.assign import LINEAR_COST, assign, pack_costs
+from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Lengths, PackingConfig, hash_lengths
+from lmms_stream.plan.packing import PackingConfig
 from measure import keep_to_one_core, print_table, verdict
 from numpy.typing import NDArray
 

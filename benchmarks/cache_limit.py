@@ -28,8 +28,8 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.storage.eviction import CacheQuota
 from lmms_stream.storage.fetch_config import FetchConfig
-from lmms_stream.storage.quota import CacheQuota
 from lmms_stream.types import World
 from measure import print_table, verdict
 

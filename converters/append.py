@@ -27,7 +27,7 @@ from .report import ConvertReport
 from .rows.options import SchemaOptions
 from .sources.table import TableSource
 from .sources.units import Source
-from .stored.growing import finish_growth, grow, part_name, parts_of
+from .stored.appending import finish_growth, grow, part_name, parts_of
 from .writing.work import digest_of, only_writer, options_of, read_claim, read_described
 
 _SHOWN = 5  # sources that a line names

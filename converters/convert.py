@@ -51,10 +51,10 @@ from .writing.dropped_rows import DroppedRows
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.parts import EncodedParts, EncodedReading, UnitCollector
-from .writing.placement import Output, Placement
+from .writing.placement import Placement
 from .writing.reading import Reading
 from .writing.run import Encoder, Job, Run, task_name
-from .writing.shards import ShardMaker, entry_bytes
+from .writing.shards import Output, ShardMaker, entry_bytes
 from .writing.work import (
     WorkFolder,
     digest_of,

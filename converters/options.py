@@ -19,7 +19,7 @@ from .sources.table import Delimited
 from .sources.units import UNIT_BYTES
 from .writing.encoded_units import OnError
 from .writing.encoding import MAX_SHARD_BYTES, check_compression
-from .writing.placement import Cut
+from .writing.shards import Cut
 
 DEFAULT_SHARD_BYTES = 1 << 26
 MAX_CONCAT = 1 << 26  # tokens, of which each may be a document: the sample has 1 GiB

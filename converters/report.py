@@ -18,7 +18,7 @@ from .stored.row_counts import RowCounts as RowCounts
 from .stored.row_counts import Unread as Unread
 from .stored.row_counts import UnreadNames as UnreadNames
 from .stored.row_counts import joined_unread, unread_of_dataset
-from .writing.placement import Output
+from .writing.shards import Output
 from .writing.work import Finished
 
 

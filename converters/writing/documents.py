@@ -17,9 +17,9 @@ from ...errors import DataError
 from ...types import Sample
 from ..rows.tokens import checked_spans
 from .encoding import array_head, encode_int32
-from .shards import MADE
 from .unit_files import PlacedSamples, inner_numbers
 
+MADE = -1  # in runs, instead of a unit: bytes that no unit has
 _TOKEN_BYTES = 4
 _NOTHING = np.array([[0, 1]], np.int32)  # MDS has no empty arrays, and nothing predicts the first token of a sample
 _NO_PIECES, _NO_SPANS = np.empty((0, 5), np.int64), np.empty((0, 2), np.int64)

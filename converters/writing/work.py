@@ -32,8 +32,8 @@ from ...storage.failures import disk_error
 from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
+from ..stored.appending import finish_growth
 from ..stored.catalog import own_files, parse_dataset
-from ..stored.growing import finish_growth
 from .shards import shard_name
 
 _HALF_WRITTEN = re.compile(

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
-from multiprocessing import connection, forkserver, resource_tracker, util
-from multiprocessing.process import BaseProcess
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..processes.family import end_with_parent
 from ..processes.fork_server import address_obstacle, start_fork_server
@@ -119,28 +116,3 @@ class BeginFromServer:
         os.environ.update(self._environment)
         end_with_parent()
         outlive_stop_signal(worker)
-
-
-def watch_deaths(batches: Any) -> None:
-    """End the wait of a DataLoader's iterator when a worker dies.
-
-    The kernel tells torch at once of the death of its own children, and of these nobody does; and the wait for the rest
-    of a batch whose worker died while it wrote it has no end. It ends when nobody can write any more.
-    """
-    threading.Thread(target=_watch, args=(weakref.ref(batches), batches._workers), daemon=True).start()
-
-
-def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
-    numbers = {worker.sentinel: number for number, worker in enumerate(workers)}
-    while numbers:
-        for sentinel in connection.wait(list(numbers)):
-            number = numbers.pop(cast(int, sentinel))
-            batches = iterator()
-            if batches is None or batches._workers_done_event.is_set():
-                return
-            if batches._workers_status[number]:  # nobody told it to end
-                for other in numbers.values():  # that are alive, as far as is known
-                    with suppress(ProcessLookupError):
-                        os.kill(cast(int, workers[other].pid), signal.SIGKILL)
-                batches._worker_result_queue._writer.close()
-                return

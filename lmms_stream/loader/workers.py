@@ -6,12 +6,14 @@ import atexit
 import logging
 import mmap
 import os
+import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from multiprocessing import get_all_start_methods, get_start_method
+from multiprocessing import connection, get_all_start_methods, get_start_method
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, cast
 
@@ -24,7 +26,7 @@ from ..signals import outlive_stop_signal
 from .bad_samples import SampleWatch
 from .batch_maker import Ready
 from .worker import Item, PackWorker, SentWorker
-from .worker_server import BeginFromServer, start_worker_server, watch_deaths, without_main
+from .worker_server import BeginFromServer, start_worker_server, without_main
 
 StartMethod = Literal["fork", "spawn", "forkserver", "server"]
 logger = logging.getLogger("lmms_stream")
@@ -325,3 +327,28 @@ def _wait(workers: Any) -> None:
 def is_of_worker_code(error: BaseException) -> bool:
     """Whether an error was raised by what a worker ran, and is passed on by torch; not that a worker is gone."""
     return str(error).startswith("Caught ")
+
+
+def watch_deaths(batches: Any) -> None:
+    """End the wait of a DataLoader's iterator when a worker dies.
+
+    The kernel tells torch at once of the death of its own children, and of these nobody does; and the wait for the rest
+    of a batch whose worker died while it wrote it has no end. It ends when nobody can write any more.
+    """
+    threading.Thread(target=_watch, args=(weakref.ref(batches), batches._workers), daemon=True).start()
+
+
+def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
+    numbers = {worker.sentinel: number for number, worker in enumerate(workers)}
+    while numbers:
+        for sentinel in connection.wait(list(numbers)):
+            number = numbers.pop(cast(int, sentinel))
+            batches = iterator()
+            if batches is None or batches._workers_done_event.is_set():
+                return
+            if batches._workers_status[number]:  # nobody told it to end
+                for other in numbers.values():  # that are alive, as far as is known
+                    with suppress(ProcessLookupError):
+                        os.kill(cast(int, workers[other].pid), signal.SIGKILL)
+                batches._worker_result_queue._writer.close()
+                return

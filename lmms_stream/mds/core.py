@@ -24,10 +24,10 @@ from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
 from ..processors.base import Compared, Processor
 from ..processors.lengths import measured_columns
+from ..storage.eviction import CacheQuota, least_cache_limit
 from ..storage.failures import disk_errors
 from ..storage.fetch_config import FetchConfig
 from ..storage.locks import file_of, leftovers, lock_of, locked, remove_leftovers, written_whole
-from ..storage.quota import CacheQuota, least_cache_limit
 from ..storage.storage import Storage
 from ..types import Sample, World
 from .auto import ensure_lengths

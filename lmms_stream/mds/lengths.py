@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LengthsError
-from ..plan.packing import HASH_BYTES, Lengths, hash_lengths
+from ..plan.lengths import HASH_BYTES, Lengths, hash_lengths
 from ..processors.not_shown import added
 
 LENGTHS_FOLDER = "_lmms/lengths"

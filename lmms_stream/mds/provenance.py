@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError, ObjectMissingError, ShardError
-from ..plan.packing import HASH_BYTES
+from ..plan.lengths import HASH_BYTES
 from ..storage.cache import LocalCache, Wanted
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage

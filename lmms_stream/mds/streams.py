@@ -14,10 +14,10 @@ from ..checks import check_fields, local_path
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
+from ..storage.eviction import CacheQuota
 from ..storage.failures import causes, is_out_of_reach, is_throttled
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import CopiedFolder, FolderStorage, LocalStorage, can_write
-from ..storage.quota import CacheQuota
 from ..storage.retry import Retry
 from ..storage.storage import Storage, open_storage
 from .filled_folder import FilledFolder

@@ -1,10 +1,11 @@
 """Lengths of samples -> the packs of each step and rank. Pure: values in, values out; no files, no clocks, no torch.
 
-order           the shuffled sequence of an epoch, a block at a time
+lengths         lengths of samples, and their hash
+order           the shuffled sequence of an epoch, a block at a time; the order of packs that stay the same
 sample_order    samples of each stream in an epoch, and their order without packs
 mosaic_order    the same in MosaicML's orders, with its batches and shuffles
 packing         lengths of samples in that order -> packs, consecutive packs as arrays; kernels/: its compiled loops
-block_packs     packs of a shuffle block; packs of the first epoch in the order of another
+block_packs     packs of a shuffle block
 epoch_plan      packs of an epoch by number, packs of a sample, numbers of packs
 short_epochs    epochs of few samples, many at a time
 pack_plan       the numbered packs of an epoch, with random access

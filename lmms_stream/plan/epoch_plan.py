@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..freed_memory import give_back_memory
-from .block_packs import BlockPacks, PlanInputs, Turns, pack_block
-from .order import EpochOrder
+from .block_packs import BlockPacks, PlanInputs, pack_block
+from .order import EpochOrder, Turns
 from .packing import PackRange, ends_of, runs
 
 _Numbers = NDArray[np.int64]

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .assign import has_equal_shares, home_nodes
-from .block_packs import Turns
-from .order import EpochOrder
+from .order import EpochOrder, Turns
 from .pack_plan import PackPlan
 
 NOW, NEVER = 0.0, float("inf")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class OrderConfig:
 
     Without shuffle it is the stored order, at any size: there is one canonical node then, num_canonical_nodes says only
     how many lanes there are, and nodes and ranks share each step in its order, the first node the first packs.
-    Without reshuffle each epoch has the packs of the first, in another order (see fixed_packs).
+    Without reshuffle each epoch has the packs of the first, in another order (see Turns).
     """
 
     seed: int = 0
@@ -207,3 +208,51 @@ def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> ND
     """
     shard_ids: NDArray[np.int64] = np.searchsorted(first_ids, sample_ids, side="right") - 1
     return shard_ids
+
+
+# Packs that are made once: the order in which an epoch reads the packs of the first. counts -> [this] -> block, pack.
+#
+# The blocks of each canonical node come in another order in each epoch, and so do the packs of each block. Both follow
+# from the seed, the epoch and the numbers of node and block, so any pack is found alone.
+
+_PACKS, _BLOCKS = 2, 3  # the last words of the streams' keys; 1 is block_seed's
+_KEPT_BLOCKS = 64  # orders of packs, of blocks of all canonical nodes
+
+
+class Turns:
+    """The turn of a block is its position in the order of its canonical node's blocks; 0 is read first.
+
+    blocks_of_turns: of all nodes, one after another, the row of the block that comes at each turn, of the rows of all
+    blocks of all nodes.
+    """
+
+    def __init__(self, config: OrderConfig, epoch: int, num_blocks: list[int]):
+        self._shuffles = config.shuffle and epoch > 0
+        self._key = (config.seed, epoch)
+        firsts = np.cumsum([0, *num_blocks])[:-1].tolist()
+        orders = [self._permutation(count, node, 0, _BLOCKS) for node, count in enumerate(num_blocks)]
+        rows = [order + first for order, first in zip(orders, firsts, strict=True)]
+        self.blocks_of_turns: NDArray[np.int64] = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        self._orders = orders
+        self._kept = lru_cache(_KEPT_BLOCKS)(self._order_of)
+
+    def block(self, node: int, turn: int) -> int:
+        """The block of a canonical node at a turn."""
+        return int(self._orders[node][turn])
+
+    def turn(self, node: int, block: int) -> int:
+        """The turn of a block of a canonical node."""
+        return int(np.flatnonzero(self._orders[node] == block)[0])
+
+    def packs(self, node: int, turn: int, positions: NDArray[np.int64], *, num_packs: int) -> NDArray[np.int64]:
+        """The numbers in their block of the packs at these positions of a turn, of num_packs."""
+        found: NDArray[np.int64] = self._kept(node, turn, num_packs)[positions]
+        return found
+
+    def _order_of(self, node: int, turn: int, num_packs: int) -> NDArray[np.int64]:
+        return self._permutation(num_packs, node, self.block(node, turn), _PACKS)
+
+    def _permutation(self, size: int, node: int, block: int, stream: int) -> NDArray[np.int64]:
+        if not self._shuffles:
+            return np.arange(size)
+        return np.random.default_rng([*self._key, node + 1, block, stream]).permutation(size)

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from ..errors import LengthsError, PackingError
 from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, PlanInputs
 from .epoch_plan import Amounts, Counting, CountsCache, EpochPlan, block_counts, count_blocks
+from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
-from .packing import Lengths, PackingConfig, PackRange, hash_lengths, no_packs
+from .packing import PackingConfig, PackRange, no_packs
 from .short_epochs import ShortEpochs, has_short_epochs
 
 Epochs = int | NDArray[np.int64]  # the epoch of some packs, or that of each, ascending

@@ -6,7 +6,6 @@ treatment of samples that are longer than a pack; the loops are compiled by numb
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -96,36 +95,6 @@ def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int
     ends = np.cumsum(counts)
     numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - ends + counts, counts)
     return numbers
-
-
-HASH_BYTES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped. content_hash: hash of them.
-
-    patches: integers[num_samples], rows that each sample gives to the tower of its media; None where no sample has any.
-    patches_hash: hash of them, "" for none.
-    """
-
-    lengths: NDArray[np.integer[Any]]
-    content_hash: str
-    patches: NDArray[np.integer[Any]] | None = None
-    patches_hash: str = ""
-
-    def view(self) -> NDArray[np.integer[Any]]:
-        """The lengths as an array that is quick to index, which a memory-mapped one is not."""
-        return np.asarray(self.lengths)
-
-    def release(self) -> None:
-        """Give memory back that reading all over the lengths took, where they can be read again."""
-
-
-def hash_lengths(lengths: NDArray[np.integer[Any]]) -> str:
-    """The hash of lengths, or patches, as uint32: hex digits of HASH_BYTES bytes of BLAKE2b."""
-    content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=HASH_BYTES)
-    return content.hexdigest()
 
 
 Overlong = Literal["error", "drop", "truncate", "split", "keep"]

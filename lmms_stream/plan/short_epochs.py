@@ -28,8 +28,9 @@ from .kernels.short_epochs import (
     seeded_words,
     shuffle,
 )
+from .lengths import Lengths
 from .order import OrderConfig
-from .packing import MAX_LENGTH, Lengths, PackingConfig, PackRange, ends_of, runs
+from .packing import MAX_LENGTH, PackingConfig, PackRange, ends_of, runs
 
 MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
 MAX_SEGMENTS = 1 << 16

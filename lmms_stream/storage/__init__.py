@@ -8,6 +8,6 @@ locks           locks between processes; names of files while they are written
 fetch_config    settings of downloads, and their counts
 cache           copies of a remote dataset's files on this node
 record          known facts of a copy
-quota           the limit of a cache folder, and the journal of its files
+eviction        the limit of a cache folder, and the journal of its files
 prefetch        downloads ahead of their reader
 """

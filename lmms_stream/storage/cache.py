@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import LmmsStreamError, StorageError
+from .eviction import CacheQuota
 from .failures import disk_error, disk_errors
 from .fetch_config import FetchTally
 from .local import LocalStorage, can_write
 from .locks import give_name, leftovers, lock_of, locked, remove_leftovers, temporary_name
-from .quota import CacheQuota
 from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
 from .storage import Storage

@@ -16,7 +16,7 @@ from lmms_stream.converters.append import AppendReport, append
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.stored import growing
+from lmms_stream.converters.stored import appending as index_growth
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, CursorError, DataError, StorageError
@@ -101,7 +101,7 @@ def test_splits_grow_by_their_own_parts_also_after_a_command_that_ended_between_
     options: dict[str, Any] = {"splits": {"train": 0.7, "test": 0.3}, "on_error": "skip", **OPTIONS}
     out = tmp_path / "out"
     convert([first], str(out), **options)
-    grow = growing.grow
+    grow = index_growth.grow
 
     def ends_at_the_second(storage: Storage, part: str) -> tuple[str, ...]:
         if storage.url.endswith("test"):
@@ -242,7 +242,7 @@ def test_a_merge_and_an_unfinished_conversion_are_not_appended_to(tmp_path: Path
         append([new], out, **OPTIONS)
     LocalStorage(Path(out)).delete("_lmms/unfinished.json")
     for note, message in ((b"{", "is damaged"), (b'{"part": "../a", "old": [], "new": []}', "names files outside")):
-        LocalStorage(Path(out)).write(growing.GROWING_NAME, note)
+        LocalStorage(Path(out)).write(index_growth.GROWING_NAME, note)
         with pytest.raises(StorageError, match=rf"growing\.json {message}.*: remove it, and append again"):
             append([new], out, **OPTIONS)
 
@@ -272,7 +272,7 @@ def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one
         out = tmp_path / f"out-{num_changes}"
         convert([first], str(out), **options)
         left = [num_changes]
-        for module in (appending, conversion, growing):
+        for module in (appending, conversion, index_growth):
             monkeypatch.setattr(module, "open_storage", lambda url, left=left: EndsAfter(Path(url), left))
         report = None
         try:

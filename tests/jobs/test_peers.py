@@ -12,7 +12,7 @@ from lmms_stream.train.report.train_log import read_log
 from tests.conftest import last_words
 from tests.proxy import FaultProxy, Rule
 from tests.rounds import in_long_rounds
-from tests.storage.test_quota import upload_tokens
+from tests.storage.test_eviction import upload_tokens
 from tests.train.runs import write_run
 
 from .launcher import run_job

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 from lmms_stream.mds.core import PackCountsFolder
+from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Lengths, PackingConfig
+from lmms_stream.plan.packing import PackingConfig
 from numpy.typing import NDArray
 
 LOG = "counted"

@@ -13,7 +13,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import World
 
 from ..storage.counting import held
-from ..storage.test_quota import upload_tokens
+from ..storage.test_eviction import upload_tokens
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -19,7 +19,7 @@ from ..conftest import write_tokens
 from ..processes import start_module
 from ..proxy import FaultProxy
 from ..rounds import in_long_rounds
-from ..storage.test_quota import upload_tokens
+from ..storage.test_eviction import upload_tokens
 from .reading import BARRIER
 
 NUM_NODES, NUM_SAMPLES = 3, 1000

@@ -24,8 +24,8 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.plugins.peers.client import PeerClient, PeerFailedError, PeerGroup, Peers, host_and_port
 from lmms_stream.plugins.peers.server import MAX_UNKNOWN, PeerServer, SharedFolder, listen
 from lmms_stream.storage.cache import LocalCache
+from lmms_stream.storage.eviction import CacheQuota
 from lmms_stream.storage.fetch_config import FetchCounts
-from lmms_stream.storage.quota import CacheQuota
 from lmms_stream.storage.retry import Retry
 
 from ..proxy import FaultProxy, Rule, fault_proxy

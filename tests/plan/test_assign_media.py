@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.plan.assign import assign, assign_steps, count_spilled, home_nodes, pack_costs
 from lmms_stream.plan.kernels.deal import PAD
+from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Lengths, PackingConfig, PackRange, hash_lengths
+from lmms_stream.plan.packing import PackingConfig, PackRange
 from numpy.typing import NDArray
 
 from ..strategies import MediaSamples, chat_lengths, examples, media_samples, pack_range

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError, PackingError
 from lmms_stream.plan.lane_cursor import LaneState
 from lmms_stream.plan.lanes import UNMEASURED, Lane, LanePack, allowed_readers, check_lanes, default_lanes
+from lmms_stream.plan.lengths import Lengths as PlanLengths
+from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import MAX_LENGTH, Overlong, PackingConfig, block_seed, hash_lengths, pack
-from lmms_stream.plan.packing import Lengths as PlanLengths
+from lmms_stream.plan.packing import MAX_LENGTH, Overlong, PackingConfig, block_seed, pack
 from numpy.typing import NDArray
 
 from ..strategies import STRATEGIES, Lengths, chat_lengths, examples, seeds

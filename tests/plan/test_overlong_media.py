@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from lmms_stream.errors import CursorError, PackingError
 from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.lane_cursor import CarriedPacks, LaneState
+from lmms_stream.plan.lengths import Lengths as PlanLengths
+from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Lengths as PlanLengths
-from lmms_stream.plan.packing import Overlong, PackingConfig, hash_lengths, pack
+from lmms_stream.plan.packing import Overlong, PackingConfig, pack
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.types import World
 

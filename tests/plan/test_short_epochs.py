@@ -26,10 +26,11 @@ from lmms_stream.plan.kernels.short_epochs import (
     seeded_words,
     shuffle,
 )
+from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Lengths, PackingConfig, PackRange, hash_lengths
+from lmms_stream.plan.packing import PackingConfig, PackRange
 from lmms_stream.plan.source_ranges import SourceRange
 
 from ..strategies import STRATEGIES, examples, order_configs, seeds, shard_sizes

@@ -17,7 +17,7 @@ from lmms_stream.types import World
 
 from ..conftest import write_tokens
 from ..rounds import LONG, in_long_rounds, rounds
-from ..storage.test_quota import upload_tokens
+from ..storage.test_eviction import upload_tokens
 from .cluster_of_loaders import downloads, open_node
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores

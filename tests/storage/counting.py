@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmms_stream.storage.cache import LocalCache, Wanted
+from lmms_stream.storage.eviction import CacheQuota
 from lmms_stream.storage.local import LocalStorage
-from lmms_stream.storage.quota import CacheQuota
 from lmms_stream.storage.retry import Retry
 from lmms_stream.types import StoredObject
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from lmms_stream.storage.cache import LocalCache
+from lmms_stream.storage.eviction import HEADER_BYTES, LEDGER_NAME, CacheJournal, CacheQuota, Entry, find_download
 from lmms_stream.storage.locks import locked
-from lmms_stream.storage.quota import HEADER_BYTES, LEDGER_NAME, CacheJournal, CacheQuota, Entry, find_download
 from lmms_stream.storage.record import Record, touch
 
 from ..rounds import in_long_rounds
@@ -49,7 +49,7 @@ def test_downloads_into_a_full_cache_of_8000_shards_do_not_read_the_records_of_a
 
     fill(tmp_path, objects=8000)
     cache = limited_cache(tmp_path, objects=8000)
-    monkeypatch.setattr("lmms_stream.storage.quota.find_download", read_record)
+    monkeypatch.setattr("lmms_stream.storage.eviction.find_download", read_record)
     cache.fetch("first", object_wanted("first"))
     assert len(read) <= 2 * 8000  # one look at all of them, which serves all processes, and those that give way
     read.clear()
@@ -122,7 +122,7 @@ def test_a_download_locks_the_ledgers_of_few_folders(tmp_path: Path, monkeypatch
     caches = limited_caches(tmp_path, folders=100, objects=100)
     for number, cache in enumerate(caches):
         cache.fetch(f"a{number}", object_wanted(f"a{number}"))
-    monkeypatch.setattr("lmms_stream.storage.quota.locked", counted_lock)
+    monkeypatch.setattr("lmms_stream.storage.eviction.locked", counted_lock)
     for number, cache in enumerate(caches):
         cache.fetch(f"b{number}", object_wanted(f"b{number}"))
     assert len(taken) <= 8 * len(caches)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.errors import StorageError
+from lmms_stream.storage.eviction import LEDGER_NAME, CacheQuota
 from lmms_stream.storage.locks import locked, map_in_use
-from lmms_stream.storage.quota import LEDGER_NAME, CacheQuota
 
 from ..conftest import run_command
 

@@ -15,9 +15,10 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.plan.assign import LINEAR_COST
+from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import Lengths, Overlong, PackingConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.isolation import positions_of
@@ -33,8 +34,8 @@ from lmms_stream.train.report.metrics import (
     source_losses,
 )
 from lmms_stream.train.report.run_log import RunProgress, check_reporters
-from lmms_stream.train.run.counts import Votes, agreed
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
+from lmms_stream.train.run.votes import Votes, agreed
 from lmms_stream.types import Batch
 from rich.console import Console
 from transformers import LlamaConfig

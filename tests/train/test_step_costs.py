@@ -13,7 +13,7 @@ from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.model.sharding import fits
 from lmms_stream.train.report.step_costs import reads
-from lmms_stream.train.run.counts import read
+from lmms_stream.train.run.votes import read
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run

@@ -19,7 +19,7 @@ from .window_fit import window_fit_in
 
 BEST_FIT, FIRST_FIT, NEXT_FIT, WINDOW_N = 0, 1, 2, 3
 _WORD = (1 << 32) - 1
-_PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and fixed_packs)
+_PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and order.Turns)
 
 _Numbers = NDArray[np.int64]
 _Words = NDArray[np.uint64]

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from ...checks import check_fields, parse_bytes
 from ...errors import ConfigError
 from ...plan.block_packs import KEPT_SEGMENTS, PlanInputs, pack_block
+from ...plan.lengths import Lengths
 from ...plan.order import EpochOrder, OrderConfig
 from ...plan.pack_plan import PackPlan
-from ...plan.packing import MAX_LENGTH, Lengths, PackingConfig
+from ...plan.packing import MAX_LENGTH, PackingConfig
 from ...storage.fetch_config import FetchConfig
 from .sources import ShardCosts, Sources
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...plan.assign import most_served
 from ...plan.mixture import Mixture
 from ...plan.planner import STRETCH_PACKS, StepConfig, items_ahead
-from ...storage.quota import least_cache_limit
+from ...storage.eviction import least_cache_limit
 from .cluster import Cluster
 from .links import Link, wait_for_links
 from .replay import Downloads

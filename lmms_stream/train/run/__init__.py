@@ -7,7 +7,8 @@ precision       number formats
 phases          what a rank is doing
 flow            what is due after a step, an epoch, a time
 callbacks       callbacks of transformers
-counts          progress of a run; what the host reads once a step; whether steps train on anything
+counts          progress of a run; whether steps train on anything
+votes           values of a step that ranks agree on; values that the host reads from the device
 optimizers      optimizers by name, groups of parameters, Muon, adopted optimizers, the average of weights, clipping
 schedules       the learning rate
 """

@@ -19,7 +19,8 @@ from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME, parse_index
 from lmms_stream.mds.lengths import LengthIndex, lengths_names, patches_name
 from lmms_stream.mds.measuring import index_dataset, keep_lengths, kept_lengths
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.plan.packing import PackingConfig, hash_lengths
+from lmms_stream.plan.lengths import hash_lengths
+from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import Measured, processor_fingerprint
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage

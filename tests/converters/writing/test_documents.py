@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.rows.schemas import DOCUMENTS
-from lmms_stream.converters.writing.documents import Concatenation, document_of
+from lmms_stream.converters.writing.documents import MADE, Concatenation, document_of
 from lmms_stream.converters.writing.encoding import ShardFormat
-from lmms_stream.converters.writing.placement import Output
-from lmms_stream.converters.writing.shards import MADE, ShardTask
+from lmms_stream.converters.writing.shards import Output, ShardTask
 from lmms_stream.converters.writing.unit_files import LossSpans, PlacedSamples
 from lmms_stream.errors import DataError
 

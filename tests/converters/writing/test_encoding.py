@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.options import ConvertOptions
 from lmms_stream.converters.writing.encoding import COMPRESSIONS, ShardFormat, check_compression, compress, index_json
-from lmms_stream.converters.writing.placement import Output
-from lmms_stream.converters.writing.shards import ShardTask
+from lmms_stream.converters.writing.shards import Output, ShardTask
 from lmms_stream.converters.writing.unit_files import PlacedSamples
 from lmms_stream.errors import ConfigError, DataError
 from streaming import MDSWriter

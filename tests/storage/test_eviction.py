@@ -18,8 +18,8 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.cache import LocalCache
+from lmms_stream.storage.eviction import CacheQuota, least_quota
 from lmms_stream.storage.fetch_config import FetchConfig
-from lmms_stream.storage.quota import CacheQuota, least_quota
 from lmms_stream.storage.record import Record
 from lmms_stream.storage.storage import open_storage
 
