@@ -103,7 +103,7 @@ def generate(folder: Path, data: Data, vae: Path, *, seed: int, steps: int) -> N
     model = ModelConfig(config=DIT, seed=seed)
     made = trained(
         folder, data, task=FlowMatching(vae=vae), model=model, seed=seed, max_steps=steps,
-        learning_rate=1e-3, lr_scheduler_type="wsd", decay_ratio=0.3,
+        learning_rate=1e-3, lr_scheduler_type="wsd", lr_scheduler_kwargs={"decay_ratio": 0.3},
     )  # fmt: skip
     labels = [number % len(NAMES) for number in range(SAMPLES)]
     return sample_images(

@@ -190,6 +190,7 @@ def _with_known_keys_of(hint: Any, value: Any, *, path: str, source: str) -> Any
 
 Settings = dict[str, Any]
 _TOLD: dict[Any, Any] = {}  # the registry of warnings
+_NO_DEFAULT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +201,15 @@ class OldKey:
     move: Callable[[Settings, Any], None]
 
 
-def moved(new: str, changed: Callable[[Any], Any] = lambda value: value) -> OldKey:
-    """A key that has another name or section now. new: its dotted key. changed: old value -> new value."""
+def moved(new: str, changed: Callable[[Any], Any] = lambda value: value, *, default: Any = _NO_DEFAULT) -> OldKey:
+    """A key that has another name or section now.
+
+    new: its dotted key. changed: old value -> new value. default: old value that is left out.
+    """
 
     def move(settings: Settings, value: Any) -> None:
-        put(settings, new, changed(value))
+        if value != default:
+            put(settings, new, changed(value))
 
     return OldKey(new, move)
 

@@ -35,7 +35,7 @@ def write(folder: Path, **settings: Any) -> Path:
         "save_steps": 2,
         "ema_decay": 0.8,
         "export": True,
-        "adam_epsilon": 1e-4,
+        "optim_args": {"eps": 1e-4},
         "lr_scheduler_type": "constant",
     }
     return write_run(folder / "run.yaml", folder / "data", **{**own, **settings})

@@ -18,6 +18,16 @@ from lmms_stream.train.run.settings import OLD_KEYS, TrainConfig
 
 NEEDED: dict[str, Any] = {"output_dir": "out", "global_batch": 8, "max_steps": 100}
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"adam_beta1": 0.5}, {"optim_args": {"betas": [0.5, 0.999]}}),
+    ({"adam_beta1": 0.8, "adam_beta2": 0.95}, {"optim_args": {"betas": [0.8, 0.95]}}),
+    ({"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}, {}),
+    ({"adam_epsilon": 1e-6}, {"optim_args": {"eps": 1e-6}}),
+    (
+        {"lr_scheduler_type": "wsd", "decay_ratio": 0.3},
+        {"lr_scheduler_type": "wsd", "lr_scheduler_kwargs": {"decay_ratio": 0.3}},
+    ),
+    ({"decay_ratio": 0.1, "min_learning_rate": 0.0}, {}),
+    ({"min_learning_rate": 1e-6}, {"lr_scheduler_kwargs": {"min_lr": 1e-6}}),
     ({"on_bad_sample": "quarantine"}, {"bad_samples": {"action": "quarantine"}}),
     ({"max_bad_samples": 3}, {"bad_samples": {"max": 3}}),
     ({"sample_timeout_s": 2.5}, {"bad_samples": {"timeout_s": 2.5}}),
@@ -120,6 +130,13 @@ def test_an_old_key_beside_its_new_one_is_an_error() -> None:
 def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones() -> None:
     now = json.loads(json.dumps(dataclasses.asdict(TrainConfig(**NEEDED))))
     saved = {name: value for name, value in now.items() if name not in ("alerts", "best", "bad_samples", "fsdp")}
+    saved |= {
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "decay_ratio": 0.1,
+        "min_learning_rate": 0.0,
+    }
     saved |= {"alert_spike": 6.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
     found = other_differences({"train": saved, "versions": {}}, {"train": now, "versions": {}})
     assert found == ["train.alerts.window was 50, is 100"]

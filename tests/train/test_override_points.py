@@ -177,7 +177,7 @@ def test_functions_of_transformers_users_make_the_model_the_optimizer_the_loss_a
     config: Path, tmp_path: Path
 ) -> None:
     packs = "train.per_device_batch=2"
-    plain = trainer_of(config, f"train.output_dir={tmp_path / 'plain'}", packs, "train.adam_beta2=0.95")
+    plain = trainer_of(config, f"train.output_dir={tmp_path / 'plain'}", packs, "train.optim_args.betas=[0.9,0.95]")
     plain.train()
     given = parts_of(config, f"train.output_dir={tmp_path / 'functions'}", packs) | {"model": None}
     trainer = FSDP2SFTTrainer(

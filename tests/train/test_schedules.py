@@ -50,7 +50,7 @@ def test_each_schedule_warms_up_and_goes_its_way() -> None:
     constant = factors(lr_scheduler_type="constant", warmup=4)
     assert constant[2] == 0.5
     assert set(constant[4:]) == {1.0}
-    stable = factors(lr_scheduler_type="wsd", warmup=10, decay_ratio=0.2)
+    stable = factors(lr_scheduler_type="wsd", warmup=10, lr_scheduler_kwargs={"decay_ratio": 0.2})
     assert stable[5] == 0.5
     assert set(stable[10:80]) == {1.0}
     assert stable[90] == pytest.approx(0.5)
@@ -59,7 +59,7 @@ def test_each_schedule_warms_up_and_goes_its_way() -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 def test_a_schedule_ends_at_the_minimum(kind: str) -> None:
-    rates = factors(learning_rate=1.0, lr_scheduler_type=kind, min_learning_rate=0.1, warmup=10)
+    rates = factors(learning_rate=1.0, lr_scheduler_type=kind, lr_scheduler_kwargs={"min_lr": 0.1}, warmup=10)
     assert rates[10] == 1
     assert rates[95] > 0.1
     assert rates[100] == pytest.approx(0.1)
@@ -92,11 +92,11 @@ def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows evaluations, not the position of a run: choose cosin"),
         ({"lr_scheduler_kwargs": {"cycles": 2}}, r"cosine with lr_scheduler_kwargs \{'cycles': 2\}: .*'cycles'"),
         (
-            {"lr_scheduler_type": "constant", "min_learning_rate": 1e-6},
-            "min_learning_rate is of cosine, linear, wsd, and lr_scheduler_type is constant: set it to 0",
+            {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"min_lr": 1e-6}},
+            "min_lr is of cosine, linear, wsd, and lr_scheduler_type is constant: leave it out",
         ),
         (
-            {"lr_scheduler_type": "wsd", "warmup": 50, "decay_ratio": 0.8},
+            {"lr_scheduler_type": "wsd", "warmup": 50, "lr_scheduler_kwargs": {"decay_ratio": 0.8}},
             "warms up for 50 steps and goes down over the last 80, and the run has 100: the learning rate would fall",
         ),
     ],
@@ -110,7 +110,7 @@ def test_schedules_that_cannot_be_are_refused(changes: dict[str, Any], message: 
 def test_a_warm_up_and_a_decay_that_fill_the_run_meet_at_the_top(length: int) -> None:
     """Of 15 steps both shares are rounded up, to 16 steps."""
     optimizer = optimizer_of_two_groups()
-    shares = config(lr_scheduler_type="wsd", warmup=0.9, decay_ratio=0.1, max_steps=length)
+    shares = config(lr_scheduler_type="wsd", warmup=0.9, max_steps=length)
     schedule = Schedule(shares, optimizer, max_steps=length)
     found = [rates(schedule, optimizer, step) for step in range(length + 1)]
     assert found[round(0.9 * length)] == 1
@@ -196,16 +196,22 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"num_train_epochs": 1}, "exactly one of .*, got max_steps and num_train_epochs"),
         ({"max_tokens": 5}, "exactly one of .*, got max_steps and max_tokens"),
         ({"warmup": 1.5}, "warmup must be a whole number, or a share below 1, got 1.5"),
-        ({"decay_ratio": -1}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
-        ({"decay_ratio": 0.3}, "decay_ratio is of wsd, and lr_scheduler_type is cosine: leave it out, or choose wsd"),
+        ({"lr_scheduler_kwargs": {"decay_ratio": -1}}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
+        ({"lr_scheduler_kwargs": {"decay_ratio": True}}, "decay_ratio must be a share of the run, 0 to 1, got True"),
+        (
+            {"lr_scheduler_kwargs": {"decay_ratio": 0.3}},
+            "decay_ratio is of wsd, and lr_scheduler_type is cosine: leave it out, or choose wsd",
+        ),
         ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
-        ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate 2e-05: lower it"),
+        ({"lr_scheduler_kwargs": {"min_lr": "1e-6"}}, "min_lr must be a number, 0 or more, got '1e-6'"),
+        ({"lr_scheduler_kwargs": {"min_lr": 1.0}}, "min_lr 1 is above learning_rate 2e-05: lower it"),
         ({"z_loss": -0.1}, "z_loss must be 0 or more, got -0.1"),
         ({"learning_rate": math.nan}, "learning_rate must be 0 or more, got nan"),
         ({"weight_decay": -0.1}, "weight_decay must be 0 or more, got -0.1"),
-        ({"adam_epsilon": -1e-8}, "adam_epsilon must be 0 or more, got -1e-08"),
-        ({"adam_beta1": 1.0}, "adam_beta1 must be at least 0 and below 1, got 1.0"),
-        ({"adam_beta2": -0.1}, "adam_beta2 must be at least 0 and below 1, got -0.1"),
+        ({"optim_args": {"eps": -1e-8}}, "optim_args.eps must be a number, 0 or more, got -1e-08"),
+        ({"optim_args": {"betas": [1.0, 0.9]}}, "optim_args.betas must be at least 0 and below 1, got 1.0"),
+        ({"optim_args": {"betas": [0.9, -0.1]}}, "optim_args.betas must be at least 0 and below 1, got -0.1"),
+        ({"optim_args": {"betas": 0.9}}, r"optim_args.betas must be two numbers, such as \[0.9, 0.95\], got 0.9"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be 0 or more, got -1.0"),
         ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),

@@ -13,7 +13,8 @@ import torch
 
 from ...errors import ConfigError, LmmsStreamError
 from ...processors.base import Compared
-from ...train.run.settings import BestConfig, TrainConfig, share_of_run
+from ...train.run.optimizers import OF_TORCH
+from ...train.run.settings import BETAS, BestConfig, TrainConfig, share_of_run
 from ...types import World
 from . import trl_fields
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 
 SAME = (
-    "output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed",
-    "save_total_limit", "gradient_checkpointing", "torch_compile", "eval_delay", "eval_on_start",
-    "logging_first_step",
+    "output_dir", "learning_rate", "weight_decay", "seed", "save_total_limit", "gradient_checkpointing",
+    "torch_compile", "eval_delay", "eval_on_start", "logging_first_step",
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
 _QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
 LAUNCHED = "launched_values"  # of arguments of a launch file: values of TrainConfig that no field has
+_EPSILON = 1e-8  # of AdamW, by default
 _REPORTERS = ("tensorboard", "wandb")
 
 
@@ -179,7 +180,18 @@ def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:
     settings = _named_values(arguments.optim_args)
     if name in ("adamw_torch_fused", "adamw_torch"):
         name = "adamw"
-    return {"optim": name, "optim_args": settings}
+    betas = [arguments.adam_beta1, arguments.adam_beta2]
+    of_adam: dict[str, Any] = {} if betas == [*BETAS] else {"betas": betas}
+    if arguments.adam_epsilon != _EPSILON:
+        of_adam["eps"] = arguments.adam_epsilon
+    if of_adam and name in OF_TORCH:
+        raise ConfigError(
+            f"args.adam_beta1, adam_beta2 and adam_epsilon are of AdamW, and args.optim is {name}: leave them out; "
+            f"optim_args has the arguments of {name}"
+        )
+    if "eps" in settings and name not in OF_TORCH:
+        raise ConfigError("args.optim_args has eps: set args.adam_epsilon")
+    return {"optim": name, "optim_args": settings | of_adam}
 
 
 def _named_values(text: str | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
@@ -23,13 +22,8 @@ from .settings import TrainConfig
 
 Groups = list[dict[str, Any]]
 Maker = Callable[[Groups, TrainConfig, torch.nn.Module], torch.optim.Optimizer]
-_OF_TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}  # without the settings of AdamW
-_OF_CONFIG = {  # an optimizer's own names of what TrainConfig has
-    "lr": "learning_rate",
-    "weight_decay": "weight_decay",
-    "betas": "adam_beta1 and adam_beta2",
-    "eps": "adam_epsilon",
-}
+OF_TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}  # name -> class without betas
+_OF_CONFIG = {"lr": "learning_rate", "weight_decay": "weight_decay"}  # argument of an optimizer -> field of TrainConfig
 
 
 def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -45,7 +39,8 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
     if make is None:
         raise ConfigError(f"train.optim {config.optim!r} is none of {', '.join(_MAKERS)}")
     groups = groups_of(model, config)
-    _check_args(config)
+    if clashing := sorted(_OF_CONFIG.keys() & config.optim_args.keys()):
+        raise ConfigError(f"train.optim_args has {clashing[0]}: set train.{_OF_CONFIG[clashing[0]]}")
     try:
         made = make(groups, config, model)
     except LmmsStreamError:
@@ -61,20 +56,6 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
                 f"of {', '.join(made.defaults)}"
             )
     return made
-
-
-def _check_args(config: TrainConfig) -> None:
-    """ConfigError for arguments that are settings, and for settings that the optimizer does not have."""
-    is_adam = config.optim not in _OF_TORCH
-    settings = {name: setting for name, setting in _OF_CONFIG.items() if is_adam or not setting.startswith("adam_")}
-    if clashing := sorted(settings.keys() & config.optim_args.keys()):
-        raise ConfigError(f"train.optim_args has {clashing[0]}: set train.{settings[clashing[0]]}")
-    for each in fields(config):
-        if each.name.startswith("adam_") and not is_adam and getattr(config, each.name) != each.default:
-            raise ConfigError(
-                f"train.{each.name} is a setting of AdamW, and train.optim is {config.optim}: leave it out; what "
-                f"{config.optim} takes is set in optim_args"
-            )
 
 
 def groups_of(model: torch.nn.Module, config: TrainConfig) -> Groups:
@@ -133,24 +114,22 @@ def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]
     return found
 
 
-def _adam_settings(config: TrainConfig) -> dict[str, Any]:
-    return {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
+def _arguments(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of an optimizer; betas as the tuple that torch keeps in its state."""
+    arguments = {"lr": config.learning_rate, **config.optim_args}
+    return arguments | ({"betas": tuple(arguments["betas"])} if "betas" in arguments else {})
 
 
 def _adamw(groups: Groups, config: TrainConfig, model: torch.nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
     options: dict[str, Any] = {"fused": True} if fused else {}
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate, **{**options, **_adam_settings(config), **config.optim_args}
-    )
+    return torch.optim.AdamW(groups, **options | _arguments(config))
 
 
 def _adamw_8bit(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """torchao's: that of bitsandbytes takes no parameters that are sharded."""
     if find_spec("torchao") is None:
         raise ConfigError(f"train.optim {config.optim} needs torchao: pip install torchao, or set it to adamw")
-    made: torch.optim.Optimizer = import_module("torchao.optim").AdamW8bit(
-        groups, lr=config.learning_rate, **{**_adam_settings(config), **config.optim_args}
-    )
+    made: torch.optim.Optimizer = import_module("torchao.optim").AdamW8bit(groups, **_arguments(config))
     return made
 
 
@@ -163,14 +142,14 @@ def _muon(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.
         for is_inner in (True, False)
     ]
     found = [group for group in split if group["params"]]
-    return Muon(found, lr=config.learning_rate, **{**_adam_settings(config), **config.optim_args})
+    return Muon(found, **_arguments(config))
 
 
 def _torch(name: str) -> Maker:
     """One of torch.optim, which takes a learning rate and what optim_args say."""
 
     def make(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = getattr(torch.optim, name)(groups, lr=config.learning_rate, **config.optim_args)
+        made: torch.optim.Optimizer = getattr(torch.optim, name)(groups, **_arguments(config))
         return made
 
     return make
@@ -184,7 +163,7 @@ _MAKERS: dict[str, Maker] = {
     "adamw_bnb_8bit": _adamw_8bit,
     "adamw_torch_8bit": _adamw_8bit,
     "muon": _muon,
-    **{name: _torch(class_name) for name, class_name in _OF_TORCH.items()},
+    **{name: _torch(class_name) for name, class_name in OF_TORCH.items()},
 }
 
 

@@ -16,6 +16,7 @@ from .settings import TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 _NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # our names -> transformers'
+_DECAY_RATIO = 0.1  # share of a run in which wsd goes down
 _WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 
 
@@ -117,7 +118,7 @@ def _check_lengths(config: TrainConfig, length: int, *, warmup: int, details: di
     elif decay and warmup < length < warmup + decay and "num_stable_steps" not in details:
         raise ConfigError(
             f"train warms up for {warmup} {unit} and goes down over the last {decay}, and the run has {length}: the "
-            "learning rate would fall at once where both meet: lower warmup or decay_ratio"
+            "learning rate would fall at once where both meet: lower warmup or lr_scheduler_kwargs.decay_ratio"
         )
     if warmup and warmup >= length:
         logger.warning(
@@ -148,19 +149,21 @@ def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
         known = ", ".join(dict.fromkeys([*_NAMES, *(each.value for each in SchedulerType)]))
         raise ConfigError(f"train.lr_scheduler_type {kind!r} is none of {known}")
     details: dict[str, Any] = {}
+    given = dict(config.lr_scheduler_kwargs)
     if name == "warmup_stable_decay":
-        details["num_decay_steps"] = round(config.decay_ratio * length)
-    if config.min_learning_rate:
-        if kind not in _WITH_MINIMUM:
+        details["num_decay_steps"] = round(given.pop("decay_ratio", _DECAY_RATIO) * length)
+    if kind not in _WITH_MINIMUM:
+        if given.get("min_lr") and not name.endswith("_with_min_lr"):
             raise ConfigError(
-                f"train.min_learning_rate is of {', '.join(_WITH_MINIMUM[:3])}, and lr_scheduler_type is {kind}: set "
-                "it to 0, or choose one of them"
+                f"train.lr_scheduler_kwargs.min_lr is of {', '.join(_WITH_MINIMUM[:3])}, and lr_scheduler_type is "
+                f"{kind}: leave it out, or choose one of them"
             )
-        share = config.min_learning_rate / config.learning_rate
+    elif lowest := given.pop("min_lr", 0):
+        share = lowest / config.learning_rate
         if kind == "cosine":
             name, details = "cosine_with_min_lr", {"min_lr_rate": share}
         elif kind == "linear":
-            name, details = "polynomial", {"lr_end": config.min_learning_rate, "power": 1.0}
+            name, details = "polynomial", {"lr_end": lowest, "power": 1.0}
         else:
             details["min_lr_ratio"] = share
-    return name, {**details, **config.lr_scheduler_kwargs}
+    return name, {**details, **given}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
 from ...checks import check_fields, local_path
@@ -24,10 +26,11 @@ _AT_LEAST_1 = (
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup", "max_skipped_steps", "z_loss", "seed",
-    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "max_grad_norm",
+    "learning_rate", "weight_decay", "eval_delay", "max_grad_norm",
 )  # fmt: skip
 _LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
 _ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
+BETAS = (0.9, 0.999)  # of AdamW, if optim_args has none
 
 
 def _check_limits(
@@ -159,7 +162,39 @@ def _replication(settings: Settings, ranks: int | None) -> None:
         )
 
 
+def _beta(index: int) -> Callable[[Settings, Any], None]:
+    """Move one of AdamW's two betas into optim_args."""
+
+    def move(settings: Settings, beta: Any) -> None:
+        beta, arguments = _number(beta), dict(settings.get("optim_args") or {})
+        if beta == BETAS[index]:
+            return
+        betas = [*arguments.get("betas", BETAS)]
+        if betas[index] not in (BETAS[index], beta):
+            raise ConfigError(f"optim_args.betas is {betas}, and an old key of it {beta!r}: leave the old key out")
+        betas[index] = beta
+        settings["optim_args"] = arguments | {"betas": betas}
+
+    return move
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> Any:
+    """The number in a text, which old keys take; another value as it is."""
+    with suppress(ValueError):
+        return float(value) if isinstance(value, str) else value
+    return value
+
+
 OLD_KEYS = {
+    "adam_beta1": OldKey("optim_args.betas, a list of both", _beta(0)),
+    "adam_beta2": OldKey("optim_args.betas, a list of both", _beta(1)),
+    "adam_epsilon": moved("optim_args.eps", _number, default=1e-8),
+    "decay_ratio": moved("lr_scheduler_kwargs.decay_ratio", _number, default=0.1),
+    "min_learning_rate": moved("lr_scheduler_kwargs.min_lr", _number, default=0),
     "warmup_steps": OldKey("warmup", _warmup_steps),
     "warmup_tokens": OldKey("warmup", _warmup_tokens),
     "warmup_ratio": OldKey("warmup, below 1", _warmup_ratio),
@@ -222,15 +257,11 @@ class TrainConfig:
 
     # Its optimizer
     optim: str = "adamw"  # AdamW fused, or another name of optimizers.py; many are those of transformers' `optim`
-    optim_args: dict[str, Any] = field(
-        default_factory=dict
-    )  # other arguments of the optimizer, by torch's names, such as momentum of sgd
+    # other arguments of the optimizer, by torch's names: betas and eps of AdamW, momentum of sgd
+    optim_args: dict[str, Any] = field(default_factory=dict)
     learning_rate: float = 2e-5  # the highest, after the warm-up
     weight_decay: float = 0.0  # of matrices alone
     decay_all: bool = False  # vectors (biases, norms) decay too
-    adam_beta1: float = 0.9  # of AdamW's mean of gradients
-    adam_beta2: float = 0.999  # of its mean of their squares
-    adam_epsilon: float = 1e-8  # added to the root of it
     # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay, …
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
@@ -244,11 +275,11 @@ class TrainConfig:
     # "cosine", "linear", "constant", "wsd" (warm up, stay, and go down over the last decay_ratio), or another name of
     # transformers' SchedulerType
     lr_scheduler_type: str = "cosine"
-    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)  # what else it takes, as num_cycles
+    # its other arguments, such as num_cycles; min_lr: the lowest learning rate of "cosine", "linear" and "wsd", at the
+    # end (groups keep its share of learning_rate); decay_ratio: share of the run in which "wsd" goes down (0.1)
+    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
     # the learning rate rises from 0 over so many steps, tokens in a run with max_tokens; below 1: a share of the run
     warmup: float = 0
-    decay_ratio: float = 0.1  # of the whole run, with "wsd"
-    min_learning_rate: float = 0.0  # where "cosine", "linear" and "wsd" end; groups keep its share of learning_rate
 
     # The model on the ranks
     tensor_parallel: int = 1  # consecutive ranks, best of one node, that have parts of each matrix, and read one pack
@@ -322,12 +353,10 @@ class TrainConfig:
             if not 0 <= first < stop:
                 raise ConfigError(f"train.skip_steps must be ranges [first, stop), got [{first}, {stop}]")
         _check_limits(self, "train.", at_least_1=_AT_LEAST_1, at_least_0=_AT_LEAST_0, above_0=_ABOVE_0)
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"train.ema_decay must be above 0 and below 1, got {self.ema_decay}: 0.999 is usual")
         self._check_degrees()
+        self._check_optimizer()
         self._check_groups()
         self._check_schedule()
         self._check_best()
@@ -365,10 +394,20 @@ class TrainConfig:
             if getattr(self, name) == "no":
                 raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")
 
+    def _check_optimizer(self) -> None:
+        betas, epsilon = self.optim_args.get("betas", BETAS), self.optim_args.get("eps", 0)
+        if not isinstance(betas, list | tuple) or len(betas) != len(BETAS) or not all(map(_is_number, betas)):
+            raise ConfigError(f"train.optim_args.betas must be two numbers, such as [0.9, 0.95], got {betas!r}")
+        for beta in betas:
+            if not 0 <= beta < 1:
+                raise ConfigError(f"train.optim_args.betas must be at least 0 and below 1, got {beta}")
+        if not (_is_number(epsilon) and epsilon >= 0):
+            raise ConfigError(f"train.optim_args.eps must be a number, 0 or more, got {epsilon!r}")
+
     def _check_groups(self) -> None:
         for pattern, values in self.groups.items():
             for name in {"lr", "weight_decay"} & values.keys():
-                if not (isinstance(values[name], int | float) and values[name] >= 0):
+                if not (_is_number(values[name]) and values[name] >= 0):
                     raise ConfigError(
                         f"train.groups {pattern!r} {name} must be a number, 0 or more, got {values[name]!r}"
                     )
@@ -381,15 +420,19 @@ class TrainConfig:
                 f"train.warmup counts tokens in a run with max_tokens, and {self.warmup:,.0f} of {self.max_tokens:,} "
                 "is next to none: name more tokens, or a share of the run, such as 0.01"
             )
-        if not 0 <= self.decay_ratio <= 1:
-            raise ConfigError(f"train.decay_ratio must be a share of the run, 0 to 1, got {self.decay_ratio}")
-        if self.decay_ratio != 0.1 and self.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
+        ratio, lowest = (self.lr_scheduler_kwargs.get(name) for name in ("decay_ratio", "min_lr"))
+        if ratio is not None and not (_is_number(ratio) and 0 <= ratio <= 1):
             raise ConfigError(
-                f"train.decay_ratio is of wsd, and lr_scheduler_type is {self.lr_scheduler_type}: leave it out, or "
-                "choose wsd"
+                f"train.lr_scheduler_kwargs.decay_ratio must be a share of the run, 0 to 1, got {ratio!r}"
             )
-        if self.min_learning_rate > self.learning_rate:
+        if ratio is not None and self.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
             raise ConfigError(
-                f"train.min_learning_rate {self.min_learning_rate:g} is above learning_rate {self.learning_rate:g}: "
-                "lower it"
+                f"train.lr_scheduler_kwargs.decay_ratio is of wsd, and lr_scheduler_type is {self.lr_scheduler_type}: "
+                "leave it out, or choose wsd"
+            )
+        if lowest is not None and not (_is_number(lowest) and lowest >= 0):
+            raise ConfigError(f"train.lr_scheduler_kwargs.min_lr must be a number, 0 or more, got {lowest!r}")
+        if lowest is not None and lowest > self.learning_rate:
+            raise ConfigError(
+                f"train.lr_scheduler_kwargs.min_lr {lowest:g} is above learning_rate {self.learning_rate:g}: lower it"
             )

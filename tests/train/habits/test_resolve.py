@@ -281,6 +281,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a template": ({"chat_template_path": "/nowhere"}, "neither a file .* nor a tokenizer's folder or name"),
     "checkpointing": ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "without reentrant autograd: leave"),
     "epochs": ({"num_train_epochs": 0}, "args.num_train_epochs must be above 0, or max_steps, got 0"),
+    "betas of sgd": ({"optim": "sgd", "adam_beta1": 0.5}, "adam_epsilon are of AdamW, and args.optim is sgd: leave"),
+    "eps twice": ({"optim_args": "eps=0.1"}, "args.optim_args has eps: set args.adam_epsilon"),
     "arguments of an optimizer": ({"optim_args": "momentum"}, "has 'momentum' without a value: write name=value"),
     "truncation": ({"truncation_mode": "middle"}, "must be keep_start or keep_end, got 'middle'"),
 }

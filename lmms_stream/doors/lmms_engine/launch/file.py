@@ -13,7 +13,7 @@ from ....errors import ConfigError
 from ....mds.dataset_config import check_names
 from ....train.model.attention import SDPA_VARLEN
 from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
-from ....train.run.settings import FsdpConfig, ProfileConfig, TrainConfig
+from ....train.run.settings import FsdpConfig, ProfileConfig
 from ....types import World
 from ....versions.transformers import as_installed
 from ...huggingface.table import row_of
@@ -458,11 +458,11 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     if said.get("lr_scheduler_type") == "wsd":
         arguments["lr_scheduler_type"] = "constant_with_warmup"
         values["lr_scheduler_type"] = "wsd"
-        known = {field.name for field in dataclasses.fields(TrainConfig)}
         details = dict(arguments.pop("lr_scheduler_kwargs", None) or {})
-        check_names(details, [name for name in known if name in ("decay_ratio", "min_learning_rate")],
-                    f"{source}: lr_scheduler_kwargs of wsd")  # fmt: skip
-        values |= details
+        check_names(details, ("decay_ratio", "min_lr", "min_learning_rate"), f"{source}: lr_scheduler_kwargs of wsd")
+        if "min_learning_rate" in details:
+            details["min_lr"] = details.pop("min_learning_rate")
+        values |= {"lr_scheduler_kwargs": details} if details else {}
     return arguments, values
 
 
