@@ -176,7 +176,7 @@ def train(corpus: Corpus, kind: str, seed: int, tokens: int) -> Run:
         learning_rate=LEARNING_RATE,
         warmup=0.05,
         eval_steps=max(1, tokens // (PACKS_A_STEP * PACKING_LENGTH) // EVALUATIONS),
-        save_strategy="no",
+        save_steps="no",
         num_workers=0,
         seed=seed,
     )

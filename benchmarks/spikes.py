@@ -62,7 +62,7 @@ def train(data: dict[str, Any], output: Path, tokens: int) -> list[tuple[float, 
     torch.set_num_threads(1)
     config = TrainConfig(
         output_dir=str(output), global_batch=GLOBAL_BATCH, per_device_batch=GLOBAL_BATCH, max_tokens=tokens,
-        learning_rate=convergence.LEARNING_RATE, warmup=0.05, save_strategy="no", num_workers=0,
+        learning_rate=convergence.LEARNING_RATE, warmup=0.05, save_steps="no", num_workers=0,
         log_sample_ids=True,
     )  # fmt: skip
     with contextlib.redirect_stderr(io.StringIO()):

@@ -102,6 +102,8 @@ def _refuse_truth_value(hint: Any, value: Any, *, path: str, source: str) -> Non
     """ConfigError for a truth value (true, yes, on) in place of a number, which pydantic takes for 1 or 0."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = {*typing.get_args(hint)} if is_union else {hint}
+    if any(each is value for kind in kinds for each in typing.get_args(kind)):  # of a Literal
+        return
     if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
         raise ConfigError(f"{source}: {path} must be a number, got {value}")
 

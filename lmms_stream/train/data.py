@@ -186,14 +186,14 @@ class RunData:
 
     def _check_strategies(self) -> None:
         config = self.config
-        for name in ("save", "eval", "logging"):
-            if getattr(config, f"{name}_strategy") == "epoch" and not self.has_epochs:
+        for name in ("save_steps", "eval_steps", "logging_steps"):
+            if getattr(config, name) == "epoch" and not self.has_epochs:
                 raise ConfigError(
-                    f"train.{name}_strategy is epoch, and packs of lanes, or of train.weights, have no epochs that "
-                    f"end: set it to steps, and train.{name}_steps"
+                    f"train.{name} is epoch, and packs of lanes, or of train.weights, have no epochs that end: set it "
+                    "to a number of steps"
                 )
         asked = [f"best.{name}" for name in ("load", "metric") if getattr(config.best, name)]
-        asked += ["save_strategy best"] * (config.save_strategy == "best")
+        asked += ["save_steps best"] * (config.save_steps == "best")
         if asked and not self.evaluations:
             raise ConfigError(f"train.{asked[0]} needs evaluations: give an eval_dataset, or leave it out")
 

@@ -35,7 +35,12 @@ class RunConfig:
             raise ConfigError("a run needs exactly one of dataset and datasets")
         if self.eval_dataset is not None and self._evaluated is not None:
             raise ConfigError("eval_dataset and dataset.eval_dataset_path both say what is evaluated: leave one out")
-        if self.train.eval_steps and self.eval_dataset is None and self._evaluated is None:
+        if (
+            isinstance(self.train.eval_steps, int)
+            and self.train.eval_steps
+            and self.eval_dataset is None
+            and self._evaluated is None
+        ):
             raise ConfigError("train.eval_steps needs an eval_dataset: name one, or set eval_steps to 0")
 
     def build_task(self) -> Task | None:

@@ -97,7 +97,7 @@ def stop_early(config: Path, folder: Path, rank: int, killed_at: int) -> dict[st
 def stop_by_one(config: Path, folder: Path, rank: int) -> dict[str, Any]:
     """The callback is given to rank 1 alone."""
     callbacks = [OfOneRank(rank, saves_at=2, stops_at=3)] if rank == 1 else None
-    settings = ["train.save_steps=0", "train.eval_strategy=no", "train.best.load=false"]
+    settings = ["train.save_steps=0", "train.eval_steps=no", "train.best.load=false"]
     trainer = trainer_of(config, f"train.output_dir={folder / 'one'}", *settings, callbacks=callbacks)
     return {"step": trainer.train().global_step}
 

@@ -78,7 +78,7 @@ def test_a_resume_from_a_store_downloads_to_each_rank_the_files_with_its_part_al
     assert min(tensors.values()) > 100_000
     for nproc, num_downloads in ((4, 2), (1, 1), (2, 1)):
         proxy.set_rules()  # counts anew
-        train(config, tmp_path / "out", *saved, "train.max_steps=3", "train.save_strategy=no", nproc=nproc)
+        train(config, tmp_path / "out", *saved, "train.max_steps=3", "train.save_steps=no", nproc=nproc)
         traffic = proxy.traffic()
         downloaded = {name: traffic.num_bytes("GET", f"step-00000002/{name}") for name in tensors}
         assert downloaded == {name: num_downloads * size for name, size in tensors.items()}

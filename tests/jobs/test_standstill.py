@@ -22,7 +22,7 @@ LIMIT_S = 120
 def stand_still(tmp_path: Path, how: str, *overrides: str) -> tuple[str, dict[str, str]]:
     """What is said: a line of rank 0 with the error, others behind it; and the files of stacks by their names."""
     write_tokens(tmp_path / "data", num_samples=300)
-    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=10, save_strategy="no", timeout_s=TIMEOUT_S)
+    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=10, save_steps="no", timeout_s=TIMEOUT_S)
     output = f"train.output_dir={tmp_path / 'out'}"
     done = run_job(2, JOB, how, str(config), output, *overrides, timeout_s=LIMIT_S)
     assert done.returncode == 1, done.stderr
@@ -87,7 +87,7 @@ def test_a_last_save_that_does_not_end_leaves_the_stacks_of_what_writes_it(
     tmp_path: Path, s3_folder: str, proxy: FaultProxy
 ) -> None:
     proxy.set_rules(Rule(path=r"__1_\d+\.distcp", method="PUT", hang=True))
-    last_save = ("train.max_steps=1", f"train.checkpoint_dir={s3_folder}", "train.save_strategy=steps")
+    last_save = ("train.max_steps=1", f"train.checkpoint_dir={s3_folder}", "train.save_steps=0")
     said, stacks = stand_still(tmp_path, "disk", *last_save)
     assert "rank 0 has not moved for 1" in said
     assert " s, waiting for the last checkpoint: all ranks wait alike" in said

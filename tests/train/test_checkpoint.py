@@ -438,8 +438,8 @@ def test_the_clock_of_rank_0_alone_tells_when_a_checkpoint_is_due() -> None:
     assert not SaveClock(None, rank=0).is_due
     with pytest.raises(ConfigError, match=r"train\.save_minutes must be above 0, got 0"):
         TrainConfig(output_dir="out", global_batch=1, max_steps=1, save_minutes=0)
-    with pytest.raises(ConfigError, match=r"save_minutes is 5, and train\.save_strategy no saves nothing: set it to"):
-        TrainConfig(output_dir="out", global_batch=1, max_steps=1, save_minutes=5, save_strategy="no")
+    with pytest.raises(ConfigError, match=r"save_minutes is 5, and train\.save_steps no saves nothing: set it to"):
+        TrainConfig(output_dir="out", global_batch=1, max_steps=1, save_minutes=5, save_steps="no")
 
 
 def test_a_setting_that_the_version_of_a_checkpoint_did_not_have_was_its_default() -> None:

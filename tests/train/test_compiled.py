@@ -132,7 +132,7 @@ def test_nothing_is_compiled_again_after_the_first_packs(kind: str, tmp_path: Pa
     else:
         run = write_vision_run(tmp_path)
     settings = {"torch_compile": "true", "max_steps": NUM_PACKS_IN_ALL, "global_batch": 1, "num_workers": 0}
-    settings |= {"log_sample_ids": "true", "save_strategy": '"no"', "output_dir": tmp_path / "out"}
+    settings |= {"log_sample_ids": "true", "save_steps": '"no"', "output_dir": tmp_path / "out"}
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         trainer_of(run, *(f"train.{name}={value}" for name, value in settings.items())).train()
     records = read_log(tmp_path / "out")

@@ -19,7 +19,7 @@ from ..conftest import write_samples, write_tokens
 from .runs import trainer_of, write_run
 
 BAD_IDS = (11, 42, 77)
-QUICK: dict[str, Any] = {"save_strategy": "no"}
+QUICK: dict[str, Any] = {"save_steps": "no"}
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"decay_ratio": 0.1, "min_learning_rate": 0.0}, {}),
     ({"min_learning_rate": 1e-6}, {"lr_scheduler_kwargs": {"min_lr": 1e-6}}),
+    ({"save_strategy": "best", "save_steps": 5}, {"save_steps": "best"}),
+    ({"eval_strategy": "epoch"}, {"eval_steps": "epoch"}),
+    ({"save_strategy": False, "logging_strategy": "no"}, {"save_steps": "no", "logging_steps": "no"}),
+    (
+        {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "no", "eval_steps": 5},
+        {"save_steps": 5, "eval_steps": "no"},
+    ),
     ({"on_bad_sample": "quarantine"}, {"bad_samples": {"action": "quarantine"}}),
     ({"max_bad_samples": 3}, {"bad_samples": {"max": 3}}),
     ({"sample_timeout_s": 2.5}, {"bad_samples": {"timeout_s": 2.5}}),
@@ -127,6 +134,25 @@ def test_an_old_key_beside_its_new_one_is_an_error() -> None:
     build_config(TrainConfig, NEEDED | {"alert_spike": 3.0, "alerts": {"window": 4}}, source="run.yaml")
 
 
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_a_strategy_beside_another_one_in_steps_is_an_error() -> None:
+    both = NEEDED | {"save_strategy": "steps", "save_steps": "epoch"}
+    with pytest.raises(
+        ConfigError, match=r"save_steps is 'epoch', and an old key of it 'steps': leave the old key out"
+    ):
+        build_config(TrainConfig, both, source="run.yaml")
+
+
+def test_a_bare_no_of_yaml_is_no() -> None:
+    said: dict[str, Any] = {"save_steps": False, "eval_steps": False, "logging_steps": False}
+    made = build_config(TrainConfig, NEEDED | said, source="run.yaml")
+    assert (made.save_steps, made.eval_steps, made.logging_steps) == ("no", "no", "no")
+    assert made == TrainConfig(**NEEDED | said)
+    assert build_config(TrainConfig, NEEDED | {"save_steps": 0}, source="run.yaml").save_steps == 0
+    with pytest.raises(ConfigError, match=r"save_steps must be a number, got True"):
+        build_config(TrainConfig, NEEDED | {"save_steps": True}, source="run.yaml")
+
+
 def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones() -> None:
     now = json.loads(json.dumps(dataclasses.asdict(TrainConfig(**NEEDED))))
     saved = {name: value for name, value in now.items() if name not in ("alerts", "best", "bad_samples", "fsdp")}
@@ -137,6 +163,7 @@ def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones()
         "decay_ratio": 0.1,
         "min_learning_rate": 0.0,
     }
+    saved |= {"save_strategy": "steps", "eval_strategy": "steps", "logging_strategy": "steps"}
     saved |= {"alert_spike": 6.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
     found = other_differences({"train": saved, "versions": {}}, {"train": now, "versions": {}})
     assert found == ["train.alerts.window was 50, is 100"]

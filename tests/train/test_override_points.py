@@ -98,7 +98,7 @@ class Changed(FSDP2SFTTrainer):
 
 
 def test_each_override_point_is_what_the_trainer_itself_uses(config: Path, tmp_path: Path) -> None:
-    overrides = [f"train.output_dir={tmp_path}", "train.eval_on_start=true", "train.eval_strategy=no"]
+    overrides = [f"train.output_dir={tmp_path}", "train.eval_on_start=true", "train.eval_steps=no"]
     trainer = Changed(**parts_of(config, *overrides))
     assert "model" not in vars(trainer)  # the constructor builds nothing
     output = trainer.train()
@@ -124,7 +124,7 @@ def test_an_optimizer_and_a_scheduler_that_are_given_are_sharded_with_the_model_
     """The scheduler's rate follows from the one before: it is stepped to where the run goes on."""
 
     def run(name: str, *overrides: str) -> FSDP2SFTTrainer:
-        given = parts_of(config, f"train.output_dir={tmp_path / name}", "train.eval_strategy=no", *overrides)
+        given = parts_of(config, f"train.output_dir={tmp_path / name}", "train.eval_steps=no", *overrides)
         model = given.pop("model").build()
         optimizer = torch.optim.Adam(
             [{"params": [*model.parameters()][:3]}, {"params": [*model.parameters()][3:]}], 1e-3
@@ -349,7 +349,7 @@ def test_optimizers_that_do_not_fit_are_named(config: Path, given: dict[str, Any
 
 def test_where_a_run_resumes_can_be_said_as_in_transformers(config: Path, tmp_path: Path) -> None:
     out = f"train.output_dir={tmp_path}"
-    quiet = ["train.eval_strategy=no", "train.save_steps=1"]
+    quiet = ["train.eval_steps=no", "train.save_steps=1"]
     with pytest.raises(CheckpointError, match="has no checkpoint to resume from: call train"):
         trainer_of(config, out, *quiet).train(resume_from_checkpoint=True)
     trainer_of(config, out, *quiet, "train.max_steps=2").train()
@@ -361,7 +361,7 @@ def test_where_a_run_resumes_can_be_said_as_in_transformers(config: Path, tmp_pa
 
 
 def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Path, tmp_path: Path) -> None:
-    epochs = [f"train.{name}_strategy=epoch" for name in ("save", "eval", "logging")]
+    epochs = [f"train.{name}_steps=epoch" for name in ("save", "eval", "logging")]
     trainer = trainer_of(
         config, f"train.output_dir={tmp_path / 'epochs'}", *epochs, "train.max_steps=null", "train.num_train_epochs=2",
         "train.logging_first_step=true",
@@ -374,7 +374,7 @@ def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Pa
     ]  # fmt: skip
     saved = sorted(path.name for path in (tmp_path / "epochs" / "checkpoints").iterdir())
     assert saved == [f"step-{half:08d}", f"step-{end:08d}"]
-    none = [f"train.{name}_strategy=no" for name in ("save", "eval", "logging")]
+    none = [f"train.{name}_steps=no" for name in ("save", "eval", "logging")]
     trainer = trainer_of(config, f"train.output_dir={tmp_path / 'none'}", *none)
     assert trainer.train().global_step == 3
     assert read_log(tmp_path / "none") == []
@@ -385,17 +385,17 @@ def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Pa
     ("overrides", "message"),
     [
         (
-            ["train.best.load=true", "train.eval_strategy=no"],
+            ["train.best.load=true", "train.eval_steps=no"],
             "train.best.load needs checkpoi",
         ),
         (
-            ["train.save_strategy=best", "eval_dataset=null"],
-            "train.save_strategy best needs evaluations: give an eval_",
+            ["train.save_steps=best", "eval_dataset=null"],
+            "train.save_steps best needs evaluations: give an eval_",
         ),
-        (["train.export=true", "train.save_strategy=no"], "train.export is made of a checkpoint, and train.save_"),
+        (["train.export=true", "train.save_steps=no"], "train.export is made of a checkpoint, and train.save_"),
         (
-            ["train.save_strategy=epoch", "dataset.packing_mode=lanes"],
-            "train.save_strategy is epoch, and packs of lanes",
+            ["train.save_steps=epoch", "dataset.packing_mode=lanes"],
+            "train.save_steps is epoch, and packs of lanes",
         ),
     ],
 )
@@ -410,7 +410,7 @@ def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluat
 ) -> None:
     trainer = trainer_of(
         config, f"train.output_dir={tmp_path}", "train.save_steps=1", "train.save_total_limit=1",
-        "train.eval_strategy=epoch", "train.best.load=true", "train.best.mode=max",
+        "train.eval_steps=epoch", "train.best.load=true", "train.best.mode=max",
         "train.max_steps=null", "train.num_train_epochs=3", "train.lr_scheduler_type=constant",
     )  # fmt: skip
     trainer.train()

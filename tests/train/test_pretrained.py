@@ -158,7 +158,7 @@ def test_a_pretrained_model_that_cannot_be_read_so_is_built_whole(tmp_path: Path
 @pytest.mark.parametrize("kind", ["in half", "tied", "rotary"])
 def test_a_trainer_begins_with_the_weights_of_the_files(kind: str, tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, save_strategy="no")
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, save_steps="no")
     settings = yaml.safe_load(path.read_text())
     folder = saved(tmp_path / "model", **MODELS[kind])
     dtype = MODELS[kind].get("dtype", "float32")

@@ -96,7 +96,7 @@ def test_a_resume_names_its_step_and_a_run_that_has_ended_says_what_makes_it_lon
             assert line.startswith("nothing to do: the checkpoint is of step 5, where the run has ended")
             assert said in line
     caplog.clear()
-    trainer = trainer_of(run, f"train.output_dir={tmp_path}", "train.max_steps=1", "train.save_strategy=no")
+    trainer = trainer_of(run, f"train.output_dir={tmp_path}", "train.max_steps=1", "train.save_steps=no")
     trainer.train()
     assert "nothing to do" not in caplog.text
     assert trainer.train().training_loss == 0

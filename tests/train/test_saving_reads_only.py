@@ -110,8 +110,8 @@ def test_a_run_that_saves_before_its_first_update_learns_as_one_that_does_not(tm
     config = write_run(
         tmp_path / "run.yaml", tmp_path / "data", eval_dataset={"shuffle": False}, max_steps=3, optim=optim
     )
-    best = ("train.eval_on_start=true", "train.save_strategy=best", "train.best.metric=loss",
-            "train.eval_strategy=steps", "train.eval_steps=3")  # fmt: skip
+    best = ("train.eval_on_start=true", "train.save_steps=best", "train.best.metric=loss",
+            "train.eval_steps=3")  # fmt: skip
     weights = {}
     for name, overrides in (("plain", ()), ("saved at 0", best), ("resumed from 0", ())):
         output = tmp_path / name

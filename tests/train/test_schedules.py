@@ -216,6 +216,10 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
         ({"pad_to": 0}, "pad_to must be at least 1, got 0"),
+        ({"save_steps": "always"}, "save_steps must be a number of steps, no or epoch or best, got 'always'"),
+        ({"eval_steps": "best"}, "eval_steps must be a number of steps, no or epoch, got 'best'"),
+        ({"eval_steps": -1}, "eval_steps must be at least 0, got -1"),
+        ({"save_steps": True}, "save_steps must be a whole number, got True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -120,13 +120,13 @@ def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> Trainin
         weight_decay=config.weight_decay,
         max_steps=-1 if config.max_steps is None else config.max_steps,
         num_train_epochs=config.num_train_epochs or 1,
-        logging_strategy=config.logging_strategy or "no",
-        logging_steps=config.logging_steps,
+        logging_strategy=_strategy(config.logging_steps),
+        logging_steps=_number_of(config.logging_steps) or 1,
         logging_first_step=config.logging_first_step,
-        eval_strategy=_strategy(config.eval_strategy, config.eval_steps),
-        eval_steps=config.eval_steps or None,
-        save_strategy=_strategy(config.save_strategy, config.save_steps),
-        save_steps=config.save_steps or 500,
+        eval_strategy=_strategy(config.eval_steps),
+        eval_steps=_number_of(config.eval_steps) or None,
+        save_strategy=_strategy(config.save_steps),
+        save_steps=_number_of(config.save_steps) or 500,
         save_total_limit=config.save_total_limit,
         metric_for_best_model=config.best.metric or ("loss" if config.tracks_best else None),
         greater_is_better=None if config.best.mode is None else config.best.mode == "max",
@@ -137,9 +137,13 @@ def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> Trainin
     )
 
 
-def _strategy(strategy: str | bool, steps: int) -> str:
+def _strategy(steps: int | str) -> str:
     """A strategy as transformers has it, which knows of no steps that are due at the end alone."""
-    return str(strategy) if strategy and (strategy != "steps" or steps) else "no"
+    return steps if isinstance(steps, str) else "steps" if steps else "no"
+
+
+def _number_of(steps: int | str) -> int:
+    return steps if isinstance(steps, int) else 0
 
 
 def unwritten_reports(arguments: TrainingArguments) -> list[str]:
@@ -219,16 +223,15 @@ def _number(text: str) -> Any:
 def _times(arguments: TrainingArguments, num_steps: Callable[[], int]) -> dict[str, Any]:
     """When records, evaluations and checkpoints are due; what is below 1 is a share of the run."""
 
-    def every(strategy: str, steps: float | None) -> int:
+    def every(strategy: str, steps: float | None) -> int | str:
         if strategy != "steps" or not steps:
-            return 0
+            return 0 if strategy == "steps" else strategy
         return max(1, math.ceil(num_steps() * steps)) if steps < 1 else int(steps)
 
-    values: dict[str, Any] = {}
-    for name in ("logging", "eval", "save"):
-        strategy = _value(getattr(arguments, f"{name}_strategy"))
-        values[f"{name}_strategy"] = strategy
-        values[f"{name}_steps"] = every(strategy, getattr(arguments, f"{name}_steps"))
+    values = {
+        f"{name}_steps": every(_value(getattr(arguments, f"{name}_strategy")), getattr(arguments, f"{name}_steps"))
+        for name in ("logging", "eval", "save")
+    }
     return {**values, "logging_steps": values["logging_steps"] or 1}
 
 

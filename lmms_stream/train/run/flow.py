@@ -33,11 +33,11 @@ class Flags:
 
 
 class Flow:
-    """Sets in a control what is due by the strategies of a run. evaluates: it has an eval_dataset."""
+    """Sets in a control what is due by the settings of a run. evaluates: it has an eval_dataset."""
 
     def __init__(self, config: TrainConfig, *, evaluates: bool):
         self._config = config
-        self._evaluates = evaluates and config.eval_strategy != "no"
+        self._evaluates = evaluates and config.eval_steps != "no"
 
     def begin_step(self, control: Control) -> None:
         control.should_log = control.should_evaluate = control.should_save = False
@@ -48,13 +48,13 @@ class Flow:
         is_time_to_save: a checkpoint is due by time.
         """
         config = self._config
-        if config.logging_strategy == "steps":
+        if isinstance(config.logging_steps, int):
             control.should_log = is_finished or is_due(step, config.logging_steps)
         control.should_log |= config.log_sample_ids or (config.logging_first_step and step == 1)
-        if self._evaluates and config.eval_strategy == "steps":
+        if self._evaluates and isinstance(config.eval_steps, int):
             is_time = is_due(step, config.eval_steps) and step >= config.eval_delay
             control.should_evaluate = is_finished or is_time
-        if config.save_strategy == "steps":
+        if isinstance(config.save_steps, int):
             control.should_save = is_finished or is_due(step, config.save_steps)
         control.should_save |= is_time_to_save
         if is_finished:
@@ -63,30 +63,30 @@ class Flow:
     def end_epoch(self, control: Control, *, epoch: float) -> None:
         """epoch: how many are behind, with the share of the last. It comes at the end of the run, too."""
         config = self._config
-        control.should_log = config.logging_strategy == "epoch"
+        control.should_log = config.logging_steps == "epoch"
         is_time = epoch >= config.eval_delay or control.should_training_stop
-        control.should_evaluate = self._evaluates and config.eval_strategy == "epoch" and is_time
-        control.should_save = config.save_strategy == "epoch"
+        control.should_evaluate = self._evaluates and config.eval_steps == "epoch" and is_time
+        control.should_save = config.save_steps == "epoch"
 
     def stop_by_signal(self, control: Control) -> None:
-        """The run ends at once, with a checkpoint whatever its strategies are."""
+        """The run ends at once, with a checkpoint whatever its settings are."""
         control.should_training_stop = control.should_save = True
-        control.should_log |= self._config.logging_strategy != "no"
+        control.should_log |= self._config.logging_steps != "no"
         control.should_evaluate = False
 
     def new_best(self, control: Control) -> None:
         """An evaluation was the best so far: it is saved where it is asked for later."""
-        if self._config.save_strategy == "best" or self._config.best.load:
+        if self._config.save_steps == "best" or self._config.best.load:
             control.should_save = True
 
     @property
     def saves_the_end(self) -> bool:
         """Whether a run that a callback ended leaves a checkpoint of its last step."""
-        return self._config.save_strategy in ("steps", "epoch")
+        return self._config.save_steps not in ("no", "best")
 
     @property
     def logs_the_end(self) -> bool:
-        return self._config.logging_strategy != "no"
+        return self._config.logging_steps != "no"
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
-from ...checks import check_fields, local_path
+from ...checks import check_fields, local_path, whole_number
 from ...config import OldKey, Settings, moved, old_keys, put
 from ...errors import ConfigError
 from ...loader.drop_list import DropList
@@ -18,14 +18,15 @@ from ...mds.core import HasCore, OpensLoader, PackedDataset
 Packed = PackedDataset | HasCore | OpensLoader
 Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
-Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a run
+# When something is done: each so many steps, at the end of each epoch, or never (False: a bare no of YAML).
+When = int | Literal["no", "epoch", False]
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "tensor_parallel", "sequence_parallel", "expert_parallel",
     "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
-    "save_total_limit", "logging_steps", "pad_to",
+    "save_total_limit", "pad_to",
 )  # fmt: skip
 _AT_LEAST_0 = (
-    "save_steps", "eval_steps", "num_workers", "warmup", "max_skipped_steps", "z_loss", "seed",
+    "num_workers", "warmup", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "weight_decay", "eval_delay", "max_grad_norm",
 )  # fmt: skip
 _LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
@@ -178,6 +179,19 @@ def _beta(index: int) -> Callable[[Settings, Any], None]:
     return move
 
 
+def _strategy(key: str) -> OldKey:
+    """A strategy of transformers, beside a number of steps that "steps" alone reads."""
+
+    def move(settings: Settings, strategy: Any) -> None:
+        strategy, found = "no" if strategy is False else strategy, settings.get(key)
+        if isinstance(found, str) and found != strategy:
+            raise ConfigError(f"{key} is {found!r}, and an old key of it {strategy!r}: leave the old key out")
+        if strategy != "steps":
+            settings[key] = strategy
+
+    return OldKey(f"{key}: no, epoch or a number of steps", move)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -190,6 +204,7 @@ def _number(value: Any) -> Any:
 
 
 OLD_KEYS = {
+    **{f"{name}_strategy": _strategy(f"{name}_steps") for name in ("save", "eval", "logging")},
     "adam_beta1": OldKey("optim_args.betas, a list of both", _beta(0)),
     "adam_beta2": OldKey("optim_args.betas, a list of both", _beta(1)),
     "adam_epsilon": moved("optim_args.eps", _number, default=1e-8),
@@ -297,8 +312,9 @@ class TrainConfig:
     seed: int = 0  # of what a model draws, as for dropout
 
     # What it saves
-    save_strategy: Literal["no", "steps", "epoch", "best", False] = "steps"  # "no": none, unless a signal stops the run
-    save_steps: int = 0  # steps between checkpoints, 0 for one at the end only
+    # steps between checkpoints, 0 for one at the end only; "epoch": at the end of each epoch; "best": after each
+    # evaluation that is the best so far; "no": none, unless a signal stops the run
+    save_steps: When | Literal["best"] = 0
     save_minutes: float | None = None  # also when so many minutes have passed since the last, by the clock of rank 0
     save_total_limit: int | None = None  # how many of the latest stay, the best among them where it is loaded
     async_save: bool = True  # written while training goes on
@@ -312,13 +328,14 @@ class TrainConfig:
     export: bool = False
 
     # What it tells
-    eval_strategy: Strategy = "steps"  # "no": none, only as evaluate() is called
-    eval_steps: int = 0  # steps between evaluations, 0 for one at the end only; they need an eval_dataset
+    # steps between evaluations of the eval_dataset, 0 for one at the end only; "epoch": at the end of each epoch; "no":
+    # none, only as evaluate() is called
+    eval_steps: When = 0
     eval_on_start: bool = False  # evaluate before the first step
-    eval_delay: float = 0  # evaluate no sooner than after as many steps, or epochs with eval_strategy epoch
+    eval_delay: float = 0  # evaluate no sooner than after as many steps, or epochs with eval_steps epoch
     best: BestConfig = field(default_factory=BestConfig)  # which evaluation is the best
-    logging_strategy: Strategy = "steps"  # "no": none
-    logging_steps: int = 1  # steps of a record, see Meter
+    # steps of a record, see Meter; "epoch": a record at the end of each epoch; "no": no records
+    logging_steps: When = 1
     logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
     report_to: list[Reporter] = field(default_factory=list)  # where records go besides train_log.jsonl
     log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
@@ -335,14 +352,12 @@ class TrainConfig:
     @property
     def tracks_best(self) -> bool:
         """Whether the best evaluation is asked for."""
-        return self.best.load or self.save_strategy == "best" or self.best.metric is not None
+        return self.best.load or self.save_steps == "best" or self.best.metric is not None
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume"))
         object.__setattr__(self, "output_dir", str(local_path("train.output_dir", self.output_dir)))
-        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
-            if getattr(self, name) is False:  # as YAML reads a bare no
-                object.__setattr__(self, name, "no")
+        self._check_times()
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
         if len(lengths) != 1:
             given = f", got {' and '.join(lengths)}" if lengths else ""
@@ -379,20 +394,36 @@ class TrainConfig:
                 "tokens go to is no part of a graph. Leave one out"
             )
 
+    def _check_times(self) -> None:
+        words: dict[str, tuple[str, ...]] = {
+            "save_steps": ("no", "epoch", "best"), "eval_steps": ("no", "epoch"), "logging_steps": ("no", "epoch"),
+        }  # fmt: skip
+        for name, known in words.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in known:
+                raise ConfigError(f"train.{name} must be a number of steps, {' or '.join(known)}, got {value!r}")
+            if value is False:
+                object.__setattr__(self, name, "no")
+            elif not isinstance(value, str):
+                least = 1 if name == "logging_steps" else 0
+                object.__setattr__(self, name, whole_number(f"train.{name}", value, least=least))
+
     def _check_best(self) -> None:
-        if self.export and self.save_strategy == "no":
-            raise ConfigError("train.export is made of a checkpoint, and train.save_strategy is no: set it to steps")
-        if self.save_minutes is not None and self.save_strategy == "no":
+        if self.export and self.save_steps == "no":
+            raise ConfigError("train.export is made of a checkpoint, and train.save_steps is no: set it to 0 or more")
+        if self.save_minutes is not None and self.save_steps == "no":
             raise ConfigError(
-                f"train.save_minutes is {self.save_minutes:g}, and train.save_strategy no saves nothing: set it to "
-                "steps"
+                f"train.save_minutes is {self.save_minutes:g}, and train.save_steps no saves nothing: set it to 0 or "
+                "more"
             )
-        if not (self.best.load or self.save_strategy == "best"):
+        if not (self.best.load or self.save_steps == "best"):
             return
-        asked = "best.load" if self.best.load else "save_strategy best"
-        for name in ("eval_strategy", "save_strategy"):
+        asked = "best.load" if self.best.load else "save_steps best"
+        for name in ("eval_steps", "save_steps"):
             if getattr(self, name) == "no":
-                raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")
+                raise ConfigError(
+                    f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set it to 0 or more"
+                )
 
     def _check_optimizer(self) -> None:
         betas, epsilon = self.optim_args.get("betas", BETAS), self.optim_args.get("eps", 0)

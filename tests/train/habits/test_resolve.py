@@ -79,7 +79,7 @@ def test_the_evaluated_dataset_may_be_packed_otherwise(model_folder: Path, tmp_p
     made = rows.resolved(model=str(model_folder), args=args, train_dataset=rows.chats(30), eval_dataset=rows.chats(5))
     assert packed(made.eval_dataset).needed_packing.max_samples_per_pack == 1
     assert packed(made.train_dataset).needed_packing.max_samples_per_pack is None
-    assert made.config.eval_strategy == "steps"
+    assert isinstance(made.config.eval_steps, int)
     assert made.config.eval_steps >= 1
 
 

@@ -43,7 +43,7 @@ OTHER: dict[str, Any] = {  # values other than the default, where it does not sa
 # field: (its value, the fields of TrainConfig that it becomes); the rest of the settings are those of `config`
 BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "output_dir": ("elsewhere", {"output_dir": "elsewhere"}),
-    "eval_strategy": ("epoch", {"eval_strategy": "epoch"}),
+    "eval_strategy": ("epoch", {"eval_steps": "epoch"}),
     "per_device_train_batch_size": (3, {"per_device_batch": 3, "global_batch": 12}),
     "gradient_accumulation_steps": (5, {"global_batch": 8 * 5 * 4}),
     "eval_delay": (7, {"eval_delay": 7}),
@@ -59,15 +59,15 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lr_scheduler_kwargs": ({"num_cycles": 2}, {"lr_scheduler_kwargs": {"num_cycles": 2}}),
     "warmup_ratio": (0.25, {"warmup": 0.25}),
     "warmup_steps": (5, {"warmup": 5}),
-    "logging_strategy": ("epoch", {"logging_strategy": "epoch", "logging_steps": 1}),
+    "logging_strategy": ("epoch", {"logging_steps": "epoch"}),
     "logging_first_step": (True, {"logging_first_step": True}),
     "logging_steps": (0.1, {"logging_steps": 3}),
-    "save_strategy": ("no", {"save_strategy": "no", "save_steps": 0}),
+    "save_strategy": ("no", {"save_steps": "no"}),
     "save_steps": (0.5, {"save_steps": 15}),
     "save_total_limit": (2, {"save_total_limit": 2}),
     "seed": (5, {"seed": 5}),
     "bf16": (True, {"bf16": True}),
-    "eval_steps": (4, {"eval_steps": 0}),  # eval_strategy no; see test_resolve
+    "eval_steps": (4, {"eval_steps": "no"}),  # eval_strategy no; see test_resolve
     "dataloader_num_workers": (2, {"num_workers": 2}),
     "metric_for_best_model": ("loss", {"best": BestConfig(metric="loss", mode="min")}),
     "greater_is_better": (True, {"best": BestConfig(mode="max")}),
