@@ -8,9 +8,9 @@ Experts count by the share of them that a token passes. A frozen parameter count
 before it is trained, as gradients end there: with an adapter, at what reads the input of the first block. What towers
 do with media is in media_flops.py.
 
-Tests compare the formulas with torch's FlopCounterMode, which cannot replace them: on the meta device it fails at towers
-that read grids (14 of 21 kinds of media of 13 families) and at most models of transformers 4, it counts pairs beyond a
-window, and it takes 1 s at 7B parameters and 4 s at 671B, the formulas 2 to 6 ms.
+Tests compare the formulas with torch's FlopCounterMode, which cannot replace them: on the meta device it fails at
+towers that read grids (14 of 21 kinds of media of 13 families) and at most models of transformers 4, it counts pairs
+beyond a window, and it takes 1 s at 7B parameters and 4 s at 671B, the formulas 2 to 6 ms.
 """
 
 from __future__ import annotations
