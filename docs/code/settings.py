@@ -24,7 +24,6 @@ from lmms_stream.train.run.settings import (
     BadSamplesConfig,
     BestConfig,
     FsdpConfig,
-    ProfileConfig,
     TrainConfig,
 )
 
@@ -51,7 +50,6 @@ SECTIONS = {
     "dataset": (DatasetConfig, "Shards, and how they become packs; of sources see [datasets](datasets.md)."),
     "dataset.processor": (ProcessorConfig, "What makes tokens of samples; more in [processors](processors.md)."),
     "dataset.fetch": (FetchConfig, "How shards come to a node."),
-    "train.profile": (ProfileConfig, "Steps that torch's profiler traces."),
 }
 
 

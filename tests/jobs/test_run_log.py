@@ -213,7 +213,7 @@ def test_a_resumed_run_goes_on_in_every_report(
     """A record for three steps, stopped after the fourth with half a line in the log; TensorBoard, W&B, traces."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     output = tmp_path / "run"
-    options = ["train.logging_steps=3", "train.report_to=[tensorboard, wandb]", "train.profile={first: 1, stop: 3}"]
+    options = ["train.logging_steps=3", "train.report_to=[tensorboard, wandb]", "train.profile_steps=[1, 3]"]
     train(config, output, *options, "train.max_steps=4")
     assert [record["step"] for record in read_log(output)] == [3, 4]
     with (output / "train_log.jsonl").open("a") as log:

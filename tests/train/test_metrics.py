@@ -34,7 +34,7 @@ from lmms_stream.train.report.metrics import (
     source_losses,
 )
 from lmms_stream.train.report.run_log import RunProgress, check_reporters
-from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
+from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.run.votes import Votes, agreed
 from lmms_stream.types import Batch
 from rich.console import Console
@@ -372,8 +372,6 @@ def test_settings_of_the_log_are_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             TrainConfig(output_dir="out", global_batch=1, max_steps=1, **values)
-    with pytest.raises(ConfigError, match=r"train.profile must be a range \[first, stop\), got \[2, 2\]"):
-        ProfileConfig(first=2, stop=2)
 
 
 def show(*, terminal: bool, shown: bool = True) -> str:

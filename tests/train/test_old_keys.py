@@ -35,6 +35,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "no", "eval_steps": 5},
         {"save_steps": 5, "eval_steps": "no"},
     ),
+    ({"profile": None}, {}),
+    ({"profile": {"first": 2, "stop": 4}}, {"profile_steps": [2, 4]}),
+    ({"profile": {"first": 2, "stop": 4, "folder": "there"}}, {"profile_steps": [2, 4, "there"]}),
     ({"on_bad_sample": "quarantine"}, {"bad_samples": {"action": "quarantine"}}),
     ({"max_bad_samples": 3}, {"bad_samples": {"max": 3}}),
     ({"sample_timeout_s": 2.5}, {"bad_samples": {"timeout_s": 2.5}}),
@@ -141,6 +144,14 @@ def test_a_strategy_beside_another_one_in_steps_is_an_error() -> None:
         ConfigError, match=r"save_steps is 'epoch', and an old key of it 'steps': leave the old key out"
     ):
         build_config(TrainConfig, both, source="run.yaml")
+
+
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_a_section_of_steps_to_profile_has_its_keys_alone() -> None:
+    with pytest.raises(ConfigError, match=r"profile has no 'frist': did you mean 'first'\?"):
+        build_config(TrainConfig, NEEDED | {"profile": {"frist": 1, "stop": 2}}, source="run.yaml")
+    with pytest.raises(ConfigError, match=r"profile_steps must be a range \[first, stop\), got \[1, None\]"):
+        TrainConfig(**NEEDED | {"profile": {"first": 1}})
 
 
 def test_a_bare_no_of_yaml_is_no() -> None:

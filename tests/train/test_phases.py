@@ -13,9 +13,7 @@ from .runs import trainer_of, write_run
 def test_a_trace_names_the_phases_of_each_step(tmp_path: Path) -> None:
     """Of three steps, each of two forward passes; a checkpoint is saved after the second."""
     write_tokens(tmp_path / "data", num_samples=200)
-    run = write_run(
-        tmp_path / "run.yaml", tmp_path / "data", max_steps=4, save_steps=3, profile={"first": 1, "stop": 4}
-    )
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, save_steps=3, profile_steps=[1, 4])
     trainer = trainer_of(run, "train.global_batch=2", "train.async_save=false")
     trainer.train()
     (path,) = (tmp_path / "default" / "profile").iterdir()

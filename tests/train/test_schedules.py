@@ -8,7 +8,7 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.run.optimizers import parameter_groups
 from lmms_stream.train.run.schedules import Schedule
-from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
+from lmms_stream.train.run.settings import TrainConfig
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -215,6 +215,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"max_grad_norm": -1.0}, "max_grad_norm must be 0 or more, got -1.0"),
         ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"profile_steps": (3, 3)}, r"train.profile_steps must be a range \[first, stop\), got \[3, 3\]"),
         ({"pad_to": 0}, "pad_to must be at least 1, got 0"),
         ({"save_steps": "always"}, "save_steps must be a number of steps, no or epoch or best, got 'always'"),
         ({"eval_steps": "best"}, "eval_steps must be a number of steps, no or epoch, got 'best'"),
@@ -225,8 +226,3 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**changes)
-
-
-def test_steps_to_profile_are_a_range() -> None:
-    with pytest.raises(ConfigError, match=r"train.profile must be a range \[first, stop\), got \[3, 3\]"):
-        ProfileConfig(first=3, stop=3)

@@ -17,7 +17,7 @@ from lmms_stream.errors import DataError, StorageError
 from lmms_stream.train.report.run_log import RunLog, StepProfiler, open_reports
 from lmms_stream.train.report.train_log import LOG_NAME, RecordFile, history, read_log
 from lmms_stream.train.run.schedules import Schedule
-from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
+from lmms_stream.train.run.settings import Reporter, TrainConfig
 from lmms_stream.types import World
 from torch.profiler import record_function
 
@@ -168,13 +168,13 @@ from lmms_stream.errors import StorageError
 from lmms_stream.train.report.run_log import StepProfiler
 from lmms_stream.train.report.run_log import RunLog
 from lmms_stream.train.run.schedules import Schedule
-from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
+from lmms_stream.train.run.settings import Reporter, TrainConfig
 from lmms_stream.types import World
 
 
 def run(kind, output):
     if kind == "profile":
-        with StepProfiler(ProfileConfig(first=0, stop=1), output_dir=output, rank=0, step=0):
+        with StepProfiler((0, 1), output_dir=output, rank=0, step=0):
             for _ in range(2000):
                 torch.ones(2) + 1
         return
@@ -237,9 +237,8 @@ def test_a_folder_or_file_where_a_log_should_lie_is_an_error_that_names_it(tmp_p
 
 
 def test_the_trace_of_a_resumed_run_lies_beside_that_of_the_one_before(tmp_path: Path) -> None:
-    config = ProfileConfig(first=1, stop=3)
     for step in (0, 4):
-        with StepProfiler(config, output_dir=tmp_path, rank=1, step=step) as profiler:
+        with StepProfiler((1, 3), output_dir=tmp_path, rank=1, step=step) as profiler:
             for _ in range(step + 2):  # the first ends in the middle of its trace
                 with record_function(f"begun at {step}"):
                     torch.ones(2)
@@ -249,7 +248,6 @@ def test_the_trace_of_a_resumed_run_lies_beside_that_of_the_one_before(tmp_path:
         assert names.count(f"begun at {begun}") == (1 if begun == 0 else 2)
     assert len(list((tmp_path / "profile").iterdir())) == 2
     (tmp_path / "none").touch()
-    config = ProfileConfig(first=0, stop=1, folder=str(tmp_path / "none"))
-    broken = StepProfiler(config, output_dir=tmp_path, rank=0, step=0)
+    broken = StepProfiler((0, 1, str(tmp_path / "none")), output_dir=tmp_path, rank=0, step=0)
     with pytest.raises(StorageError, match=r"none/rank-0-step-1.json: .*: check the path and its rights"), broken:
         broken.step()

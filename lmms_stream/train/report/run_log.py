@@ -26,7 +26,7 @@ from ...storage.storage import Storage, open_storage
 from ...types import World
 from ..run.phases import Phases
 from ..run.schedules import Schedule
-from ..run.settings import ProfileConfig, Reporter, TrainConfig
+from ..run.settings import Reporter, TrainConfig
 from .standstill import Standstill
 from .train_log import LOG_NAME, ROOM, RecordFile, history, line_of, read_log, record_of
 
@@ -69,7 +69,7 @@ class RunLog:
                     self._reports.append(report)
             self._progress = stack.enter_context(RunProgress(schedule.length, unit=unit, done=position, shown=is_first))
             self._profiler = stack.enter_context(
-                StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank, step=step)
+                StepProfiler(self._args.profile_steps, output_dir=output_dir, rank=self._world.rank, step=step)
             )
             self._is_running = True
             yield
@@ -173,7 +173,7 @@ class RunProgress:
 
 # Traces of some steps by torch's profiler, one for each rank, which Perfetto and chrome://tracing read.
 
-_ROOM = "free some, or set train.profile.folder, or no train.profile"
+_ROOM = "free some, name another folder in train.profile_steps, or leave it out"
 _END_BYTES = 1 << 13  # read from the end of a trace, which holds its path
 
 
@@ -181,19 +181,20 @@ class StepProfiler:
     """While entered, traces steps [first, stop) of this run, counted from its start, which has `step` behind it.
 
     The file is `folder`/rank-N-step-S.json, S the first step in it as the log counts, so that a resumed run leaves the
-    traces of the one before. A run that ends before writes what it has. Without a config nothing is traced.
+    traces of the one before. A run that ends before writes what it has. Without steps nothing is traced.
     StorageError when the disk refuses the file.
     """
 
-    def __init__(self, config: ProfileConfig | None, *, output_dir: Path, rank: int, step: int):
+    def __init__(self, steps: tuple[int, int] | tuple[int, int, str] | None, *, output_dir: Path, rank: int, step: int):
         self._profile: profile | None = None
-        if config is not None:
-            folder = Path(config.folder) if config.folder else output_dir / "profile"
-            self._path = folder / f"rank-{rank}-step-{step + config.first + 1}.json"
+        if steps is not None:
+            first, stop, *folders = steps
+            folder = Path(*folders) if folders else output_dir / "profile"
+            self._path = folder / f"rank-{rank}-step-{step + first + 1}.json"
             # The profiler's step n is the nth step of this run; its step 0, before the first one, is empty.
-            steps = schedule(skip_first=config.first, wait=0, warmup=1, active=config.stop - config.first, repeat=1)
+            traced = schedule(skip_first=first, wait=0, warmup=1, active=stop - first, repeat=1)
             # acc_events: of the one cycle that there is; without it torch warns that several would not be kept.
-            self._profile = profile(schedule=steps, on_trace_ready=self._write, acc_events=True)
+            self._profile = profile(schedule=traced, on_trace_ready=self._write, acc_events=True)
 
     def __enter__(self) -> StepProfiler:
         if self._profile is not None:

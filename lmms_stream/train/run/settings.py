@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
-from ...checks import check_fields, local_path, whole_number
+from ...checks import check_fields, local_path, plain_path, whole_number
 from ...config import OldKey, Settings, moved, old_keys, put
 from ...errors import ConfigError
 from ...loader.drop_list import DropList
 from ...mds.core import HasCore, OpensLoader, PackedDataset
+from ...mds.dataset_config import check_names
 
 Packed = PackedDataset | HasCore | OpensLoader
 Datasets = Packed | Mapping[str, Packed]
@@ -203,7 +204,17 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _profile(settings: Settings, section: Any) -> None:
+    if isinstance(section, Mapping):
+        check_names(section, ("first", "stop", "folder"), "profile")
+        folder = [section["folder"]] if section.get("folder") is not None else []
+        section = [section.get("first"), section.get("stop"), *folder]
+    if section is not None:
+        put(settings, "profile_steps", section)
+
+
 OLD_KEYS = {
+    "profile": OldKey("profile_steps: [first, stop], or [first, stop, folder]", _profile),
     **{f"{name}_strategy": _strategy(f"{name}_steps") for name in ("save", "eval", "logging")},
     "adam_beta1": OldKey("optim_args.betas, a list of both", _beta(0)),
     "adam_beta2": OldKey("optim_args.betas, a list of both", _beta(1)),
@@ -225,20 +236,6 @@ OLD_KEYS = {
     "greater_is_better": moved("best.mode", lambda is_greater: {True: "max", False: "min"}.get(is_greater)),
     **{f"alert_{name}": moved(f"alerts.{name}") for name in ("spike", "window", "wait_share")},
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileConfig:
-    """Steps [first, stop) of this run, counted from its start, that torch's profiler traces, and where to."""
-
-    first: int  # step that is traced first, counted from where this run starts
-    stop: int  # one past the last
-    folder: str | None = None  # default: profile/ in the output_dir
-
-    def __post_init__(self) -> None:
-        check_fields(self, prefix="train.profile.", paths=("folder",))
-        if not 0 <= self.first < self.stop:
-            raise ConfigError(f"train.profile must be a range [first, stop), got [{self.first}, {self.stop}]")
 
 
 @old_keys(OLD_KEYS)
@@ -341,7 +338,9 @@ class TrainConfig:
     log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
     alerts: AlertsConfig = field(default_factory=AlertsConfig)  # what the log warns of
     peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
-    profile: ProfileConfig | None = None  # steps to trace
+    # steps [first, stop) of this run, counted from its start, that torch's profiler traces into profile/ of the
+    # output_dir, or with [first, stop, folder] into that folder
+    profile_steps: tuple[int, int] | tuple[int, int, str] | None = None
     timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint
 
     @property
@@ -358,6 +357,7 @@ class TrainConfig:
         check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume"))
         object.__setattr__(self, "output_dir", str(local_path("train.output_dir", self.output_dir)))
         self._check_times()
+        self._check_profile()
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
         if len(lengths) != 1:
             given = f", got {' and '.join(lengths)}" if lengths else ""
@@ -407,6 +407,15 @@ class TrainConfig:
             elif not isinstance(value, str):
                 least = 1 if name == "logging_steps" else 0
                 object.__setattr__(self, name, whole_number(f"train.{name}", value, least=least))
+
+    def _check_profile(self) -> None:
+        if self.profile_steps is None:
+            return
+        first, stop, *folder = self.profile_steps
+        if not (isinstance(first, int) and isinstance(stop, int) and 0 <= first < stop):
+            raise ConfigError(f"train.profile_steps must be a range [first, stop), got [{first}, {stop}]")
+        paths = [plain_path("train.profile_steps", each) for each in folder]
+        object.__setattr__(self, "profile_steps", (first, stop, *paths))
 
     def _check_best(self) -> None:
         if self.export and self.save_steps == "no":

@@ -13,7 +13,7 @@ from ....errors import ConfigError
 from ....mds.dataset_config import check_names
 from ....train.model.attention import SDPA_VARLEN
 from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
-from ....train.run.settings import FsdpConfig, ProfileConfig
+from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
 from ...huggingface.table import row_of
@@ -58,8 +58,8 @@ TRAINER_ARGS: Mapping[str, Key] = {
     "freeze_modules": Key("honoured", "frozen"),
     "fsdp_config": Key("honoured", "fsdp.reshard_after_forward, shard_ranks"),
     "use_muon": Key("honoured", "optim muon"),
-    "enable_profiler": Key("honoured", "profile"),
-    "profiler_config": Key("honoured", "profile"),
+    "enable_profiler": Key("honoured", "profile_steps"),
+    "profiler_config": Key("honoured", "profile_steps"),
     "enable_memory_snapshot": Key("refused", "torch.cuda.memory records allocations: leave it out"),
     "memory_snapshot_config": Key("moot", "enable_memory_snapshot is off"),
     "enable_cuda_event_profiler": Key("refused", "enable_profiler traces a step: set that"),
@@ -142,7 +142,8 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     if said.get("enable_profiler"):
         first = int(profiler.get("start_step", 1))
         stop = int(profiler.get("end_step", first + 1))
-        values["profile"] = ProfileConfig(first=first, stop=stop, folder=profiler.get("directory"))
+        folder = profiler.get("directory")
+        values["profile_steps"] = (first, stop) if folder is None else (first, stop, folder)
     return values
 
 
