@@ -55,6 +55,16 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"warmup_ratio": 0.25, "warmup_steps": 0}, {"warmup": 0.25}),
     ({"max_steps": None, "max_tokens": 99, "warmup_tokens": 7}, {"max_steps": None, "max_tokens": 99, "warmup": 7}),
     ({"learning_rates": {"a.*": 0.5}}, {"groups": {"a.*": {"lr": 0.5}}}),
+    ({"decay_all": False, "weight_decay": 0.1}, {"weight_decay": 0.1}),
+    ({"decay_all": True}, {}),
+    (
+        {"decay_all": True, "weight_decay": 0.1, "learning_rates": {"a.*": 0.5}},
+        {"weight_decay": 0.1, "groups": {"*": {"weight_decay": 0.1}, "a.*": {"weight_decay": 0.1, "lr": 0.5}}},
+    ),
+    (
+        {"decay_all": True, "weight_decay": 0.1, "groups": {"*": {"lr": 1.0}, "b": {"weight_decay": 0.0}}},
+        {"weight_decay": 0.1, "groups": {"*": {"weight_decay": 0.1, "lr": 1.0}, "b": {"weight_decay": 0.0}}},
+    ),
     ({"sequence_parallel": 2, "replication": 2}, {"sequence_parallel": 2}),
     ({"alert_wait_share": 1}, {"alerts": {"wait_share": 1}}),
 ]
@@ -175,6 +185,7 @@ def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones()
         "min_learning_rate": 0.0,
     }
     saved |= {"save_strategy": "steps", "eval_strategy": "steps", "logging_strategy": "steps"}
+    saved |= {"decay_all": False, "profile": None}
     saved |= {"alert_spike": 6.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
     found = other_differences({"train": saved, "versions": {}}, {"train": now, "versions": {}})
     assert found == ["train.alerts.window was 50, is 100"]

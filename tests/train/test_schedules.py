@@ -142,21 +142,25 @@ def test_a_run_that_ends_by_tokens_has_its_schedule_by_tokens() -> None:
 def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
     model[2].weight.requires_grad = False
-    matrices, vectors = parameter_groups(model, weight_decay=0.1, decay_all=False)
+    matrices, vectors = parameter_groups(model, weight_decay=0.1)
     assert [each.shape for each in matrices["params"]] == [(4, 4)]
     assert matrices["weight_decay"] == 0.1
     assert sum(each.numel() for each in vectors["params"]) == 4 + 4 + 4 + 2
     assert vectors["weight_decay"] == 0
-    (everything,) = parameter_groups(model, weight_decay=0.1, decay_all=True)
-    assert len(everything["params"]) == 5
-    assert everything["weight_decay"] == 0.1
+    both = parameter_groups(model, weight_decay=0.1, groups={"*": {"weight_decay": 0.1}})
+    assert [(len(group["params"]), group["weight_decay"]) for group in both] == [(1, 0.1), (4, 0.1)]
+
+
+def test_the_pattern_of_all_is_of_parameters_that_no_other_pattern_matches() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    groups = parameter_groups(model, weight_decay=0.1, groups={"0.*": {"lr": 0.5}, "*": {"weight_decay": 0.2}})
+    found = [(tuple(group["params"][0].shape), group["weight_decay"], group.get("lr")) for group in groups]
+    assert found == [((2, 4), 0.2, None), ((2,), 0.2, None), ((4, 4), 0.1, 0.5), ((4,), 0.0, 0.5)]
 
 
 def test_parameters_that_match_a_pattern_have_a_rate_of_their_own_on_the_same_schedule() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
-    groups = parameter_groups(
-        model, weight_decay=0.1, decay_all=False, groups={"0.*": {"lr": 0.5}, "2.bias": {"lr": 0.0}}
-    )
+    groups = parameter_groups(model, weight_decay=0.1, groups={"0.*": {"lr": 0.5}, "2.bias": {"lr": 0.0}})
     found = [
         ([tuple(each.shape) for each in group["params"]], group["weight_decay"], group.get("lr")) for group in groups
     ]
@@ -177,12 +181,12 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         with pytest.raises(
             ConfigError, match=f"{pattern!r} matches no parameter that is trained: they are named like '0."
         ):
-            parameter_groups(model, weight_decay=0, decay_all=True, groups={pattern: {"lr": 1.0}})
+            parameter_groups(model, weight_decay=0, groups={pattern: {"lr": 1.0}})
     with pytest.raises(ConfigError, match=r"'0.\*' and '\*.bias' both match 0.bias: a parameter has one rate"):
-        parameter_groups(model, weight_decay=0, decay_all=True, groups={"0.*": {}, "*.bias": {}})
+        parameter_groups(model, weight_decay=0, groups={"0.*": {}, "*.bias": {}})
     model[1] = model[0]  # tied: both names are of one parameter
     with pytest.raises(ConfigError, match=r"'0.\*' and '1.\*' both match 1.weight: a parameter has one rate"):
-        parameter_groups(model, weight_decay=0, decay_all=True, groups={"0.*": {}, "1.*": {}})
+        parameter_groups(model, weight_decay=0, groups={"0.*": {}, "1.*": {}})
 
 
 @pytest.mark.parametrize(

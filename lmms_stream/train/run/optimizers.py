@@ -21,6 +21,7 @@ from ...errors import ConfigError, LmmsStreamError
 from .settings import TrainConfig
 
 Groups = list[dict[str, Any]]
+_REST = "*"  # pattern of parameters that no other pattern matches
 Maker = Callable[[Groups, TrainConfig, torch.nn.Module], torch.optim.Optimizer]
 OF_TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}  # name -> class without betas
 _OF_CONFIG = {"lr": "learning_rate", "weight_decay": "weight_decay"}  # argument of an optimizer -> field of TrainConfig
@@ -60,38 +61,27 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
 
 def groups_of(model: torch.nn.Module, config: TrainConfig) -> Groups:
     """Parameter groups as a config has them."""
-    return parameter_groups(
-        model,
-        weight_decay=config.weight_decay,
-        decay_all=config.decay_all,
-        groups=config.groups,
-    )
+    return parameter_groups(model, weight_decay=config.weight_decay, groups=config.groups)
 
 
 def parameter_groups(
-    model: torch.nn.Module,
-    *,
-    weight_decay: float,
-    decay_all: bool,
-    groups: Mapping[str, Mapping[str, Any]] | None = None,
+    model: torch.nn.Module, *, weight_decay: float, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Groups:
-    """Parameter groups of an optimizer: matrices decay, vectors (biases, norms) only with decay_all.
+    """Parameter groups of an optimizer: matrices decay; vectors (biases, norms) decay if their group says so.
 
-    groups: what parameters have whose names match a pattern (fnmatch); the others come first, and have the optimizer's.
-    A weight_decay there is of vectors too. ConfigError for a pattern that
-    matches none that is trained, and for a parameter of two patterns.
+    groups: values by a pattern (fnmatch) of names of parameters. "*" is of parameters that no other pattern matches,
+    which come first. ConfigError for a pattern without a parameter that is trained, and for a parameter of two
+    patterns.
     """
-    values = dict(groups or {})
-    pattern_of = _patterns(model, values)
+    values = {_REST: {}, **(groups or {})}
+    pattern_of = _patterns(model, [pattern for pattern in values if pattern != _REST])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     made: Groups = []
-    for pattern in (None, *values):
-        mine = [each for each in trained if pattern_of.get(id(each)) == pattern]
-        own = {} if pattern is None else dict(values[pattern])
-        decayed = [each for each in mine if decay_all or each.ndim >= 2]
-        others = [each for each in mine if not decay_all and each.ndim < 2]
-        made.append({"params": decayed, "weight_decay": weight_decay, **own})
-        made.append({"params": others, "weight_decay": 0.0, **own})
+    for pattern, own in values.items():
+        mine = [each for each in trained if pattern_of.get(id(each), _REST) == pattern]
+        matrices, vectors = [each for each in mine if each.ndim >= 2], [each for each in mine if each.ndim < 2]
+        made.append({"params": matrices, "weight_decay": weight_decay, **own})
+        made.append({"params": vectors, "weight_decay": 0.0, **own})
     return [group for group in made if group["params"]]
 
 

@@ -155,6 +155,13 @@ def _learning_rates(settings: Settings, rates: Mapping[str, float] | None) -> No
         groups[pattern] = {"lr": rate}
 
 
+def _decay_all(settings: Settings, decays: bool) -> None:
+    """Vectors decay where a group says so: each group has the weight_decay that matrices have."""
+    if decays and (rate := _number(settings.get("weight_decay") or 0)):
+        groups = {"*": {}, **(settings.get("groups") or {})}
+        settings["groups"] = {pattern: {"weight_decay": rate, **values} for pattern, values in groups.items()}
+
+
 def _replication(settings: Settings, ranks: int | None) -> None:
     own = (settings.get("tensor_parallel") or 1) * (settings.get("sequence_parallel") or 1)
     if ranks not in (None, 1, own):
@@ -225,6 +232,7 @@ OLD_KEYS = {
     "warmup_tokens": OldKey("warmup", _warmup_tokens),
     "warmup_ratio": OldKey("warmup, below 1", _warmup_ratio),
     "learning_rates": OldKey("groups: {PATTERN: {lr: RATE}}", _learning_rates),
+    "decay_all": OldKey("groups: {'*': {weight_decay: RATE}}", _decay_all),
     "replication": OldKey("nothing: it follows from tensor_parallel and sequence_parallel", _replication),
     "on_bad_sample": moved("bad_samples.action"),
     "max_bad_samples": moved("bad_samples.max"),
@@ -273,8 +281,8 @@ class TrainConfig:
     optim_args: dict[str, Any] = field(default_factory=dict)
     learning_rate: float = 2e-5  # the highest, after the warm-up
     weight_decay: float = 0.0  # of matrices alone
-    decay_all: bool = False  # vectors (biases, norms) decay too
-    # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay, …
+    # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay (of
+    # vectors, such as biases and norms, too), …; "*": for parameters of no other pattern
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
     max_grad_norm: float = 1.0  # gradients are scaled down to it; 0: they are not scaled
