@@ -94,8 +94,8 @@ def check_padded(datasets: Mapping[str, PackedDataset], collator: object) -> Non
     if found:
         raise ConfigError(
             f"samples can be left out of batches of language models alone, and {', '.join(found)}: set "
-            "on_bad_sample (of a run: bad_samples.action) to error and leave out drop, or convert the dataset without "
-            "them"
+            "on_bad_sample to error (of a run: bad_samples.quarantine to 0) and leave out drop, or convert the dataset "
+            "without them"
         )
 
 

@@ -45,7 +45,9 @@ def eval_source(name: str) -> str:
 def _bad_samples(config: TrainConfig) -> BadSamples:
     folder = str(Path(config.output_dir) / LEFT_OUT_FOLDER)
     bad = config.bad_samples
-    return BadSamples(on_bad_sample=bad.action, sample_timeout_s=bad.timeout_s, folder=folder)
+    return BadSamples(
+        on_bad_sample="quarantine" if bad.quarantine else "error", sample_timeout_s=bad.timeout_s, folder=folder
+    )
 
 
 def check_evaluated(loader: PackedLoader) -> None:
@@ -113,8 +115,8 @@ class RunData:
         if config.bad_samples.leaves_out or config.bad_samples.timeout_s is not None:
             if opens_loader(self.train_dataset):
                 raise ConfigError(
-                    "train.bad_samples is for datasets of shards: leave action, timeout_s and drop out, or convert the "
-                    "sources"
+                    "train.bad_samples is for datasets of shards: leave quarantine, timeout_s and drop out, or convert "
+                    "the sources"
                 )
             options = {"bad": _bad_samples(config), "drop": config.bad_samples.drop}
         return self._loader(

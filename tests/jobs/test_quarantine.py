@@ -97,7 +97,7 @@ def write_config(folder: Path, dataset: Path) -> Path:
             "num_workers": 2,
             "timeout_s": 120,
             "log_sample_ids": True,
-            "bad_samples": {"action": "quarantine", "timeout_s": SAMPLE_TIMEOUT_S},
+            "bad_samples": {"quarantine": 100, "timeout_s": SAMPLE_TIMEOUT_S},
         },
     }
     path = folder / f"{dataset.name}.yaml"
@@ -210,6 +210,6 @@ def test_a_killed_run_resumes_on_other_ranks_to_the_same_packs_losses_and_list(
 
 
 def test_without_quarantine_a_bad_sample_ends_the_run_with_its_name(case: Case, dropping: str, tmp_path: Path) -> None:
-    status, said = run(case.config, tmp_path / "run", dropping, "train.bad_samples.action=error")
+    status, said = run(case.config, tmp_path / "run", dropping, "train.bad_samples.quarantine=0")
     assert status != 0
     assert re.search(rf"sample {case.bad[0]} of \S+: ", said), last_words(said)

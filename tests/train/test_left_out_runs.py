@@ -75,9 +75,7 @@ def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_bad(tmp_path / "data")
-    path = write_run(
-        tmp_path / "run.yaml", tmp_path / "data", max_steps=3, bad_samples={"action": "quarantine"}, **QUICK
-    )
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=3, bad_samples={"quarantine": 100}, **QUICK)
     trainer = trainer_of(path)
     with caplog.at_level(logging.WARNING, "lmms_stream"):
         trainer.train()
@@ -89,8 +87,8 @@ def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
     assert listed.left_out.samples == left_out.samples
     run(path, "dropped", f"train.bad_samples.drop={tmp_path / 'default' / 'left_out.jsonl'}")
     assert losses(tmp_path / "dropped") == losses(tmp_path / "default")
-    with pytest.raises(TrainingError, match=r"bad_samples.max is 2: correct the data .*data:11: .*lengths index"):
-        run(path, "few", "train.bad_samples.max=2")
+    with pytest.raises(TrainingError, match=r"quarantine is 2: correct the data .*data:11: .*lengths index"):
+        run(path, "few", "train.bad_samples.quarantine=2")
 
 
 def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_data(
@@ -99,7 +97,7 @@ def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_d
     """A run that was killed before its first checkpoint leaves the lists of its workers alone."""
     write_bad(tmp_path / "data")
     write_bad(tmp_path / "other", num_samples=90)
-    settings = {"max_steps": 1, "bad_samples": {"action": "quarantine"}, **QUICK}
+    settings = {"max_steps": 1, "bad_samples": {"quarantine": 100}, **QUICK}
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", **settings)
     loader = trainer_of(path).loader
     end_distributed()
@@ -123,8 +121,7 @@ def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=50)
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1)
     for setting, message in (
-        ("bad_samples.action=skip", "bad_samples.action"),
-        ("bad_samples.max=-1", "train.bad_samples.max must be 0 or more, got -1"),
+        ("bad_samples.quarantine=-1", "train.bad_samples.quarantine must be 0 or more, got -1"),
         ("bad_samples.timeout_s=0", "train.bad_samples.timeout_s must be above 0, got 0"),
         (f"bad_samples.drop={tmp_path / 'nothing'}", "the drop list .*nothing cannot be read"),
     ):

@@ -38,8 +38,15 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"profile": None}, {}),
     ({"profile": {"first": 2, "stop": 4}}, {"profile_steps": [2, 4]}),
     ({"profile": {"first": 2, "stop": 4, "folder": "there"}}, {"profile_steps": [2, 4, "there"]}),
-    ({"on_bad_sample": "quarantine"}, {"bad_samples": {"action": "quarantine"}}),
-    ({"max_bad_samples": 3}, {"bad_samples": {"max": 3}}),
+    ({"on_bad_sample": "quarantine"}, {"bad_samples": {"quarantine": 100}}),
+    (
+        {"on_bad_sample": "quarantine", "max_bad_samples": 3, "drop": "x"},
+        {"bad_samples": {"quarantine": 3, "drop": "x"}},
+    ),
+    ({"max_bad_samples": 3}, {}),
+    ({"bad_samples": {"action": "quarantine", "max": 3}}, {"bad_samples": {"quarantine": 3}}),
+    ({"bad_samples": {"action": "error", "max": 3}}, {}),
+    ({"bad_samples": {"max": 3}}, {}),
     ({"sample_timeout_s": 2.5}, {"bad_samples": {"timeout_s": 2.5}}),
     ({"drop": "bad.txt"}, {"bad_samples": {"drop": "bad.txt"}}),
     ({"wrap": ["Block"]}, {"fsdp": {"wrap": ["Block"]}}),
@@ -164,6 +171,12 @@ def test_a_section_of_steps_to_profile_has_its_keys_alone() -> None:
         TrainConfig(**NEEDED | {"profile": {"first": 1}})
 
 
+@pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")
+def test_another_action_for_bad_samples_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"action must be error or quarantine, got 'skip': write quarantine, a numb"):
+        build_config(TrainConfig, NEEDED | {"bad_samples": {"action": "skip"}}, source="run.yaml")
+
+
 def test_a_bare_no_of_yaml_is_no() -> None:
     said: dict[str, Any] = {"save_steps": False, "eval_steps": False, "logging_steps": False}
     made = build_config(TrainConfig, NEEDED | said, source="run.yaml")
@@ -185,6 +198,7 @@ def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones()
         "min_learning_rate": 0.0,
     }
     saved |= {"save_strategy": "steps", "eval_strategy": "steps", "logging_strategy": "steps"}
+    saved |= {"bad_samples": {"action": "error", "max": 100, "timeout_s": None, "drop": None}}
     saved |= {"decay_all": False, "profile": None}
     saved |= {"alert_spike": 6.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
     found = other_differences({"train": saved, "versions": {}}, {"train": now, "versions": {}})

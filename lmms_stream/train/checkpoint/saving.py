@@ -274,8 +274,10 @@ def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a checkpoint by their keys of today, those of sections by dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in with_new_keys(TrainConfig, saved, tells=False).items():
-        if isinstance(value, Mapping) and section_of(TrainConfig, name) is not None:
-            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        section = section_of(TrainConfig, name)
+        if isinstance(value, Mapping) and section is not None:
+            known = with_new_keys(section, value, tells=False)
+            flat |= {f"{name}.{key}": each for key, each in known.items()}
         else:
             flat[name] = value
     return flat

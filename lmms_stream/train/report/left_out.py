@@ -83,13 +83,13 @@ class RunLeftOut:
         write_left_out(Path(self._config.output_dir) / LEFT_OUT_NAME, merged, identities)
 
     def _check(self, quarantined: LeftOut) -> None:
-        most = self._config.bad_samples.max
-        if len(quarantined) > most:
+        most = self._config.bad_samples.quarantine  # 0: another run has listed them
+        if most and len(quarantined) > most:
             named = "; ".join(f"{each.name}: {each.reason}" for each in quarantined.samples[:MOST_NAMED])
             more = f"; and {len(quarantined) - MOST_NAMED} others" if len(quarantined) > MOST_NAMED else ""
             raise TrainingError(
-                f"{len(quarantined)} samples cannot be processed, and train.bad_samples.max is {most}: correct the "
-                f"data or the processor, or raise it ({named}{more})"
+                f"{len(quarantined)} samples cannot be processed, and train.bad_samples.quarantine is {most}: correct "
+                f"the data or the processor, or raise it ({named}{more})"
             )
 
 

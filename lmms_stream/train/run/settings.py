@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
@@ -52,26 +52,45 @@ def _check_limits(
             raise ConfigError(f"{prefix}{name} must be above 0, got {value}")
 
 
+def _action(section: Settings, action: str) -> None:
+    if action not in ("error", "quarantine"):
+        raise ConfigError(f"action must be error or quarantine, got {action!r}: write quarantine, a number of samples")
+    section["quarantine"] = 0 if action == "error" else section.get("quarantine") or _MOST_QUARANTINED
+
+
+def _most(section: Settings, most: int) -> None:
+    if section.get("quarantine"):
+        section["quarantine"] = most
+
+
+_MOST_QUARANTINED = 100  # by the old key action alone
+_OF_BAD_SAMPLES = {
+    "action": OldKey("quarantine: 0 for error, or a number of samples", _action),
+    "max": OldKey("quarantine", _most),
+}
+
+
+@old_keys(_OF_BAD_SAMPLES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSamplesConfig:
     """Samples that are left out of a run."""
 
-    # a sample that cannot be processed: "error" ends the run with its name; "quarantine" puts padding without loss in
-    # its place, lists it in left_out/ of the output_dir, and never tries it again (see docs/left_out.md)
-    action: Literal["error", "quarantine"] = "error"
-    max: int = 100  # quarantined samples, over all ranks and the whole run, beyond which the run ends
+    # maximum number of samples that cannot be processed, over all ranks and the whole run; each becomes padding without
+    # loss, is listed in left_out/ of the output_dir, and is never tried again (see docs/left_out.md). 0: the first ends
+    # the run with its name
+    quarantine: int = 0
     timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
     # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several as {file, from_step}
     drop: str | list[DropList] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.bad_samples.")
-        _check_limits(self, "train.bad_samples.", at_least_0=("max",), above_0=("timeout_s",))
+        _check_limits(self, "train.bad_samples.", at_least_0=("quarantine",), above_0=("timeout_s",))
 
     @property
     def leaves_out(self) -> bool:
         """Whether samples may be left out."""
-        return self.action == "quarantine" or self.drop is not None
+        return self.quarantine > 0 or self.drop is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +230,17 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _in_bad_samples(move: Callable[[Settings, Any], None]) -> Callable[[Settings, Any], None]:
+    """Move an old key into the section bad_samples."""
+
+    def moved_in(settings: Settings, value: Any) -> None:
+        given = settings.get("bad_samples") or {}
+        settings["bad_samples"] = section = dict(given) if isinstance(given, Mapping) else asdict(given)
+        move(section, value)
+
+    return moved_in
+
+
 def _profile(settings: Settings, section: Any) -> None:
     if isinstance(section, Mapping):
         check_names(section, ("first", "stop", "folder"), "profile")
@@ -234,8 +264,8 @@ OLD_KEYS = {
     "learning_rates": OldKey("groups: {PATTERN: {lr: RATE}}", _learning_rates),
     "decay_all": OldKey("groups: {'*': {weight_decay: RATE}}", _decay_all),
     "replication": OldKey("nothing: it follows from tensor_parallel and sequence_parallel", _replication),
-    "on_bad_sample": moved("bad_samples.action"),
-    "max_bad_samples": moved("bad_samples.max"),
+    "on_bad_sample": OldKey("bad_samples.quarantine, 0 for error", _in_bad_samples(_action)),
+    "max_bad_samples": OldKey("bad_samples.quarantine", _in_bad_samples(_most)),
     "sample_timeout_s": moved("bad_samples.timeout_s"),
     "drop": moved("bad_samples.drop"),
     **{name: moved(f"fsdp.{name}") for name in ("wrap", "accumulate", "reshard_after_forward", "prefetch_blocks")},
