@@ -37,6 +37,23 @@ def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) ->
             object.__setattr__(config, each.name, checked)
 
 
+def check_limits(
+    config: Any, prefix: str, *, at_least_1: Sequence[str] = (), at_least_0: Sequence[str] = (),
+    above_0: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """ConfigError for a number below its limit; None passes."""
+    for name in (*at_least_1, *at_least_0, *above_0):
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if name in at_least_1 and value < 1:
+            raise ConfigError(f"{prefix}{name} must be at least 1, got {value}")
+        if name in at_least_0 and not value >= 0:  # NaN is refused too
+            raise ConfigError(f"{prefix}{name} must be 0 or more, got {value}")
+        if name in above_0 and not value > 0:
+            raise ConfigError(f"{prefix}{name} must be above 0, got {value}")
+
+
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check the numbers and truth values among the arguments of a function, by name, by its annotations."""
     for name, each in inspect.signature(function).parameters.items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
-from ...checks import check_fields, local_path, plain_path, whole_number
+from ...checks import check_fields, check_limits, local_path, plain_path, whole_number
 from ...config import OldKey, Settings, moved, old_keys, put
 from ...errors import ConfigError
 from ...loader.drop_list import DropList
@@ -33,23 +33,6 @@ _AT_LEAST_0 = (
 _LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
 _ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
 BETAS = (0.9, 0.999)  # of AdamW, if optim_args has none
-
-
-def _check_limits(
-    config: Any, prefix: str, *, at_least_1: Sequence[str] = (), at_least_0: Sequence[str] = (),
-    above_0: Sequence[str] = (),
-) -> None:  # fmt: skip
-    """ConfigError for a number below its limit; None passes."""
-    for name in (*at_least_1, *at_least_0, *above_0):
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if name in at_least_1 and value < 1:
-            raise ConfigError(f"{prefix}{name} must be at least 1, got {value}")
-        if name in at_least_0 and not value >= 0:  # NaN is refused too
-            raise ConfigError(f"{prefix}{name} must be 0 or more, got {value}")
-        if name in above_0 and not value > 0:
-            raise ConfigError(f"{prefix}{name} must be above 0, got {value}")
 
 
 def _action(section: Settings, action: str) -> None:
@@ -85,7 +68,7 @@ class BadSamplesConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.bad_samples.")
-        _check_limits(self, "train.bad_samples.", at_least_0=("quarantine",), above_0=("timeout_s",))
+        check_limits(self, "train.bad_samples.", at_least_0=("quarantine",), above_0=("timeout_s",))
 
     @property
     def leaves_out(self) -> bool:
@@ -110,7 +93,7 @@ class FsdpConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.fsdp.")
-        _check_limits(self, "train.fsdp.", at_least_0=("prefetch_blocks",))
+        check_limits(self, "train.fsdp.", at_least_0=("prefetch_blocks",))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +120,7 @@ class AlertsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.alerts.")
-        _check_limits(self, "train.alerts.", at_least_1=("window",), at_least_0=("spike", "wait_share"))
+        check_limits(self, "train.alerts.", at_least_1=("window",), at_least_0=("spike", "wait_share"))
 
 
 def _warmup_steps(settings: Settings, steps: int) -> None:
@@ -405,7 +388,7 @@ class TrainConfig:
         for first, stop in self.skip_steps:
             if not 0 <= first < stop:
                 raise ConfigError(f"train.skip_steps must be ranges [first, stop), got [{first}, {stop}]")
-        _check_limits(self, "train.", at_least_1=_AT_LEAST_1, at_least_0=_AT_LEAST_0, above_0=_ABOVE_0)
+        check_limits(self, "train.", at_least_1=_AT_LEAST_1, at_least_0=_AT_LEAST_0, above_0=_ABOVE_0)
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"train.ema_decay must be above 0 and below 1, got {self.ema_decay}: 0.999 is usual")
         self._check_degrees()
