@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,149 +11,14 @@ from pathlib import Path
 import orjson
 
 from ...errors import DataError
+from ...processors.json_text import JsonScanner
 from .files import DecompressedFile
-from .table import BOM, MAX_ROW_BYTES, Location, RowTexts, carried, carry, excerpt, in_units, json_row
+from .table import MAX_ROW_BYTES, Location, RowTexts, carried, carry, in_units, json_row
 from .units import Row, Unit
 
-CHUNK_BYTES = 1 << 20
-# These match a whole string; of one with more than 100 escapes, or that goes on beyond the buffer, they match the first
-# quote alone, and its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
-IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
-SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
-NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
 # What rows call a list of messages or exchanges, and who speaks first in a list of another name.
 LISTS_OF_MESSAGES = ("messages", "conversations", "conversation", "texts", "chosen", "rejected")
 FIRST_SPEAKERS = ("system", "developer", "user", "human", "assistant", "gpt")
-STRING_REST = re.compile(IN_STRING, re.DOTALL)
-
-
-class JsonScanner:
-    """Reads JSON text from its start, one value after another; keeps no more than the value that it gives.
-
-    Values are bounded by brackets, quotes and commas, and not checked otherwise. DataError where the text breaks off.
-    """
-
-    def __init__(self, stream: io.RawIOBase, *, name: str):
-        self._stream = stream
-        self._name = name
-        self._buffer = b""
-        self._at = 0
-        self._passed = 0  # bytes of the text before the buffer
-        if self.peek() == BOM[:1] and self._buffer.startswith(BOM):
-            self._at = len(BOM)
-
-    @property
-    def offset(self) -> int:
-        return self._passed + self._at
-
-    def peek(self) -> bytes:
-        """The next byte that is not white space; b"" at the end."""
-        while True:
-            rest = self._buffer[self._at : self._at + 64].lstrip()
-            if rest:
-                self._at = self._buffer.index(rest[:1], self._at)
-                return rest[:1]
-            self._at = min(self._at + 64, len(self._buffer))
-            if self._at == len(self._buffer) and not self._fill():
-                return b""
-
-    def take(self, expected: bytes) -> bytes:
-        """Pass the next byte, which is one of those expected."""
-        found = self.peek()
-        if not found or found not in expected:
-            wanted = " or ".join(repr(chr(byte)) for byte in expected)
-            raise self._error(f"expected {wanted}, found {found.decode(errors='replace') or 'its end'!r}")
-        self._at += 1
-        return found
-
-    def value(self, closer: bytes) -> bytes:
-        """The text up to the next comma or `closer` outside of what is nested in it; that byte is not passed."""
-        depth, at = 0, self._at
-        while True:
-            found = (NESTED if depth else SHALLOW).search(self._buffer, at)
-            if found is None:
-                at = self._extend(len(self._buffer))
-                continue
-            at, token = found.end(), found.group()
-            if token == b'"':
-                at = self._end_of_string(at)
-            elif token in b"{[":
-                depth += 1
-            elif depth == 0 and token in (b",", closer):
-                text = self._buffer[self._at : at - 1]
-                self._at = at - 1
-                return text.strip()
-            elif token in b"}]":
-                depth = max(0, depth - 1)
-
-    def elements(self) -> Iterator[bytes]:
-        """Texts of the elements of the array that comes next."""
-        self.take(b"[")
-        empty = self.peek() == b"]"
-        if empty:
-            self._at += 1
-        while not empty:
-            yield self.value(b"]")
-            if self.take(b",]") == b"]":
-                return
-
-    def members(self) -> Iterator[str]:
-        """Keys of the object that comes next; the value of each is to be read before the next key."""
-        self.take(b"{")
-        empty = self.peek() == b"}"
-        if empty:
-            self._at += 1
-        while not empty:
-            if self.peek() != b'"':
-                self.take(b'"')  # raises: it is no quote
-            end = self._end_of_string(self._at + 1)
-            text, self._at = self._buffer[self._at : end], end
-            self.take(b":")
-            try:
-                yield str(orjson.loads(text))
-            except orjson.JSONDecodeError as error:
-                raise self._error(f"{excerpt(text, 0)} is not a key ({error.msg})") from error
-            if self.take(b",}") == b"}":
-                return
-
-    def end(self) -> None:
-        if self.peek():
-            raise self._error("something follows the end of its value")
-
-    def _end_of_string(self, at: int) -> int:
-        """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
-        while True:
-            rest = STRING_REST.match(self._buffer, at)
-            assert rest is not None  # the expression also matches nothing
-            at = rest.end()
-            if self._buffer[at : at + 1] == b'"':
-                return at + 1
-            if at + 1 >= len(self._buffer):  # the buffer ends here, or after a backslash
-                at = self._extend(at)
-
-    def _extend(self, position: int) -> int:
-        """Read on, within a value; where a position of the buffer is then."""
-        if len(self._buffer) - self._at > MAX_ROW_BYTES:
-            raise self._error(
-                f"a value is longer than {MAX_ROW_BYTES >> 20} MiB, or its bracket or quote is not closed"
-            )
-        before = self._at
-        if not self._fill():
-            raise self._error("a bracket or quote is not closed, the file ends before")
-        return position - before
-
-    def _fill(self) -> bool:
-        rest = self._buffer[self._at :]
-        chunk = self._stream.read(max(CHUNK_BYTES, len(rest))) or b""
-        self._passed += self._at
-        self._buffer, self._at = rest + chunk, 0
-        return bool(chunk)
-
-    def _error(self, what: str) -> DataError:
-        near = excerpt(self._buffer, self._at)
-        return DataError(
-            f"{self._name}: not valid JSON at byte {self.offset + 1}, near {near}: {what}: correct it there"
-        )
 
 
 @dataclass(slots=True)
@@ -213,7 +76,7 @@ class JsonTable:
         return DecompressedFile(self._location.file, name=self._location.name)
 
     def _elements(self, stream: DecompressedFile) -> Iterator[bytes]:
-        scanner = JsonScanner(stream, name=self._location.name)
+        scanner = JsonScanner(stream, name=self._location.name, max_bytes=MAX_ROW_BYTES)
         if scanner.peek() == b"[":
             if self._key is not None:
                 raise DataError(
@@ -260,7 +123,7 @@ class JsonTable:
     def _arrays(self) -> dict[str, bytes]:
         """Members that are arrays of objects, each with its first object; the whole file is read for them."""
         with self._open() as stream:
-            scanner = JsonScanner(stream, name=self._location.name)
+            scanner = JsonScanner(stream, name=self._location.name, max_bytes=MAX_ROW_BYTES)
             firsts = {key: _pass_value(scanner) for key in scanner.members()}
         return {key: first for key, first in firsts.items() if first.startswith(b"{")}
 

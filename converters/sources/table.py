@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...processors.json_text import parsed
+from ...processors.json_text import excerpt, parsed
 from ...storage.failures import disk_errors
 from .files import Fetch, File, LocalFile, StoredFile
 from .units import UNIT_ROWS, NoRowsError, Row, Unit
@@ -25,7 +25,6 @@ from .units import UNIT_ROWS, NoRowsError, Row, Unit
 MAX_ROW_BYTES = 1 << 28  # of text; if a row is longer, a bracket, a quote or the end of a line is missing
 MAX_CARRIED_BYTES = 30 << 20  # of rows in a unit; what is longer waits in a file
 BOM = b"\xef\xbb\xbf"
-EXCERPT_BYTES = 60
 Item = TypeVar("Item")
 RowOf = Callable[[int, bytes], Row]  # number and text of a row -> the row, with an error where the text is none
 
@@ -153,13 +152,6 @@ def wide_text(text: bytes) -> str:
     if 4 * text.count(0) < max(1, len(text)):
         return ""
     return f"text in UTF-16 or UTF-32, or no text: write it as UTF-8, near {excerpt(text, 0)}"
-
-
-def excerpt(text: bytes, offset: int) -> str:
-    """A piece of it around a byte, printable."""
-    start = max(0, offset - EXCERPT_BYTES // 2)
-    piece = text[start : start + EXCERPT_BYTES].strip().decode(errors="replace")
-    return repr(piece)
 
 
 def share_of(total: int, *, before: int, whole: int) -> int:

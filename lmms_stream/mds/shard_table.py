@@ -8,22 +8,23 @@ checked when the table is made, and each entry once more when it is read.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import mmap
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LmmsStreamError, ShardError
+from ..errors import DataError, LmmsStreamError, ShardError
+from ..processors.json_text import JsonScanner
 from ..storage.locks import map_in_use
 from ..types import Columns
-from .index import DATASET_NAME, ShardInfo, ShardNames, check_version, hash_kinds, other_shards, parse_shard
+from .index import DATASET_NAME, INDEX_NAME, ShardInfo, ShardNames, check_version, hash_kinds, other_shards, parse_shard
 from .shard_list import Identity, ShardList, identity_of
 
 ENTRIES_NAME, ROWS_NAME, ABOUT_NAME = "index.json", "shards.npy", "about.json"
@@ -146,8 +147,10 @@ def write_table(folder: Path, *, dataset: Path | None, validate_hash: str | None
     Raises as parse_index does.
     """
     try:
-        with _mapped(folder / ENTRIES_NAME) as index:
+        with (folder / ENTRIES_NAME).open("rb", buffering=0) as index:
             about, rows = _rows_of(index, dataset, validate_hash=validate_hash, source=source)
+    except DataError as error:
+        raise ShardError(f"{source}: not a valid MDS index ({error}): convert the dataset again") from error
     except LmmsStreamError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -157,7 +160,7 @@ def write_table(folder: Path, *, dataset: Path | None, validate_hash: str | None
 
 
 def _rows_of(
-    index: mmap.mmap, dataset: Path | None, *, validate_hash: str | None, source: str
+    index: io.FileIO, dataset: Path | None, *, validate_hash: str | None, source: str
 ) -> tuple[About, NDArray[Any]]:
     kinds, names, described = hash_kinds(validate_hash), ShardNames(source), _Described(dataset, source=source)
     identity, folders = Identity(), set[str]()
@@ -165,7 +168,7 @@ def _rows_of(
     rest: dict[str, Any] = {}
     chunks: list[NDArray[Any]] = []
     rows: list[tuple[int, int, int, int, int, int, bool]] = []
-    for member in members(index, array="shards"):
+    for member in members(index, array="shards", name=INDEX_NAME):
         if not member.is_item:
             rest[member.name] = member.value
             continue
@@ -183,8 +186,9 @@ def _rows_of(
             rows.clear()
     check_version(rest["version"], source=source)
     names.check()
+    index.seek(0)
     about = About(
-        digest=hashlib.blake2b(index, digest_size=16).hexdigest(),
+        digest=hashlib.file_digest(index, partial(hashlib.blake2b, digest_size=16)).hexdigest(),
         dataset=described.rest(),
         folders=sorted(folders),
         columns=[(list(each.names), list(each.encodings), list(each.sizes)) for each in columns],
@@ -204,8 +208,8 @@ class _Described:
 
     def _read(self, path: Path) -> Iterator[Any]:
         assert self._rest is not None
-        with _mapped(path) as data:
-            for member in members(data, array="shards"):
+        with path.open("rb", buffering=0) as file:
+            for member in members(file, array="shards", name=DATASET_NAME):
                 if member.is_item:
                     yield member.value
                 else:
@@ -234,16 +238,7 @@ class _Described:
         return self._rest
 
 
-@contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        yield data
-
-
 # The members of a large JSON file one after another, in little memory. bytes of an index -> entries with offsets.
-
-_WINDOW = 1 << 22  # bytes that are decoded together
-_MAX_VALUE = 1 << 28  # bytes of one value; an entry of an index has some hundreds
 
 
 class Member(NamedTuple):
@@ -259,119 +254,14 @@ class Member(NamedTuple):
     stop: int
 
 
-def members(data: bytes | mmap.mmap, *, array: str, window: int = _WINDOW) -> Iterator[Member]:
+def members(stream: io.RawIOBase, *, array: str, name: str) -> Iterator[Member]:
     """The members of the object that a JSON file holds, those of the member `array` item by item.
 
-    data: the file's bytes, best memory-mapped. window: bytes that are decoded together. Raises ValueError where it is
-    not such an object.
+    name: of the file, for errors. Raises ValueError for a file with another content.
     """
-    walk = _Walk(data, window)
-    walk.expect(b"{")
-    if walk.take(b"}"):
-        return walk.end()
-    while True:
-        name, _, _ = walk.value()
-        if not isinstance(name, str):
-            raise ValueError(f"a name was expected, found {str(name)[:40]!r}")
-        walk.expect(b":")
-        if name == array:
-            for item in walk.items():
-                yield Member(name, item[0], True, item[1], item[2])
-        else:
-            yield Member(name, *walk.value_of_member())
-        if walk.take(b"}"):
-            return walk.end()
-        walk.expect(b",")
-
-
-class _Walk:
-    """A position in a file, and the text of the window after it."""
-
-    def __init__(self, data: bytes | mmap.mmap, window: int):
-        self._data, self._window = data, window
-        self._at = 0  # offset of the position in the file
-        self._text = ""
-        self._in_text = 0  # and in the text
-        self._is_ascii = True
-        self._decode = json.JSONDecoder().raw_decode
-
-    def _load(self, num_bytes: int) -> bool:
-        """The text of the window from the position on; False at the end of the file."""
-        window = self._data[self._at : self._at + num_bytes]
-        for cut in range(4):  # a character may go on after the window
-            try:
-                self._text = window[: len(window) - cut].decode()
-                break
-            except UnicodeDecodeError:
-                if cut == 3 or self._at + num_bytes >= len(self._data):
-                    raise
-        self._in_text = 0
-        self._is_ascii = self._text.isascii()
-        return bool(self._text)
-
-    def _next(self) -> str:
-        """The next character that is no space; "" at the end."""
-        while True:
-            while self._in_text < len(self._text):
-                character = self._text[self._in_text]
-                if character not in " \t\n\r":
-                    return character
-                self._in_text += 1
-                self._at += 1
-            if not self._load(self._window):
-                return ""
-
-    def take(self, mark: bytes) -> bool:
-        """Step over a mark if it comes next."""
-        if self._next() != mark.decode():
-            return False
-        self._in_text += 1
-        self._at += 1
-        return True
-
-    def expect(self, mark: bytes) -> None:
-        if not self.take(mark):
-            raise ValueError(f"{mark.decode()!r} was expected at byte {self._at}, found {self._next()!r}")
-
-    def end(self) -> None:
-        if self._next():
-            raise ValueError(f"the end was expected at byte {self._at}, found {self._next()!r}")
-
-    def value(self) -> tuple[Any, int, int]:
-        """The next value, its first and one-past-last byte."""
-        self._next()
-        size = self._window
-        while True:
-            try:
-                value, end = self._decode(self._text, self._in_text)
-                if end + 2 < len(self._text) or self._at_end():  # a number may go on after the window: 1|e+|3
-                    break
-            except json.JSONDecodeError:
-                if self._at_end() or size > _MAX_VALUE:
-                    raise
-            size = size if self._in_text else 2 * size
-            self._load(size)
-        start = self._at
-        text = self._text[self._in_text : end]
-        self._at += len(text) if self._is_ascii else len(text.encode())
-        self._in_text = end
-        return value, start, self._at
-
-    def _at_end(self) -> bool:
-        left = self._text[self._in_text :]
-        return self._at + (len(left) if self._is_ascii else len(left.encode())) >= len(self._data)
-
-    def items(self) -> Iterator[tuple[Any, int, int]]:
-        """The items of the array that comes next."""
-        self.expect(b"[")
-        if self.take(b"]"):
-            return
-        while True:
-            yield self.value()
-            if self.take(b"]"):
-                return
-            self.expect(b",")
-
-    def value_of_member(self) -> tuple[Any, bool, int, int]:
-        value, start, stop = self.value()
-        return value, False, start, stop
+    scanner = JsonScanner(stream, name=name)
+    for member in scanner.members():
+        is_array = member == array
+        for text in scanner.elements() if is_array else (scanner.value(b"}"),):
+            yield Member(member, json.loads(text), is_array, scanner.offset - len(text), scanner.offset)
+    scanner.end()

@@ -4,7 +4,7 @@ base            the interface of a processor; spans of tokens that are trained o
 lengths         lengths of samples, several at once
 tokenizers      fast tokenizers; it and families/installed alone import transformers; their threads; places of
                 byte-level tokens in a text
-json_text       JSON texts -> values, integers of any size unchanged
+json_text       JSON texts -> values, integers of any size unchanged; long texts value by value
 stored_chat     a stored conversation -> its messages, checked
 chat_template   a conversation -> its text and marks, thoughts of answers among it; tokens that end its answers
 not_shown       content that a template does not show, counted

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from lmms_stream.converters.rows.chat_kinds import EXCHANGES, MESSAGES
 from lmms_stream.converters.rows.speakers import ROLES, USUAL_ROLES
 from lmms_stream.converters.sources import json_array
-from lmms_stream.converters.sources.json_array import FIRST_SPEAKERS, JsonScanner
+from lmms_stream.converters.sources.json_array import FIRST_SPEAKERS
 from lmms_stream.errors import DataError
+from lmms_stream.processors.json_text import JsonScanner
 
 from ...strategies import examples
 from .source_rows import MESSY, read, read_numbered, write
@@ -186,7 +187,7 @@ def test_a_broken_element_is_an_error_of_its_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b'[{"a": 1}, {"b": "x', r"not valid JSON at byte 11, near '\{\"b\": \"x': a bracket or quote is not closed"),
+        (b'[{"a": 1}, {"b": "x', r"not valid JSON at byte 12, near '\{\"b\": \"x': a bracket or quote is not closed"),
         (b'[{"a": 1}', "a bracket or quote is not closed|expected ',' or ']', found its end"),
         (b'[{"a": 1}] {}', "something follows the end of its value"),
         (b'{"rows": [{"a": 1}] "b"}', "expected ',' or '}', found '\"'"),
