@@ -73,5 +73,5 @@ def opened(config: DatasetConfig, world: World) -> Packed:
     """The dataset of a config; one with a dataset_type is LMMS Engine's, and opened by its door."""
     if config.source_type is None:
         return config.open(world)
-    made: Packed = imported("doors.lmms_engine.datasets.opening:opened")(config, world)
+    made: Packed = imported("doors.huggingface.data:open_config")(config, world)
     return made

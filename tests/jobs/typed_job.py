@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lmms_stream.config import build_config, load_mapping
+from lmms_stream.doors.huggingface.data import open_config
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
-from lmms_stream.doors.lmms_engine.datasets.opening import opened
 from lmms_stream.loader.worker_server import fork_worker_server
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.plugins.tasks.reconstruction import L1, HingeGAN, Reconstruction, Term
@@ -70,7 +70,7 @@ def main() -> None:
     if config.num_workers:
         fork_worker_server()
     world, _ = init_distributed(config.timeout_s)
-    dataset = opened(build_config(DatasetConfig, data["dataset"], source=str(path)), world)
+    dataset = open_config(build_config(DatasetConfig, data["dataset"], source=str(path)), world)
     model, task = model_and_task(data, path.parent)
     trainer = FSDP2SFTTrainer(model=model, args=config, train_dataset=dataset, task=task)
     trainer.build()

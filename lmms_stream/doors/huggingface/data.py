@@ -11,9 +11,9 @@ from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...plan.order import OrderConfig
 from ...plan.packing import MAX_PACKING_LENGTH, Overlong, PackingConfig
-from ...train.run.settings import Datasets
+from ...train.run.settings import Datasets, Packed
 from ...types import World
-from ..lmms_engine.datasets.opening import opened, with_processor_of
+from ..lmms_engine.datasets.names import EngineDatasetConfig, dataset_type_of, lacks_processor, with_processor
 from .answer_rows import check_media, holds_media
 from .arguments import TrainerInputs, device_batch, option
 from .conversion import Conversion
@@ -68,7 +68,7 @@ class GivenData:
             return None
         given = with_processor_of(self._given.model, given)
         if isinstance(given, DatasetConfig):
-            return opened(given, self._world)
+            return open_config(given, self._world)
         if opens_loader(given):
             return given
         if isinstance(given, PackedDataset) or hasattr(given, "core"):
@@ -182,3 +182,41 @@ class GivenData:
 
 def _is_dataset_dict(given: Mapping[str, Any]) -> bool:
     return type(given).__module__.partition(".")[0] == "datasets"
+
+
+def open_config(config: DatasetConfig, world: World) -> Packed:
+    """Open the dataset of a config; with a dataset_type its sources are converted if they are not yet, or streamed."""
+    if not isinstance(config, EngineDatasetConfig) or config.dataset_type is None:
+        return config.open(world)
+    found = dataset_type_of(config)
+    if found.is_iterable:
+        from ..lmms_engine.datasets.iterable import MultiModalIterableDataset
+
+        streamed: MultiModalIterableDataset = (found.made_by or MultiModalIterableDataset)(config)
+        return streamed
+    from ..lmms_engine.datasets.naive import MultiModalDataset
+
+    made: MultiModalDataset = (found.made_by or MultiModalDataset)(config)
+    return made.opened(world)
+
+
+def with_processor_of(model: Any, given: Any) -> Any:
+    """Return a dataset, or a config of one, that names the type of its processor alone with the processor of a model.
+
+    Others as they are. ConfigError for a model without a folder or name.
+    """
+    if isinstance(given, EngineDatasetConfig) and given.dataset_type is not None:
+        return with_processor(given, _model_name(model)) if lacks_processor(given) else given
+    if getattr(given, "lacks_processor", False):
+        given.take_processor(_model_name(model))
+    return given
+
+
+def _model_name(model: Any) -> str:
+    name = name_of(model)
+    if not name:
+        raise ConfigError(
+            "processor_config has no processor_name, and the model has no folder or name that may have a processor: "
+            "give processor_name"
+        )
+    return name

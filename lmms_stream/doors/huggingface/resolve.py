@@ -16,10 +16,9 @@ from ...mds.dataset_config import DatasetConfig
 from ...train.inputs import RunInputs
 from ...train.run.settings import Datasets, TrainConfig
 from ...types import World
-from ..lmms_engine.datasets.opening import opened, with_processor_of
 from .arguments import TrainerInputs, arguments_of, device_batch, group_ranks, option, train_config, unwritten_reports
 from .collators import adapted
-from .data import GivenData
+from .data import GivenData, open_config, with_processor_of
 from .models import attention_of, check_quantization, model_of, name_of
 from .table import check, check_numbers
 
@@ -110,7 +109,7 @@ def _of_config(given: TrainerInputs, world_of: Callable[..., World]) -> RunInput
     for name in ("train_dataset", "eval_dataset"):
         dataset = with_processor_of(given.model, getattr(given, name))
         if isinstance(dataset, DatasetConfig):
-            dataset = opened(dataset, world)
+            dataset = open_config(dataset, world)
         elif dataset is not None and not isinstance(dataset, Mapping):
             dataset = _ours(dataset, name)
         datasets[name] = dataset

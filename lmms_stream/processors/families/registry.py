@@ -10,12 +10,12 @@ from .files import ProcessorFiles
 FAMILIES = Registry[FamilyMaker](
     "families",
     {
-        name: f"{module}:FAMILY"
-        for module, names in {
+        name: family if ":" in family else f"{family}:FAMILY"
+        for family, names in {
             "plugins.families.gemma3": ("gemma3", "Gemma3Processor"),
-            "plugins.families.idefics3": ("idefics3", "smolvlm", "Idefics3Processor", "SmolVLMProcessor"),
+            "plugins.families.described:IDEFICS3": ("idefics3", "smolvlm", "Idefics3Processor", "SmolVLMProcessor"),
             "plugins.families.internvl": ("internvl", "InternVLProcessor"),
-            "plugins.families.llama4": ("llama4", "Llama4Processor"),
+            "plugins.families.described:LLAMA4": ("llama4", "Llama4Processor"),
             "plugins.families.llava_onevision": ("llava_onevision", "LlavaOnevisionProcessor"),
             "plugins.families.qwen2_5_omni": ("qwen2_5_omni_thinker", "qwen2_5_omni", "Qwen2_5OmniProcessor"),
             "processors.families.qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),

@@ -6,7 +6,6 @@ naive           MultiModalDataset: packs by number; memory of a run
 iterable        MultiModalIterableDataset: packs of sources that are not converted
 processor       processors by their names: messages and images -> tensors
 collator        collators by their names: samples -> a batch
-opening         a DatasetConfig -> its dataset, for the trainer
 names           names of types, formats and processors -> ours
 moot            settings that are refused or have no effect
 building        sources -> shards, once
