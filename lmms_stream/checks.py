@@ -172,6 +172,11 @@ def _checked(name: str, value: Any, kinds: list[str]) -> Any:
     raise ConfigError(f"{name} must be {called}, got {value!r}{_remedy(value, kinds)}")
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def plain_number(number: Any) -> int | float:
     """Return a number of Python for one of any library."""
     return number if isinstance(number, int | float) else float(number)

@@ -197,10 +197,15 @@ _NO_DEFAULT = object()
 
 @dataclass(frozen=True, slots=True)
 class OldKey:
-    """A key of an earlier release. new: the key to write instead. move: puts its value into the settings."""
+    """A key of an earlier release.
+
+    new: the key to write instead. move: puts its value into the settings. is_old: whether a value is an old one, of a
+    key that has other values now.
+    """
 
     new: str
     move: Callable[[Settings, Any], None]
+    is_old: Callable[[Any], bool] = lambda _: True
 
 
 def moved(new: str, changed: Callable[[Any], Any] = lambda value: value, *, default: Any = _NO_DEFAULT) -> OldKey:
@@ -269,8 +274,9 @@ def with_new_keys(
 ) -> Settings:
     """The settings with new keys in place of old ones. tells: warn of each once, on rank 0."""
     keys: Mapping[str, OldKey] = getattr(config_class, "OLD_KEYS", {})
-    found = {name: value for name, value in settings.items() if name not in keys}
-    for name in [each for each in keys if each in settings]:
+    old = [name for name, key in keys.items() if name in settings and key.is_old(settings[name])]
+    found = {name: value for name, value in settings.items() if name not in old}
+    for name in old:
         if tells:
             _tell_old_key(f"{source}: {path}{name}", path + keys[name].new)
         try:

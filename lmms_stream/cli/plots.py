@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import is_number
 from ..errors import ConfigError, DataError
 from ..storage.failures import disk_errors
 from ..train.report.train_log import LOG_NAME, history, read_log
@@ -65,14 +66,14 @@ class RunCurves:
         """Where the records of a figure lie on the x-axis, and their values, NaN for null."""
         records = [record for record in (*self.steps, *self.evaluations) if metric in record]
         steps = np.array([record["step"] for record in records], np.float64)
-        values = [record[metric] if _is_number(record[metric]) else np.nan for record in records]
+        values = [record[metric] if is_number(record[metric]) else np.nan for record in records]
         return self._positions(steps, x=x), np.array(values, np.float64)
 
     def _positions(self, steps: Floats, *, x: str) -> Floats:
         """Of steps on the x-axis; an evaluation's step without a record of training lies between its neighbours."""
         if x == "step":
             return steps
-        known = [record for record in self.steps if _is_number(record.get(X_AXES[x]))]
+        known = [record for record in self.steps if is_number(record.get(X_AXES[x]))]
         if not known:
             raise DataError(f"the log of {self.name} has no {X_AXES[x]} for the x-axis: choose another")
         positions = np.array([record[X_AXES[x]] for record in known], np.float64)
@@ -141,7 +142,7 @@ def _read(path: Path, *, name: str) -> RunCurves:
     records = [*steps, *evaluations]
     if not records:
         raise DataError(f"{log} has no record yet: draw it when the run has written one")
-    metrics = dict.fromkeys(key for record in records for key, value in record.items() if _is_number(value))
+    metrics = dict.fromkeys(key for record in records for key, value in record.items() if is_number(value))
     return RunCurves(
         name=name, steps=steps, evaluations=evaluations, metrics=[metric for metric in metrics if metric != "step"]
     )
@@ -179,7 +180,3 @@ def _draw(axes: Axes, run: RunCurves, metric: str, *, x: str, smooth: int, color
         at, values = run.curve(EVALUATION, x=x)
         (drawn[label],) = axes.plot(at, values, "o", color=color, markeredgecolor="black", label=label)
     return drawn
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -40,19 +40,26 @@ class HasSamples(Protocol):
         ...
 
 
-Drop = str | Sequence[DropList | Mapping[str, Any]]
+Drop = str | Mapping[str, int] | Sequence[DropList | Mapping[str, Any]]
 
 
 def drop_lists(drop: Drop | None) -> list[DropList]:
-    """The lists of a setting; ConfigError for entries of another form."""
+    """The lists of a setting: a file, the first step of each file, or DropLists; ConfigError for another form."""
     if drop is None:
         return []
     if isinstance(drop, str):
         return [DropList(file=drop)]
+    if isinstance(drop, Mapping):
+        return [DropList(file=file, from_step=step) for file, step in drop.items()]
     try:
         return [each if isinstance(each, DropList) else DropList(**each) for each in drop]
     except TypeError as error:
-        raise ConfigError(f"drop must be a file, or a list of {{file, from_step}}: {error}") from error
+        raise ConfigError(f"drop must be a file, {{FILE: STEP}}, or a list of {{file, from_step}}: {error}") from error
+
+
+def first_steps(drop: Any) -> Any:
+    """A list of {file, from_step} as the first step of each file; another value as it is."""
+    return {each.file: each.from_step for each in drop_lists(drop)} if isinstance(drop, list) else drop
 
 
 def dropped(drop: Drop | None, datasets: Mapping[str, HasSamples]) -> LeftOut:

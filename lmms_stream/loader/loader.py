@@ -55,8 +55,8 @@ class PackedLoader:
     where they are given something of the main module, or that cannot be pickled. timeout_s: a worker that gives nothing
     for as long is an error; where shards are copied to this node, no sooner than their own timeout_s (FetchConfig) and
     some seconds. persistent_workers: they are kept from one iteration to the next, and serve the latest alone. bad:
-    what is done with samples that cannot be processed. drop: a file of samples to leave out, or several as DropList.
-    Raises ConfigError when global_batch cannot be shared equally.
+    what is done with samples that cannot be processed. drop: a file of samples to leave out, or the first step
+    of each of several. Raises ConfigError when global_batch cannot be shared equally.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from tests.train.runs import MODEL, VOCABULARY, train_settings
 SIZES = {"a": (700, 60), "b": (500, 600)}  # samples, and tokens of the longest: those of `b` are split over packs
 LEFT_OUT = {"a": range(0, 700, 20), "b": range(7, 500, 25)}
 DROPPED_FROM = 70
-DROPS = {"drop": [{"file": "x", "from_step": DROPPED_FROM}]}
+DROPS = {"drop": {"x": DROPPED_FROM}}
 STRETCHES: list[tuple[int, int, dict[str, Any]]] = [  # ranks, the step that it ends before, settings
     (1, 30, {"weights": {"a": 2, "b": 1}}),
     (2, 60, {"weights": {0: {"a": 1, "b": 1}, 40: {"a": 1, "b": 3}}}),
@@ -66,7 +66,7 @@ def test_a_run_on_one_to_four_ranks_resumed_elsewhere_is_told_as_it_logged_itsel
         if bad := settings.get("bad_samples"):
             lines = [f"{source}:{sample_id}\n" for source, ids in LEFT_OUT.items() for sample_id in ids]
             (folder / "drop.txt").write_text("".join(lines))
-            drop = [{**each, "file": str(folder / "drop.txt")} for each in bad["drop"]]
+            drop = {str(folder / "drop.txt"): step for step in bad["drop"].values()}
             settings = settings | {"bad_samples": {"drop": drop}}
         num_skipped += sum(end - first for first, end in settings.get("skip_steps", []))
         train(write_config(folder, settings, max_steps=stop - num_skipped), folder / "run", nproc=nproc)

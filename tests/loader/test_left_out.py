@@ -273,7 +273,7 @@ def test_settings_that_cannot_be_are_refused(dataset_folder: Path, chat_processo
         BadSamples(sample_timeout_s=0)
     with pytest.raises(ConfigError, match="from_step of the drop list x must be 0 or more, got -1"):
         DropList(file="x", from_step=-1)
-    with pytest.raises(ConfigError, match="drop must be a file, or a list of"):
+    with pytest.raises(ConfigError, match=r"drop must be a file, \{FILE: STEP\}, or a list of"):
         PackedLoader(dataset, global_batch=8, drop=[{"files": "x"}])
     with pytest.raises(ConfigError, match="language models alone, and the collator is another"):
         PackedLoader(dataset, global_batch=8, bad=BAD, collator=lambda *_, **__: None)  # type: ignore[arg-type]
@@ -371,7 +371,7 @@ def _check_drops(folder: Path, drop_folder: Path, draw: random.Random, *, num_st
             loader = opened(
                 world=World(rank=rank, world_size=world_size), num_workers=num_workers,
                 start_method="fork", persistent_workers=num_workers > 0 and draw.random() < 0.3,
-                drop=[DropList(file=file, from_step=first) for file, (_, first) in lists.items()] or None,
+                drop={file: first for file, (_, first) in lists.items()} or None,
                 bad=BadSamples(on_bad_sample="quarantine" if fails else "error"),
             )  # fmt: skip
             if state is not None:

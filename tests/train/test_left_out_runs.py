@@ -122,6 +122,7 @@ def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1)
     for setting, message in (
         ("bad_samples.quarantine=-1", "train.bad_samples.quarantine must be 0 or more, got -1"),
+        ("bad_samples.drop={x: -1}", "from_step of the drop list x must be 0 or more, got -1"),
         ("bad_samples.timeout_s=0", "train.bad_samples.timeout_s must be above 0, got 0"),
         (f"bad_samples.drop={tmp_path / 'nothing'}", "the drop list .*nothing cannot be read"),
     ):

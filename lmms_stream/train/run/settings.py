@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from numbers import Real
 from typing import Any, Literal
 
-from ...checks import check_fields, check_limits, local_path, plain_path, whole_number
+from ...checks import check_fields, check_limits, is_number, local_path, plain_path, whole_number
 from ...config import OldKey, Settings, moved, old_keys, put
 from ...errors import ConfigError
-from ...loader.drop_list import DropList
+from ...loader.drop_list import drop_lists, first_steps
 from ...mds.core import HasCore, OpensLoader, PackedDataset
 from ...mds.dataset_config import check_names
 
@@ -48,6 +47,7 @@ def _most(section: Settings, most: int) -> None:
 
 _MOST_QUARANTINED = 100  # by the old key action alone
 _OF_BAD_SAMPLES = {
+    "drop": OldKey("drop: {FILE: STEP}", moved("drop", first_steps).move, lambda value: isinstance(value, list)),
     "action": OldKey("quarantine: 0 for error, or a number of samples", _action),
     "max": OldKey("quarantine", _most),
 }
@@ -63,12 +63,13 @@ class BadSamplesConfig:
     # the run with its name
     quarantine: int = 0
     timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
-    # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several as {file, from_step}
-    drop: str | list[DropList] | None = None
+    # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several files, each with the step that it begins at
+    drop: str | dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.bad_samples.")
         check_limits(self, "train.bad_samples.", at_least_0=("quarantine",), above_0=("timeout_s",))
+        drop_lists(self.drop)
 
     @property
     def leaves_out(self) -> bool:
@@ -202,10 +203,6 @@ def _strategy(key: str) -> OldKey:
     return OldKey(f"{key}: no, epoch or a number of steps", move)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _number(value: Any) -> Any:
     """The number in a text, which old keys take; another value as it is."""
     with suppress(ValueError):
@@ -250,7 +247,7 @@ OLD_KEYS = {
     "on_bad_sample": OldKey("bad_samples.quarantine, 0 for error", _in_bad_samples(_action)),
     "max_bad_samples": OldKey("bad_samples.quarantine", _in_bad_samples(_most)),
     "sample_timeout_s": moved("bad_samples.timeout_s"),
-    "drop": moved("bad_samples.drop"),
+    "drop": moved("bad_samples.drop", first_steps),
     **{name: moved(f"fsdp.{name}") for name in ("wrap", "accumulate", "reshard_after_forward", "prefetch_blocks")},
     "load_best_model_at_end": moved("best.load"),
     "metric_for_best_model": moved("best.metric"),
@@ -457,18 +454,18 @@ class TrainConfig:
 
     def _check_optimizer(self) -> None:
         betas, epsilon = self.optim_args.get("betas", BETAS), self.optim_args.get("eps", 0)
-        if not isinstance(betas, list | tuple) or len(betas) != len(BETAS) or not all(map(_is_number, betas)):
+        if not isinstance(betas, list | tuple) or len(betas) != len(BETAS) or not all(map(is_number, betas)):
             raise ConfigError(f"train.optim_args.betas must be two numbers, such as [0.9, 0.95], got {betas!r}")
         for beta in betas:
             if not 0 <= beta < 1:
                 raise ConfigError(f"train.optim_args.betas must be at least 0 and below 1, got {beta}")
-        if not (_is_number(epsilon) and epsilon >= 0):
+        if not (is_number(epsilon) and epsilon >= 0):
             raise ConfigError(f"train.optim_args.eps must be a number, 0 or more, got {epsilon!r}")
 
     def _check_groups(self) -> None:
         for pattern, values in self.groups.items():
             for name in {"lr", "weight_decay"} & values.keys():
-                if not (_is_number(values[name]) and values[name] >= 0):
+                if not (is_number(values[name]) and values[name] >= 0):
                     raise ConfigError(
                         f"train.groups {pattern!r} {name} must be a number, 0 or more, got {values[name]!r}"
                     )
@@ -482,7 +479,7 @@ class TrainConfig:
                 "is next to none: name more tokens, or a share of the run, such as 0.01"
             )
         ratio, lowest = (self.lr_scheduler_kwargs.get(name) for name in ("decay_ratio", "min_lr"))
-        if ratio is not None and not (_is_number(ratio) and 0 <= ratio <= 1):
+        if ratio is not None and not (is_number(ratio) and 0 <= ratio <= 1):
             raise ConfigError(
                 f"train.lr_scheduler_kwargs.decay_ratio must be a share of the run, 0 to 1, got {ratio!r}"
             )
@@ -491,7 +488,7 @@ class TrainConfig:
                 f"train.lr_scheduler_kwargs.decay_ratio is of wsd, and lr_scheduler_type is {self.lr_scheduler_type}: "
                 "leave it out, or choose wsd"
             )
-        if lowest is not None and not (_is_number(lowest) and lowest >= 0):
+        if lowest is not None and not (is_number(lowest) and lowest >= 0):
             raise ConfigError(f"train.lr_scheduler_kwargs.min_lr must be a number, 0 or more, got {lowest!r}")
         if lowest is not None and lowest > self.learning_rate:
             raise ConfigError(
