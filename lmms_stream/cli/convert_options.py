@@ -309,7 +309,8 @@ def _add_user_code(group: Group) -> None:
 
 # Options that take several values: each value becomes an option of its own, and what follows them is left alone.
 #
-# argparse lets such an option take all words up to the next option, sources and target too.
+# argparse and tyro let such an option take all words up to the next option, sources and target too; neither tyro nor
+# cyclopts reads SOURCE … TARGET.
 
 _NUMBER = re.compile(r"-\.?\d")
 

@@ -1,7 +1,8 @@
 """Processes that do tasks for the command that started them: tasks out, results in, whichever is done first.
 
 What they do with a task is an object that is sent to each of them once. They are forked from a server, because
-tokenizers and threads of the command would not survive a fork, and they end with the command however that ends.
+tokenizers and threads of the command would not survive a fork, and they end with the command however that ends: busy
+workers of a ProcessPoolExecutor, or of loky, outlive a command that was killed, and their errors name no task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Locks between processes, on files: the kernel frees the locks of a process that dies."""
+"""Locks between processes, on files: the kernel frees the locks of a process that dies.
+
+filelock gives no file to read and write under its lock, no look at a lock without taking it, and no lock of a mapping.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ Credentials are those that Google's libraries find (GOOGLE_APPLICATION_CREDENTIA
 HMAC keys of GCS_KEY and GCS_SECRET, as for MosaicML Streaming. With STORAGE_EMULATOR_HOST an emulator is asked instead,
 without credentials. The tag of an object is its generation: what was read of one generation belongs together.
 
-MosaicML's code neither deletes nor reads ranges, and tells no sizes; obstore, which does, waits for ever in a process
-that was forked after its first request, as loader workers are. So requests are our own, over Google's library.
+MosaicML's code neither deletes nor reads ranges, and tells no sizes; obstore (0.12), which does, waits for ever in a
+process that was forked after its first request, as loader workers are; gcsfs and adlfs raise an error there. So
+requests are our own, over Google's library.
 """
 
 from __future__ import annotations
