@@ -79,6 +79,9 @@ def parameter_groups(
     made: Groups = []
     for pattern, own in values.items():
         mine = [each for each in trained if pattern_of.get(id(each), _REST) == pattern]
+        if "weight_decay" in own and "weight_decay" in values[_REST]:  # one group, in the order of the model
+            made.append({"params": mine, **own})
+            continue
         matrices, vectors = [each for each in mine if each.ndim >= 2], [each for each in mine if each.ndim < 2]
         made.append({"params": matrices, "weight_decay": weight_decay, **own})
         made.append({"params": vectors, "weight_decay": 0.0, **own})
