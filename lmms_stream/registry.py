@@ -10,7 +10,7 @@ The groups are lmms_stream.families, .tasks, .formats, .rows, .stores, .engines 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,17 +27,36 @@ class Registry(Mapping[str, Part]):
     """The parts of one group, by name. Ours come first, in the order of the table; others follow, sorted by name.
 
     Looking for one of ours does not look at what other packages have installed. ConfigError for a part of another
-    package that cannot be imported, that has the name of one of ours, or that two packages add.
+    package that cannot be imported, that is no part of this group, that has the name of one of ours, or that two
+    packages add.
     """
 
-    def __init__(self, group: str, ours: Mapping[str, str | Part]) -> None:
-        """group: the end of the entry points' group. ours: name -> part, or its "module:object" below lmms_stream."""
+    def __init__(
+        self,
+        group: str,
+        ours: Mapping[str, str | Part],
+        *,
+        accepts: Callable[[Any], bool] = callable,
+        expected: str = "a function or a class",
+    ) -> None:
+        """group: the end of the entry points' group. ours: name -> part, or its "module:object" below lmms_stream.
+
+        accepts: whether an object may be a part of the group. expected: such an object in words.
+        """
         self.group = group
         self.ours = ours
+        self._accepts, self._expected = accepts, expected
 
     def __getitem__(self, name: str) -> Part:
         if name not in self.ours:
-            return cast(Part, _loaded(self.others[name]))
+            entry = self.others[name]
+            found = _loaded(entry)
+            if not self._accepts(found):
+                raise ConfigError(
+                    f"{entry.name!r} of {entry.group} is {entry.value} of {_package(entry)}, a {type(found).__name__}, "
+                    f"and must be {self._expected}: correct that package, or uninstall it"
+                )
+            return cast(Part, found)
         part = self.ours[name]
         return cast(Part, imported(part)) if isinstance(part, str) else part
 
@@ -62,6 +81,10 @@ class Registry(Mapping[str, Part]):
                     "own: give it another name, or uninstall that package"
                 )
         return found
+
+    def check_names(self) -> None:
+        """ConfigError if another package adds a part with the name of one of ours."""
+        _ = self.others
 
     def origin(self, name: str) -> str | None:
         """The package and version that a part comes from; None for one of ours."""

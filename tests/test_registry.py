@@ -114,6 +114,8 @@ def test_a_part_that_cannot_be_used_is_an_error_that_names_its_package(
             ConfigError, match=r"os:path and os:sep both add 'mine' to lmms_stream.tasks: uninstall one"
         ):
             list(parts(("mine", "os:path"), ("mine", "os:sep")))
-        assert dict(parts(("mine", "os:sep")))["mine"] == "/"
+        with pytest.raises(ConfigError, match=r"'mine' .* is os:sep of .*, a str, and must be a function or a class"):
+            parts(("mine", "os:sep"))["mine"]
+        assert parts(("mine", "os:getcwd"))["mine"] is os.getcwd
     finally:
         registry._entry_points.cache_clear()

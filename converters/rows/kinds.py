@@ -139,7 +139,12 @@ _IN_ORDER: tuple[RowKind, ...] = (
     IMAGE,
     COLUMNS,
 )
-KINDS = Registry[RowKind]("rows", {kind.name: kind for kind in _IN_ORDER})
+KINDS = Registry[RowKind](
+    "rows",
+    {kind.name: kind for kind in _IN_ORDER},
+    accepts=lambda kind: isinstance(kind, RowKind),
+    expected="a RowKind",
+)
 
 
 @cache

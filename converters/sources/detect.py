@@ -186,7 +186,7 @@ _OURS = {
     "webdataset": Format(table=TarTable, extensions=(".tar",)),
     "lines": Format(table=TextLinesTable, may_be_compressed=True, by_ranges=True),  # .txt files are whole texts
 }
-FORMATS = Registry[Format]("formats", _OURS)
+FORMATS = Registry[Format]("formats", _OURS, accepts=lambda found: isinstance(found, Format), expected="a Format")
 EXTENSIONS = {
     **{extension: name for name, format in _OURS.items() for extension in format.extensions},
     ".txt": "text",

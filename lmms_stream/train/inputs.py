@@ -13,7 +13,7 @@ from ..loader.batch_maker import Collator
 from .model.build import ModelConfig
 from .run.settings import Datasets, TrainConfig
 from .tasks.causal import CausalLanguageModelling, FunctionTask
-from .tasks.registry import CAUSAL, build_task, check_objective, objective_of
+from .tasks.registry import CAUSAL, build_task, check_objective, check_task, objective_of
 from .tasks.task import Task
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Functions:
                 raise ConfigError(f"train.z_loss {z_loss:g} is none of compute_loss_func's: add it there, or set 0")
             return FunctionTask()
         if given is not None:
+            check_task(given)
             return given
         name = objective_of(processors)
         return CausalLanguageModelling(z_loss=z_loss) if name == CAUSAL else build_task(name)

@@ -26,6 +26,8 @@ FAMILIES = Registry[FamilyMaker](
         }.items()
         for name in names
     },
+    accepts=lambda family: hasattr(family, "model_types") and hasattr(family, "of"),
+    expected="a FAMILY, with model_types and of",
 )
 
 

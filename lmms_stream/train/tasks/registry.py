@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...errors import ConfigError, did_you_mean
+from ...checks import check_arguments
+from ...errors import ConfigError, LmmsStreamError, did_you_mean
 from ...registry import Registry
 from .task import Task
 
@@ -29,17 +30,41 @@ _ALONE = {"dpo", "kto"}  # tasks whose samples no other reads, and that read no 
 
 
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task of a name. options: its own arguments; ConfigError for a name or an option that is not there."""
+    """The task of a name. options: its own arguments. ConfigError for an unknown name or option, a wrong value,
+    and a class whose objects are not tasks.
+    """
     if name not in TASKS:
         remedy = did_you_mean(name, TASKS)
         raise ConfigError(f"there is no task {name!r}: {remedy}, or give the trainer a task of your own")
-    kind = TASKS[name]
+    TASKS.check_names()
+    kind, options = TASKS[name], options or {}
     known = list(inspect.signature(kind).parameters)
-    for option in options or {}:
+    for option in options:
         if option not in known:
             raise ConfigError(f"task {name} has no option {option!r}: {did_you_mean(option, known)}")
-    task: Task = kind(**(options or {}))
+    check_arguments(kind, options)
+    try:
+        task: Task = kind(**options)
+    except LmmsStreamError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise ConfigError(
+            f"task {name} cannot be made with {given or 'no options'} ({type(error).__name__}: {error}): correct the "
+            "section task"
+        ) from error
+    check_task(task)
     return task
+
+
+def check_task(task: Task) -> None:
+    """ConfigError for a task that lacks a member of Task."""
+    members = [member for member in vars(Task) if not member.startswith("_")]
+    if missing := [member for member in members if not hasattr(task, member)]:
+        raise ConfigError(
+            f"task {type(task).__name__} lacks {', '.join(missing)}: make it a subclass of "
+            "CausalLanguageModelling, or give it all members of Task"
+        )
 
 
 def check_objective(task: Task, processors: Iterable[Any]) -> None:

@@ -12,7 +12,7 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
-from lmms_stream.train.tasks.registry import build_task, objective_of
+from lmms_stream.train.tasks.registry import TASKS, build_task, objective_of
 from lmms_stream.train.tasks.task import Draw, LossSum
 from lmms_stream.types import Batch
 
@@ -103,3 +103,18 @@ def test_a_task_that_is_not_there_is_named_with_the_nearest() -> None:
         build_task("casual")
     with pytest.raises(ConfigError, match=r"task causal has no option 'z': did you mean 'z_loss'\?"):
         build_task("causal", {"z": 1})
+
+
+class Sums:
+    def __init__(self, n: int = 1) -> None:
+        self.collate, self.units = None, 1 / n
+
+
+def test_a_task_that_cannot_be_made_or_is_no_task_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TASKS, "ours", {**TASKS.ours, "sums": Sums})
+    with pytest.raises(ConfigError, match="z_loss must be a number, got 'big'"):
+        build_task("causal", {"z_loss": "big"})
+    with pytest.raises(ConfigError, match=r"task sums cannot be made with n=0 \(ZeroDivisionError: division by zero\)"):
+        build_task("sums", {"n": 0})
+    with pytest.raises(ConfigError, match="task Sums lacks objectives, losses, check: make it a subclass of CausalLan"):
+        build_task("sums")
