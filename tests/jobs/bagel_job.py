@@ -52,7 +52,7 @@ def trainer_of(folder: Path, output: Path, settings: dict[str, Any]) -> FSDP2SFT
 def shards_of(folder: Path, world: World) -> PackedStreamingDataset:
     return PackedStreamingDataset(
         str(folder / "data"),
-        processor=build_processor(folder / "words", text_dropout=0.2, vit_dropout=0.2, vae_dropout=0.2),
+        processor=build_processor(folder / "words", text_dropout=0.2, vit={"dropout": 0.2}, vae={"dropout": 0.2}),
         packing=PackingConfig(packing_length=160, overlong="error"),
         order=OrderConfig(num_canonical_nodes=2),
         world=world,

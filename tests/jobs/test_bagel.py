@@ -87,7 +87,7 @@ def test_a_step_is_that_of_its_samples_one_by_one_whatever_ranks_hold(
     record = read_log(output)[0]
     packs = [pack for of_rank in made["packs"] for pack in of_rank]
     assert len({len(ids) for _, ids in packs}) > 1
-    processor = build_processor(folder / "words", text_dropout=0.2, vit_dropout=0.2, vae_dropout=0.2)
+    processor = build_processor(folder / "words", text_dropout=0.2, vit={"dropout": 0.2}, vae={"dropout": 0.2})
     model, task = build_model().train(), Bagel()
     wrapped, draw = task.wrap(model), Draw(seed=5, step=0)
     totals: dict[str, Any] = {"ce": 0, "mse": 0}

@@ -43,7 +43,7 @@ def test_a_step_reads_the_device_once(settings: dict[str, Any], tmp_path: Path) 
                 loop.log()
             assert not stopped
             found.append(dict(counts))
-    assert found == [{"counts.py:read": 1}] * 2
+    assert found == [{"votes.py:read": 1}] * 2
 
 
 def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
