@@ -132,7 +132,6 @@ def main() -> None:
         warmup=0.05,
         num_workers=0,
         logging_steps=10,
-        eval_strategy="steps",
         eval_steps=options.steps,
         save_steps=options.steps,
     )
