@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
 from ...errors import DataError, LmmsStreamError, if_lfs_pointer
-from .arrow_values import Convert, convert_row, converters
+from .arrow_values import Convert, converters
 from .files import File, LocalFile, more_than_zeros
 from .table import Location, NumberedRows, share_of
 from .units import UNIT_ROWS, Row, Unit
@@ -82,6 +82,17 @@ def open_parquet(file: File, **options: Any) -> Iterator[Any]:
         yield opened
 
 
+def row_group_batches(file: File, groups: Sequence[int], *, columns: Sequence[str] | None = None) -> Generator[Any]:
+    """Yield the record batches of consecutive row groups, of some megabytes each. columns: read ones; None: all."""
+    buffer_bytes = LOCAL_BUFFER if isinstance(file, LocalFile) else STORE_BUFFER
+    # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
+    with open_parquet(file, pre_buffer=False, buffer_size=buffer_bytes) as parquet:
+        described = [parquet.metadata.row_group(group) for group in groups]
+        row_bytes = max(group.total_byte_size // max(1, group.num_rows) for group in described)
+        batch_rows = max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes)))
+        yield from parquet.iter_batches(batch_rows, row_groups=list(groups), columns=columns, use_threads=False)
+
+
 def rows_of(
     batches: Iterable[Any], *, skip: int, num_rows: int, wanted: NDArray[np.int64] | None = None
 ) -> Iterator[Row]:
@@ -117,13 +128,24 @@ def _wanted_rows(batch: Any, first: int, columns: Mapping[str, Convert], wanted:
 
 
 def python_rows(batch: Any, first: int, columns: Mapping[str, Convert]) -> list[Row]:
-    """All rows of a batch, numbered from `first`."""
+    """Return all rows of a batch, numbered from `first`."""
+    rows = enumerate(python_values(batch, columns), first)
+    return [Row(at, None, row) if isinstance(row, str) else Row(at, row) for at, row in rows]
+
+
+def python_values(batch: Any, columns: Mapping[str, Convert]) -> list[dict[str, Any] | str]:
+    """Return the values of each row of a batch; the reason, if a row has no form in Python."""
     try:
-        return [Row(first + at, convert_row(values, columns)) for at, values in enumerate(batch.to_pylist())]
+        rows: list[dict[str, Any] | str] = batch.to_pylist()
+        for name, convert in columns.items():
+            for row in rows:
+                if (value := row[name]) is not None:  # type: ignore[index]
+                    row[name] = convert(value)  # type: ignore[index]
     except (ValueError, OverflowError) as error:  # a date beyond Python's, text that is not UTF-8, or JSON that is none
         if batch.num_rows == 1:
-            return [Row(first, None, f"a value has no form in Python ({error}): write the column as text or numbers")]
-        return [row for at in range(batch.num_rows) for row in python_rows(batch.slice(at, 1), first + at, columns)]
+            return [f"a value has no form in Python ({error}): write the column as text or numbers"]
+        return [row for at in range(batch.num_rows) for row in python_values(batch.slice(at, 1), columns)]
+    return rows
 
 
 def check_columns(names: list[str], name: str) -> None:
@@ -167,16 +189,7 @@ class RowGroups:
             yield from piece_rows(self.piece, self.file.key, self._batches, wanted)
 
     def _batches(self) -> Generator[Any, None, None]:
-        piece, buffer_bytes = self.piece, LOCAL_BUFFER if isinstance(self.file, LocalFile) else STORE_BUFFER
-        # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
-        with open_parquet(self.file, pre_buffer=False, buffer_size=buffer_bytes) as file:
-            groups = [file.metadata.row_group(group) for group in range(piece.first, piece.stop)]
-            row_bytes = max(group.total_byte_size // max(1, group.num_rows) for group in groups)
-            yield from file.iter_batches(
-                batch_size=max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes))),
-                row_groups=list(range(piece.first, piece.stop)),
-                use_threads=False,
-            )
+        return row_group_batches(self.file, range(self.piece.first, self.piece.stop))
 
     def count(self) -> int:
         return self.piece.num_rows

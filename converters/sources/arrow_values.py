@@ -28,13 +28,6 @@ def converters(schema: Any) -> dict[str, Convert]:
     return {name: convert for name, convert in found.items() if convert is not None}
 
 
-def convert_row(values: dict[str, Any], columns: Mapping[str, Convert]) -> dict[str, Any]:
-    for name, convert in columns.items():
-        if values[name] is not None:
-            values[name] = convert(values[name])
-    return values
-
-
 def _features(schema: Any) -> Mapping[str, Any]:
     """Column -> its feature as `datasets` writes it into the metadata of a schema; none where another wrote it."""
     try:

@@ -11,13 +11,17 @@ import random
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lmms_stream.converters.sources.sources import open_sources
 from lmms_stream.doors.relax.cursor import BLOCK, SMALL, Permutation
 from lmms_stream.doors.relax.rows import open_rows
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectChangedError, ObjectMissingError
@@ -395,6 +399,50 @@ def test_lines_of_any_length_are_found_in_any_order(longest: int, tmp_path: Path
         assert all(
             isinstance(each, Sample) and each.prompt == texts[at] for each, at in zip(found, numbers, strict=True)
         )
+
+
+MAP = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+
+
+def mixed_table() -> pyarrow.Table:
+    """Rows of types that Python has no values for, or other values; row 150 has a date beyond Python's years."""
+    numbers = range(400)
+    days = pyarrow.array([10**7 if number == 150 else number for number in numbers], pyarrow.int32())
+    labels = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["no", "yes"]}}}}
+    return pyarrow.table(
+        {
+            "text": [None if number % 7 == 0 else f"row {number}" for number in numbers],
+            "day": days.cast(pyarrow.date32()),
+            "kind": pyarrow.array([f"k{number % 3}" for number in numbers]).dictionary_encode(),
+            "part": [{"a": number} if number % 2 else {"a": number, "b": "b"} for number in numbers],
+            "price": pyarrow.array([Decimal(number) / 4 for number in numbers], pyarrow.decimal128(12, 2)),
+            "map": pyarrow.array(
+                [[("x", number)] for number in numbers], pyarrow.map_(pyarrow.string(), pyarrow.int64())
+            ),
+            "label": [number % 2 for number in numbers],
+        }
+    ).replace_schema_metadata({"huggingface": json.dumps(labels)})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_row_is_the_same_as_in_a_conversion_in_any_order(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(mixed_table(), path, row_group_size=130)
+    else:
+        lines = [json.dumps({"text": f"row {number}", "n": [number, {"a": None}]}) for number in range(400)]
+        lines[150], lines[200] = '{"text": "row 150", "n": ', ""
+        path.write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode())
+    (source,) = open_sources([str(path)], scratch=tmp_path / "scratch", unit_bytes=lambda _: 3000)
+    expected = [(row.values, row.error) for unit in source.units() for row in unit.rows()]
+    source.close()
+    order = np.random.default_rng(1).permutation(len(expected))
+    rows = open_rows(path).read(order).rows
+    assert len(rows) == len(expected) == 400 - (kind == "jsonl")
+    for row, number in zip(rows, order.tolist(), strict=True):
+        values, error = expected[number]
+        assert number == 150 or values is not None
+        assert row == values if values is not None else error.partition(" (")[0] in str(row)
 
 
 def test_a_process_that_is_forked_while_samples_are_made_in_the_background_reads_on(tmp_path: Path) -> None:

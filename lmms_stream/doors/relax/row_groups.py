@@ -11,7 +11,8 @@ import resource
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 from typing import Any
 
@@ -21,14 +22,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...converters.sources.arrow import (
-    LOCAL_BUFFER,
     STEP_BYTES,
-    STEP_ROWS,
-    STORE_BUFFER,
     arrow_errors,
     check_columns,
     open_parquet,
-    python_rows,
+    python_values,
+    row_group_batches,
 )
 from ...converters.sources.arrow_values import Convert, converters
 from ...converters.sources.files import File, LocalFile, content_digest, sampled_digest_of
@@ -55,7 +54,7 @@ class _MappedGroup:
         for number in np.unique(numbers).tolist():
             batch = self._batches[number]
             inside = indices[numbers == number] - self._ends[number] + batch.num_rows
-            found += _values(_taken(batch, inside), self._columns)
+            found += python_values(_taken(batch, inside), self._columns)
         return found
 
 
@@ -68,19 +67,6 @@ def _taken(batch: Any, indices: NDArray[np.int64]) -> Any:
     except pyarrow.ArrowNotImplementedError:  # some types cannot be taken
         slices = [batch.slice(index, 1) for index in indices.tolist()]
         return pyarrow.Table.from_batches(slices)
-
-
-def _values(batch: Any, columns: Mapping[str, Convert]) -> list[dict[str, Any] | str]:
-    try:
-        rows: list[dict[str, Any] | str] = batch.to_pylist()
-        for name, convert in columns.items():
-            for row in rows:
-                if (value := row[name]) is not None:  # type: ignore[index]
-                    row[name] = convert(value)  # type: ignore[index]
-    except (ValueError, OverflowError):  # one of them has no form in Python
-        read = (python_rows(batch.slice(index, 1), 0, columns)[0] for index in range(batch.num_rows))
-        return [row.values if row.values is not None else str(row.error) for row in read]
-    return rows
 
 
 class ParquetRows:
@@ -144,17 +130,10 @@ class ParquetRows:
     def _decoded(self, number: int) -> _MappedGroup:
         if self._file.key != self._key:
             raise ObjectChangedError(self.name)
-        is_local = isinstance(self._file, LocalFile)
         with (
             tempfile.NamedTemporaryFile(prefix="lmms_stream-rows-") as spooled,
-            open_parquet(
-                self._file, pre_buffer=False, buffer_size=LOCAL_BUFFER if is_local else STORE_BUFFER
-            ) as parquet,
+            closing(row_group_batches(self._file, [number], columns=self._columns)) as batches,
         ):
-            group = parquet.metadata.row_group(number)
-            row_bytes = group.total_byte_size // max(1, group.num_rows)
-            batch_rows = max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes)))
-            batches = parquet.iter_batches(batch_rows, row_groups=[number], columns=self._columns, use_threads=False)
             writer = None
             for batch in _in_large_batches(map(_without_dictionaries, batches)):
                 writer = writer or pyarrow.ipc.new_file(spooled, batch.schema)

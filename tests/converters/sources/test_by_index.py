@@ -16,11 +16,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets import Dataset
-from lmms_stream.converters.sources.arrow_values import convert_row
+from lmms_stream.converters.sources.arrow import python_values
 from lmms_stream.converters.sources.sources import open_sources
 from lmms_stream.converters.sources.table import by_index, json_row
 
-PARSERS = (json_row.__code__, convert_row.__code__)  # each makes the values of one row
 ROWS = [{"text": f"row {number}", "tags": [number, -number]} for number in range(200)]
 
 
@@ -29,9 +28,11 @@ def parsed_rows() -> Iterator[list[CodeType]]:
     """Inside, the list grows by one for each row that is parsed."""
     seen: list[CodeType] = []
 
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code in PARSERS:
+    def note(frame: FrameType, event: str, result: Any) -> None:
+        if event == "call" and frame.f_code is json_row.__code__:
             seen.append(frame.f_code)
+        if event == "return" and frame.f_code is python_values.__code__:
+            seen.extend([frame.f_code] * len(result))
 
     before = sys.getprofile()
     sys.setprofile(note)
