@@ -14,7 +14,7 @@ OLDEST_TESTS ?= tests
 OTHER := $(VENV)/$(notdir $(PYTHON))
 OTHER_PYTHONS ?= python3.12 python3.13
 
-.PHONY: setup demo test test-oldest test-python test-minimal test-long check compiled docs bench clean
+.PHONY: setup demo test test-times test-oldest test-python test-minimal test-long check compiled docs bench clean
 
 setup: $(VENV)/.installed
 
@@ -39,6 +39,10 @@ compiled: setup
 test: setup
 	$(MAKE) --jobs 2 check compiled
 	$(PYTEST)
+
+# CPU seconds of tests and files, in the order of their cost; all of them in build/test_times.json.
+test-times: setup compiled
+	$(PYTEST) -p tests.times
 
 # The oldest versions that may be installed, laid over the newest ones.
 $(OLDEST)/.installed: $(VENV)/.installed
