@@ -14,7 +14,7 @@ OLDEST_TESTS ?= tests
 OTHER := $(VENV)/$(notdir $(PYTHON))
 OTHER_PYTHONS ?= python3.12 python3.13
 
-.PHONY: setup demo test test-times test-oldest test-python test-minimal test-long check compiled docs bench clean
+.PHONY: setup demo test test-all test-times test-oldest test-python test-minimal test-long check compiled docs bench clean
 
 setup: $(VENV)/.installed
 
@@ -38,7 +38,13 @@ compiled: setup
 
 test: setup
 	$(MAKE) --jobs 2 check compiled
-	$(PYTEST)
+	$(PYTEST) -p tests.seams
+
+# All tests, those of doors, tools and plugins that did not change, too; tests/full_run.json then says so.
+test-all: setup
+	$(MAKE) --jobs 2 check compiled
+	$(PYTEST) -p tests.times
+	$(BIN)/python -m tests.seams --record
 
 # CPU seconds of tests and files, in the order of their cost; all of them in build/test_times.json.
 test-times: setup compiled

@@ -1,7 +1,7 @@
 """CPU seconds of each test and file, in a run of pytest with `-p tests.times`: what `make test-times` prints.
 
-A test counts with all processes below its own: ranks, workers, servers. Setup of a fixture counts for the first test that
-needs it; the table shows it apart.
+A test counts with all processes below its own: ranks, workers, servers. Setup of a fixture counts for the first test
+that needs it; the table shows it apart.
 """
 
 from __future__ import annotations

@@ -1,0 +1,129 @@
+"""Tests of doors, tools and plugins that `make test` leaves out (seams.toml): `python -m tests.seams` prints them.
+
+A part is left out if no file of its code, tests or seam changed since the commit of full_run.json, at which
+`make test-all` passed. All tests run without a history of commits, and if that commit is older than MOST_COMMITS.
+`python -m tests.seams --record` writes full_run.json after such a run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PARTS = Path(__file__).with_suffix(".toml")
+RECORD = Path(__file__).with_name("full_run.json")
+TIMES = ROOT / "build" / "test_times.json"  # of times.py
+MOST_COMMITS = 50
+
+
+class Choice(NamedTuple):
+    """left_out: parts whose tests do not run, and files of tests that do not. reason: of the choice, in words."""
+
+    left_out: tuple[str, ...]
+    skipped: frozenset[Path]
+    reason: str
+
+
+def git(*words: str) -> list[str]:
+    """Lines that git prints; none if it fails."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+@cache
+def choose(*, record: Path = RECORD) -> Choice:
+    """Return the choice for the files as they are."""
+    if not record.is_file():
+        return Choice((), frozenset(), "all tests run: no run of all is recorded")
+    commit = json.loads(record.read_text())["commit"]
+    if git("cat-file", "-t", commit) != ["commit"]:
+        return Choice((), frozenset(), f"all tests run: {commit[:8]}, where all passed, is not in this history")
+    commits = git("rev-list", f"{commit}..HEAD")
+    if len(commits) > MOST_COMMITS:
+        return Choice(
+            (), frozenset(), f"all tests run: all passed {len(commits)} commits ago, and {MOST_COMMITS} are the most"
+        )
+    changed = {*git("diff", "--name-only", "--no-renames", commit), *git("ls-files", "--others", "--exclude-standard")}
+    return choice(changed - {str(RECORD.relative_to(ROOT))}, since=commit)
+
+
+def choice(changed: Iterable[str], *, since: str) -> Choice:
+    """Return the choice for files that changed since a commit."""
+    changed = sorted(changed)
+    parts = tomllib.loads(PARTS.read_text())
+    if causes := _below(changed, parts.pop("all")["seam"]):
+        return Choice((), frozenset(), f"all tests run: {causes[0]} changed since {since[:8]}, where all passed")
+    left_out = tuple(
+        name for name, part in parts.items() if not _below(changed, [*part["code"], *part["tests"], *part["seam"]])
+    )
+    skipped = {file for name in left_out for file in _files(parts[name]["tests"])}
+    for part in parts.values():
+        skipped -= {*_files(part["always"])}
+    for name in parts.keys() - {*left_out}:
+        skipped -= {*_files(parts[name]["tests"])}
+    reason = f"nothing of these changed since {since[:8]}, where all passed: " + ", ".join(left_out)
+    return Choice(left_out, frozenset(skipped), reason if left_out else "all tests run: each part changed")
+
+
+def _below(changed: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """Changed files that are, or are below, one of the paths."""
+    return [each for each in changed for path in paths if each == path or each.startswith(f"{path}/")]
+
+
+def _files(paths: Iterable[str]) -> set[Path]:
+    found: set[Path] = set()
+    for path in paths:
+        whole = ROOT / path
+        found |= {*whole.rglob("test_*.py")} if whole.is_dir() else {whole}
+    return found
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the files of parts that did not change."""
+    return True if collection_path in choose().skipped else None
+
+
+def pytest_report_header() -> str:
+    """Tell what is left out, and why."""
+    today = choose()
+    left_out = f"{len(today.skipped)} files of tests are left out: " if today.skipped else ""
+    return f"tests: {left_out}{today.reason}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell it again at the end, where it is read."""
+    if choose().skipped:
+        terminalreporter.line(f"{pytest_report_header()}; make test-all runs all")
+
+
+def record() -> None:
+    """Write the commit, at which all tests passed, and the CPU seconds of each file."""
+    if changes := git("status", "--porcelain"):
+        sys.exit(f"files differ from the commit, {changes[0].strip()}: commit them, and run make test-all again")
+    times = json.loads(TIMES.read_text())
+    files = {name: round(each["setup"] + each["test"], 1) for name, each in times["files"].items()}
+    (commit,) = git("rev-parse", "HEAD")
+    RECORD.write_text(json.dumps({"commit": commit, "cpu_s": times["cpu_s"], "files": files}, indent=1) + "\n")
+    sys.stdout.write(f"all tests passed at {commit[:8]}: commit {RECORD.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    if "--record" in sys.argv:
+        record()
+    else:
+        today = choose()
+        sys.stdout.write(
+            "\n".join([today.reason, *sorted(str(file.relative_to(ROOT)) for file in today.skipped)]) + "\n"
+        )

@@ -1,0 +1,78 @@
+"""The choice of tests of doors, tools and plugins."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from .seams import MOST_COMMITS, PARTS, ROOT, choice, choose, git, pytest_report_header
+
+SETTINGS = tomllib.loads(PARTS.read_text())
+NAMES = SETTINGS.keys() - {"all"}
+SOME_CORE = "lmms_stream/plan/short_epochs.py"
+
+
+def named(*paths: str) -> set[Path]:
+    return {ROOT / path for path in paths}
+
+
+def test_every_path_of_the_parts_exists() -> None:
+    paths = [path for part in SETTINGS.values() for kind in part.values() for path in kind]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    for name in NAMES:
+        part = SETTINGS[name]
+        assert all(any(file.startswith(path) for path in part["tests"]) for file in part["always"]), name
+
+
+def test_every_door_tool_and_plugin_is_the_code_of_a_part() -> None:
+    code = tuple(path for name in NAMES for path in SETTINGS[name]["code"])
+    files = [f"lmms_stream/{folder}" for folder in ("doors", "tools", "plugins")]
+    found = [str(each.relative_to(ROOT)) for folder in files for each in (ROOT / folder).rglob("*.py")]
+    assert [each for each in found if not each.startswith(code) and not each.endswith("__init__.py")] == []
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_change_of_a_parts_code_tests_or_seam_runs_its_tests(name: str) -> None:
+    part = SETTINGS[name]
+    tests = {file for path in part["tests"] for file in ([ROOT / path, *(ROOT / path).rglob("test_*.py")])}
+    for path in [*part["code"], *part["tests"], *part["seam"]]:
+        changed = path if (ROOT / path).is_file() else f"{path}/deep/new_file.py"
+        chosen = choice([changed], since="0" * 40)
+        assert name not in chosen.left_out
+        assert not tests & chosen.skipped
+
+
+def test_a_change_of_the_core_alone_leaves_out_parts_but_for_tests_of_their_seams() -> None:
+    chosen = choice(["lmms_stream/storage/s3.py"], since="0" * 40)
+    assert {"relax", "llama_factory", "families", "tasks", "parallel"} <= {*chosen.left_out}
+    assert not {"stores", "mosaicml"} & {*chosen.left_out}
+    assert named("tests/rl/test_datasets.py", "tests/parallel/test_tensor_parallel.py") <= chosen.skipped
+    assert not named("tests/rl/test_data_source.py", "tests/peers/test_nodes.py") & chosen.skipped
+    assert not any("tests/plan" in str(file) or "tests/storage/test_cache" in str(file) for file in chosen.skipped)
+
+
+def test_all_tests_run_without_a_record_a_history_or_an_unchanged_frame(tmp_path: Path) -> None:
+    assert choose(record=tmp_path / "absent.json").reason == "all tests run: no run of all is recorded"
+    record = tmp_path / "full_run.json"
+    record.write_text(json.dumps({"commit": "1" * 40}))
+    assert choose(record=record).reason == "all tests run: 11111111, where all passed, is not in this history"
+    chosen = choice(["pyproject.toml"], since="2" * 40)
+    assert chosen.reason == "all tests run: pyproject.toml changed since 22222222, where all passed"
+    assert not chosen.skipped
+
+
+OLD = git("rev-parse", "--verify", f"HEAD~{MOST_COMMITS + 1}")
+
+
+@pytest.mark.skipif(not OLD, reason="the history is short")
+def test_all_tests_run_if_the_record_is_old(tmp_path: Path) -> None:
+    record = tmp_path / "full_run.json"
+    record.write_text(json.dumps({"commit": OLD[0]}))
+    assert f"commits ago, and {MOST_COMMITS} are the most" in choose(record=record).reason
+
+
+def test_a_run_tells_which_tests_it_leaves_out() -> None:
+    assert pytest_report_header().startswith("tests: ")
