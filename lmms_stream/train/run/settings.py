@@ -374,8 +374,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume"))
         object.__setattr__(self, "output_dir", str(local_path("train.output_dir", self.output_dir)))
-        self._check_times()
-        self._check_profile()
+        self._check_steps()
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
         if len(lengths) != 1:
             given = f", got {' and '.join(lengths)}" if lengths else ""
@@ -390,7 +389,6 @@ class TrainConfig:
             raise ConfigError(f"train.ema_decay must be above 0 and below 1, got {self.ema_decay}: 0.999 is usual")
         self._check_degrees()
         self._check_optimizer()
-        self._check_groups()
         self._check_schedule()
         self._check_best()
 
@@ -412,7 +410,7 @@ class TrainConfig:
                 "tokens go to is no part of a graph. Leave one out"
             )
 
-    def _check_times(self) -> None:
+    def _check_steps(self) -> None:
         words: dict[str, tuple[str, ...]] = {
             "save_steps": ("no", "epoch", "best"), "eval_steps": ("no", "epoch"), "logging_steps": ("no", "epoch"),
         }  # fmt: skip
@@ -425,8 +423,6 @@ class TrainConfig:
             elif not isinstance(value, str):
                 least = 1 if name == "logging_steps" else 0
                 object.__setattr__(self, name, whole_number(f"train.{name}", value, least=least))
-
-    def _check_profile(self) -> None:
         if self.profile_steps is None:
             return
         first, stop, *folder = self.profile_steps
@@ -461,8 +457,6 @@ class TrainConfig:
                 raise ConfigError(f"train.optim_args.betas must be at least 0 and below 1, got {beta}")
         if not (is_number(epsilon) and epsilon >= 0):
             raise ConfigError(f"train.optim_args.eps must be a number, 0 or more, got {epsilon!r}")
-
-    def _check_groups(self) -> None:
         for pattern, values in self.groups.items():
             for name in {"lr", "weight_decay"} & values.keys():
                 if not (is_number(values[name]) and values[name] >= 0):
@@ -478,7 +472,7 @@ class TrainConfig:
                 f"train.warmup counts tokens in a run with max_tokens, and {self.warmup:,.0f} of {self.max_tokens:,} "
                 "is next to none: name more tokens, or a share of the run, such as 0.01"
             )
-        ratio, lowest = (self.lr_scheduler_kwargs.get(name) for name in ("decay_ratio", "min_lr"))
+        ratio, lowest = self.lr_scheduler_kwargs.get("decay_ratio"), self.lr_scheduler_kwargs.get("min_lr")
         if ratio is not None and not (is_number(ratio) and 0 <= ratio <= 1):
             raise ConfigError(
                 f"train.lr_scheduler_kwargs.decay_ratio must be a share of the run, 0 to 1, got {ratio!r}"
