@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ from .kernels.short_epochs import (
 )
 from .lengths import Lengths
 from .order import OrderConfig
-from .packing import MAX_LENGTH, PackingConfig, PackRange, ends_of, runs
+from .packing import MAX_LENGTH, PackingConfig, PackRange, cut_overlong, ends_of, runs
 
 MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
 MAX_SEGMENTS = 1 << 16
@@ -62,6 +61,7 @@ class ShortEpochs:
     ):
         lengths = np.ascontiguousarray(index.lengths, np.int32)
         self._patches = None if index.patches is None else np.asarray(index.patches)
+        cut = cut_overlong(lengths, config=packing, has_media=None if self._patches is None else self._patches > 0)
         self._facts = SourceFacts(
             seed=order.seed,
             shuffles=order.shuffle,
@@ -71,7 +71,7 @@ class ShortEpochs:
             sizes=samples_per_shard,
             first_ids=np.cumsum(samples_per_shard) - samples_per_shard,
             lengths=lengths,
-            num_pieces=num_pieces(lengths, self._patches, packing=packing),
+            num_pieces=np.bincount(cut.positions, minlength=len(lengths)).astype(np.int32),
         )
         self._rules = _rules(packing, len(lengths))
         segments = max(1, int(self._facts.num_pieces.sum()))
@@ -226,23 +226,6 @@ def has_short_epochs(
     if packing.overlong == "split" and int((lengths.astype(np.int64) // packing.packing_length).sum()) > MAX_SEGMENTS:
         return False
     return streams_are_numpys()
-
-
-def num_pieces(
-    lengths: NDArray[np.int32], patches: NDArray[np.integer[Any]] | None, *, packing: PackingConfig
-) -> NDArray[np.int32]:
-    """Segments that each sample is packed as, as packing.cut_overlong makes them: int32[num_samples]."""
-    limit = packing.packing_length
-    pieces = np.ones(len(lengths), np.int32)
-    if packing.overlong == "split":
-        pieces = -(-lengths // limit)
-    is_dropped = lengths > limit
-    if packing.overlong == "keep":
-        return pieces
-    if packing.overlong != "drop":
-        is_dropped &= False if patches is None else patches > 0
-    pieces[is_dropped] = 0
-    return pieces.astype(np.int32)
 
 
 def _rules(packing: PackingConfig, num_samples: int) -> Rules:
