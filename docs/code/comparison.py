@@ -17,6 +17,7 @@ SHOWN = (  # columns of the page -> what the README calls them
     ("on other numbers of ranks and workers", "on other ranks"),
     ("mixing by weights", "weights"),
 )
+SYSTEMS = ("lmms_stream", "MosaicML Streaming", "LMMS Engine", "Megatron-Energon", "OLMo-core", "TRL")  # of the README
 _REFERENCE = re.compile(r"^\[([\w-]+)\]: (\S+)$", re.MULTILINE)
 _TEST = re.compile(r", `(tests/[\w/]+\.py)`")
 
@@ -37,9 +38,8 @@ def markdown() -> str:
         for row in rows
         for name, cell in zip(head, row, strict=True)
     }
-    systems = list(dict.fromkeys(row[0] for _, rows in tables(text) for row in rows))
     lines = [f"| | {' | '.join(name for _, name in SHOWN)} |", f"|---|{'---|' * len(SHOWN)}"]
-    for system in systems:
+    for system in SYSTEMS:
         shown = " | ".join(_inline(cells[system, column], urls) for column, _ in SHOWN)
         lines.append(f"| {system} | {shown} |")
     return "\n".join(lines) + "\n"
