@@ -37,8 +37,9 @@ LIMIT_S = 120
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Default cache folders of this process and of those that it starts lie in a folder of the test's own."""
+def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Default cache folders of this process, and of processes that it starts, are in a folder of the test."""
+    tmp_path_factory.getbasetemp()  # for all tests of this process, before the folder changes
     with tempfile.TemporaryDirectory(prefix="index-") as folder:  # a short name, as a real one has
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
