@@ -2,21 +2,21 @@
 
 base            the interface of a processor; spans of tokens that are trained on
 lengths         lengths of samples, several at once
-tokenizers      fast tokenizers; it and families/installed alone import transformers; their threads; places of
-                byte-level tokens in a text
+tokenizers      fast tokenizers and their threads; places of byte-level tokens in a text; only this module and
+                families/installed import transformers
 json_text       JSON texts -> values, integers of any size unchanged; long texts value by value
 stored_chat     a stored conversation -> its messages, checked
-chat_template   a conversation -> its text and marks, thoughts of answers among it; tokens that end its answers
+chat_template   a conversation -> its text, marks and thoughts; tokens that end its answers
 not_shown       content that a template does not show, counted
 conversation    a stored conversation -> its text, tokens and trained spans
 chat, text      processors of texts and documents; token_kernels: the compiled loop that fills packs from shards
 image           the processor of images to generate, and its settings
-media/          bytes of media -> facts and pixels; families/: what is special about a family of models
+media/          bytes of media -> facts and pixels; families/: the special parts of each family of models
 preference      processors of answers to compare, also with media
-installed       families whose media transformers' own processor reads; agreement: whether it reads them as we do
+installed       families whose media are read by the processor of transformers; agreement: compares it with our code
 multimodal      the processor of conversations with media, and the places of media in text
-bagel_images    images as BAGEL's encoders take them
-bagel           the processor of its sequences of texts and images, and which tokens attend to which
+bagel_images    images as inputs of BAGEL's encoders
+bagel           the processor of BAGEL's sequences of texts and images, and their attention
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ if TYPE_CHECKING:
     from .conversation import Learn
     from .multimodal import MultimodalProcessor
 
-MEDIA_TYPES = ("vision", "audio", "omni")  # names of one type: the processor's folder says which media it reads
+MEDIA_TYPES = ("vision", "audio", "omni")  # synonyms: the processor's folder determines the media
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorConfig(MediaSettings, ImageSettings):
-    """Which processor reads the samples, as one section of a YAML file."""
+    """Processor of the samples: one section of a YAML file."""
 
     # The processor
-    # None: "chat"; with a path, chats with the media that its processor reads (text alone if it reads none).
-    # "chat": `messages`, by the chat template of a tokenizer; "text": all of each `text`; "tokens": samples that were
-    # tokenized at conversion; "vision": chats with the media that the processor at `path` reads ("audio" and "omni" are
-    # other names of it); "image": images that are to be made; "preference": answers that are compared; "bagel": texts,
-    # images to see and images to make
+    # None: "chat"; with a path, chats with the media that its processor reads (only text if it reads no media). "chat":
+    # `messages`, by the chat template of a tokenizer; "text": the full text of each `text`; "tokens": samples tokenized
+    # at conversion; "vision": chats with the media that the processor at `path` reads ("audio" and "omni" are other
+    # names of "vision"); "image": images to generate; "preference": answers to compare; "bagel": texts, images to see
+    # and images to generate
     type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel", "preference"] | None = None
     # a local folder or hub id, for "chat", "text", "bagel" and "preference"
     tokenizer: str | None = None
-    # the same of a processor of transformers', for "vision", and for "preference" with media
+    # a local folder or hub id of a transformers processor, for "vision", and for "preference" with media
     path: str | None = None
-    # of chats, whether all that the assistant says is learnt or its last message alone, as templates need that change
+    # answers of a chat that are trained on: all messages of the assistant, or only the last, for templates that change
     # earlier messages (Qwen3's drops their thoughts)
     learn: Literal["all", "last"] = "all"
-    # of chats, whether the next speaker's token is trained on where a template ends answers by nothing else (GLM's)
+    # for chats, train on the next speaker's token if only this token ends the template's answers (GLM's)
     learn_stop: bool = False
-    bagel: BagelSettings | None = None  # of "bagel": how its sequences are made (see docs/bagel.md)
-    # the task that samples are for: of "preference" dpo (the default, pairs) or kto (single answers), of "image"
+    bagel: BagelSettings | None = None  # of "bagel": settings of BAGEL's sequences (see docs/bagel.md)
+    # the task of the samples: of "preference" dpo (the default, pairs) or kto (single answers), of "image"
     # flow_matching (the default with crop "center") or reconstruction (with "random")
     objective: Objective | Compared | None = None
-    text_prefix: str | None = None  # of "text": what stands before each text instead of special tokens; "" for nothing
-    text_suffix: str | None = None  # the same behind it
-    # of "tokens": documents that were laid end to end at conversion (--concat) do not see each other
+    text_prefix: str | None = None  # of "text": written before each text instead of special tokens; "" for nothing
+    text_suffix: str | None = None  # of "text": written after each text, likewise
+    # of "tokens": separate attention of documents that were concatenated at conversion (--concat)
     isolate_documents: bool = False
 
     def __post_init__(self) -> None:
@@ -168,7 +168,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
     @property
     def kind(self) -> str:
-        """The type, as far as it is known before the folder of `path` is read."""
+        """Processor type, before the folder of `path` is read."""
         return self.type or ("chat" if self.path is None else "vision")
 
     @property
@@ -191,7 +191,7 @@ def has_processor_of_media(path: str) -> bool:
     return has_media(path)
 
 
-# Which processor measures samples: from what the user names, and what the rows are.
+# Which processor measures samples: chosen by the user's settings and the schema of the rows.
 
 TYPES = ("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference")
 _OF_ROWS = {"messages": "chat", "text": "text", "preference": "preference"}  # schema of the rows -> type of processor
@@ -203,11 +203,11 @@ _WITHOUT_TOKENIZER = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorChoice:
-    """What is known of a processor before the rows are.
+    """Settings of a processor, before the schema of the rows is known.
 
-    tokenizer: folder or hub id of a tokenizer, or of transformers' processor for types with media. type: one of TYPES;
-    None for the one that reads what the rows are. settings: of a run's section `processor`, by name.
-    Raises ConfigError for a type with a tokenizer that it does not read, or without the one that it needs.
+    tokenizer: folder or hub id of a tokenizer, or of a transformers processor for types with media. type: a name in
+    TYPES, or None for the type that matches the rows. settings: of a run's section `processor`, by name. Raises
+    ConfigError for a type that does not read the tokenizer, or without a tokenizer that the type needs.
     """
 
     tokenizer: str | Path | None = None
@@ -225,10 +225,10 @@ class ProcessorChoice:
             raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
 
     def build(self, schema: str | None = None, *, has_media: bool = False) -> Processor:
-        """The processor; schema: what the rows are stored as, None for chats. ConfigError for a wrong setting.
+        """Build the processor. schema: schema of the stored rows, None for chats. ConfigError for a wrong setting.
 
-        has_media: the rows hold media, which the processor of the folder reads where it reads media. Convert, index,
-        verify, inspect, plan and simulate choose by this rule alone.
+        has_media: the rows hold media, for a processor of the folder that reads media. Convert, index, verify, inspect,
+        plan and simulate choose only by this rule.
         """
         kind = self.type or ("chat" if schema is None else _OF_ROWS.get(schema))
         if kind is None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .media.facts import VideoFacts
 
 logger = logging.getLogger("lmms_stream")
-_PACKAGES = ("transformers", "torch", "torchvision", "pillow", "av", "soundfile", "numpy")  # that read media
+_PACKAGES = ("transformers", "torch", "torchvision", "pillow", "av", "soundfile", "numpy")  # packages for reading media
 _SIZES = ((37, 61), (9, 7), (40, 390), (700, 500))  # of images: odd, tiny, tall, and one of several tiles
 _FILMS = ((60, 44, 7), (1280, 720, 4))  # width, height and frames of videos
 _SECONDS = (0.3, 1.27)  # of sounds
@@ -56,7 +56,7 @@ _TIMEOUT_S = 600
 
 
 class Differences(NamedTuple):
-    """Kind of media -> how the results differ, and why they could not be compared.
+    """Kind of media -> difference of the results, and kind -> reason of a failed comparison.
 
     is_loaded: whether the installed processor could be loaded.
     """
@@ -69,9 +69,9 @@ class Differences(NamedTuple):
 def or_installed(
     family: Family, plain_of: Callable[[], Family], tokenizer: FastTokenizer, files: ProcessorFiles
 ) -> Family:
-    """Return the family, or a ByInstalled of it if its results differ from those of the installed processor.
+    """Return the family, or a ByInstalled if the installed processor's results differ.
 
-    plain_of: makes the family without the user's settings, which is the one compared.
+    plain_of: makes the family without the user's settings, for the comparison.
     """
     asked: Any = family
     if isinstance(asked, AsInstalled):
@@ -110,7 +110,7 @@ def _changed(family: Family, plain: Family) -> dict[str, Mapping[str, Any]]:
 
 def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Differences:
     """Return the cached result, or compare now: in this process if it has imported torch, else in another process."""
-    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
         return Differences(differences=json.loads(_kept_at(family, files).read_text(encoding="utf-8")), failures={})
     alone = "torch" not in sys.modules
     found = _by_another_process(files.name) if alone else compared(family, tokenizer, files.name)
@@ -134,7 +134,7 @@ def _kept_at(family: Family, files: ProcessorFiles) -> Path:
 
 @cache
 def _digest_of_code(family: type) -> str:
-    """Digest of the code that reads media: the files of this folder, and those of a family's class and its bases."""
+    """Digest of the code that reads media: the files of this folder, and of a family's class and base classes."""
     modules = [sys.modules.get(each.__module__) for each in family.__mro__]
     own = {Path(file) for each in modules if (file := getattr(each, "__file__", None))}
     files = sorted({*Path(__file__).parent.rglob("*.py"), *(file for file in own if file.suffix == ".py")})
@@ -149,7 +149,7 @@ def _version(package: str) -> str:
 
 
 def _keep(file: Path, differences: Mapping[str, str]) -> None:
-    """Other processes see the file whole or not at all."""
+    """Write the file atomically: other processes see all or nothing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
         json.dump(dict(differences), written)
@@ -168,11 +168,11 @@ def _by_another_process(path: str) -> Differences:
 
 
 def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Differences:
-    """Ask both about a few media of each kind of the family."""
+    """Compare the results of both for a few media of each kind of the family."""
     installed = Installed(path, family)
     try:
-        installed.processor  # noqa: B018 - it is loaded
-    except Exception as error:  # noqa: BLE001 - of any library that it needs
+        installed.processor  # noqa: B018 - loads the processor
+    except Exception as error:  # noqa: BLE001 - any error of a library
         return Differences(differences={}, failures={"media": _first_line(error)}, is_loaded=False)
     differences, failures = {}, {}
     for kind in family.placeholders:
@@ -181,7 +181,7 @@ def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Differences
             if difference := next(filter(None, found), ""):
                 differences[kind] = difference
         except (ImportError, ConfigError):
-            continue  # a package is missing, without which such media are not read here either
+            continue  # a package is missing, and our code cannot read the media either
         except Exception as error:  # noqa: BLE001 - a later transformers may be asked in another way
             failures[kind] = _first_line(error)
     return Differences(differences=differences, failures=failures)
@@ -193,7 +193,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Media of one kind as they are stored, how they stand in a sample, and what the installed processor says."""
+    """Stored media of one kind, their layouts in a sample, and the installed processor's answer."""
 
     name: str
     kind: str
@@ -230,7 +230,7 @@ def _videos(family: Family, installed: Installed) -> Iterator[Case]:
             answer=installed.of_video(frames, numbers, facts),
         )  # fmt: skip
         if layout.patches == family.layout("video", facts._replace(width=2 * width)).patches:
-            return  # frames are read at one size
+            return  # all sizes give the same patches
 
 
 def _sounds(family: Family, installed: Installed) -> Iterator[Case]:
@@ -250,9 +250,9 @@ _CASES: Mapping[str, Callable[[Family, Installed], Iterator[Case]]] = {
 
 
 def _difference(case: Case, family: Family, tokenizer: FastTokenizer) -> str:
-    """How the two differ, "" where they agree.
+    """Return the difference of the two, or "" if they agree.
 
-    Other texts around placeholders are no difference: since 5.10 those of a Qwen3-VL video are not what it learnt from.
+    Other texts around placeholders do not count: since 5.10 the texts of a Qwen3-VL video differ from its training.
     """
     counts = tuple(count for layout in case.layouts for count in layout.counts)
     _, theirs = runs_of(case.answer.ids, family, tokenizer)
@@ -274,7 +274,7 @@ def _difference(case: Case, family: Family, tokenizer: FastTokenizer) -> str:
 
 
 def _picture(width: int, height: int, *, seed: int) -> NDArray[np.uint8]:
-    """Waves of colors with noise on them."""
+    """Waves of colors with noise."""
     y, x = np.mgrid[0:height, 0:width]
     random = np.random.default_rng(seed)
     waves = [np.sin((x * a + y * b) / 40) for a, b in random.uniform(-1, 1, (3, 2))]

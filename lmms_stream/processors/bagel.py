@@ -1,8 +1,9 @@
-"""Conversations with images to see and to make -> tokens in blocks, as BAGEL's model reads them.
+"""Conversations with images to see and to make -> tokens in blocks, in the format of BAGEL's model.
 
-In the order of the conversation: each text is `<|im_start|>`, itself, `<|im_end|>`. An image of the assistant is to be
-made: `<|vision_start|>`, a token for each of its latents, `<|vision_end|>`. Any other image is seen, as the patches of
-the vision encoder between the same tokens; where an image to be made follows, its own latents stand before these.
+Blocks keep the order of the conversation. A text is `<|im_start|>`, the text, `<|im_end|>`. An image of the assistant
+is to be made: `<|vision_start|>`, a token for each latent, `<|vision_end|>`. Any other image is seen: the patches of
+the vision encoder between the same tokens; if an image to be made follows, a block of the seen image's own latents
+precedes these patches.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-# Which tokens attend to which: a sample is a sequence of blocks, each a run of tokens of one kind. Pure.
+# Attention between tokens: a sample is a sequence of blocks, each a run of tokens of one kind. Pure.
 #
-# A text sees all tokens before it. An image sees all of itself and all tokens before it. An image that is to be made,
-# and a dropped block, are seen only from inside. Samples of a pack never see each other.
+# A text sees all tokens before it. An image sees its own tokens and all tokens before. An image to be made, and a
+# dropped block, are seen only from inside. Samples of a pack never see each other.
 #
 # After BAGEL (Deng et al. 2025, "Emerging Properties in Unified Multimodal Pretraining").
 
 
 class BlockKind(IntEnum):
-    """TEXT is causal. SEEN: an image as the vision encoder sees it. CONDITION: the clean latents of an image that a
-    later one is made by. MADE: the latents of an image that is to be made, with noise on them.
+    """Kind of a block. TEXT is causal. SEEN: an image's patches for the vision encoder. CONDITION: clean latents of an
+    image, the condition of a later image. MADE: noised latents of an image to be made.
     """
 
     TEXT = 0
@@ -52,10 +53,10 @@ LATENTS = (BlockKind.CONDITION, BlockKind.MADE)
 
 
 class Blocks(NamedTuple):
-    """The blocks of a sequence of samples in order, which cover all of its tokens.
+    """The blocks of a sequence of samples in order; together they cover all tokens.
 
-    kinds, starts, stops: int64[n], with tokens [start, stop). samples: int64[n], ascending numbers of their samples.
-    dropped: bool[n].
+    kinds, starts, stops: int64[n], with tokens [start, stop). samples: int64[n], ascending numbers of the blocks'
+    samples. dropped: bool[n].
     """
 
     kinds: NDArray[np.int64]
@@ -74,17 +75,17 @@ class Blocks(NamedTuple):
 
     @property
     def is_hidden(self) -> NDArray[np.bool_]:
-        """Blocks that nothing outside of them sees: bool[n]."""
+        """Blocks seen only from inside: bool[n]."""
         hidden: NDArray[np.bool_] = self.dropped | (self.kinds == BlockKind.MADE)
         return hidden
 
     @property
     def of_tokens(self) -> NDArray[np.int64]:
-        """The number of the block of each token: int64[T]."""
+        """Block number of each token: int64[T]."""
         return np.repeat(np.arange(len(self.kinds)), self.lengths)
 
     def inside(self, kinds: Sequence[BlockKind]) -> NDArray[np.int64]:
-        """The tokens of images of these kinds, without those at both ends of a block: int64[n], ascending."""
+        """Return tokens of images of the kinds, without the first and last token of a block: int64[n], ascending."""
         tokens = np.arange(self.num_tokens)
         block = self.of_tokens
         is_inside = (tokens > self.starts[block]) & (tokens < self.stops[block] - 1)
@@ -94,13 +95,13 @@ class Blocks(NamedTuple):
 def blocks_of(
     kinds: NDArray[np.int64], lengths: NDArray[np.int64], samples: NDArray[np.int64], dropped: NDArray[np.bool_]
 ) -> Blocks:
-    """Blocks that follow each other from token 0 on."""
+    """Blocks in sequence from token 0."""
     stops = np.cumsum(lengths, dtype=np.int64)
     return Blocks(kinds.astype(np.int64), stops - lengths, stops, samples.astype(np.int64), dropped.astype(bool))
 
 
 def visible(blocks: Blocks) -> NDArray[np.bool_]:
-    """Whether a token (row) sees another (column): bool[T, T]."""
+    """Mask of tokens (rows) that see tokens (columns): bool[T, T]."""
     block, tokens = blocks.of_tokens, np.arange(blocks.num_tokens)
     one, other = block[:, None], block[None]
     is_causal = (blocks.kinds == BlockKind.TEXT)[one]
@@ -112,7 +113,7 @@ def visible(blocks: Blocks) -> NDArray[np.bool_]:
 
 def positions(blocks: Blocks) -> NDArray[np.int64]:
     """Positions of tokens in their samples: int64[T]. Each token of a text takes the next position. All tokens of an
-    image share one position. An image that is to be made, and a dropped block, share the position of the next block.
+    image share a position. An image to be made, and a dropped block, share the position of the next block.
     """
     lengths, is_text = blocks.lengths, blocks.kinds == BlockKind.TEXT
     advances = np.where(is_text, lengths, 1) * ~blocks.is_hidden
@@ -130,13 +131,13 @@ NUM_ENDS = 2  # tokens around the text or image of a block
 
 
 class BagelProcessor:
-    """Reads `messages` and their images from `media`; see the module for the tokens and the blocks.
+    """Processor of `messages` and their images from `media`; the module describes the tokens and the blocks.
 
-    What the assistant says is learnt, with `<|im_end|>` behind it, and not in messages with "learn": false, whose
-    images are seen. The `media` of a sample are: blocks int64[n, 2] (kind and tokens of each, which cover the sample)
-    and dropout float32[n] (how probably the task drops each, see BagelSettings); vit_patches float32[P, 588],
-    vit_positions int64[P] and vit_grids int64[images, 2] (rows, columns); vae_patches float32[L, 768], the pixels of
-    each latent, vae_positions and vae_grids alike. They are in the order of their tokens.
+    Texts of the assistant are trained on, with the `<|im_end|>` after them; messages with "learn": false are not, and
+    their images are seen. The `media` of a sample are: blocks int64[n, 2] (kind and number of tokens; blocks cover the
+    sample) and dropout float32[n] (probability that the task drops a block, see BagelSettings); vit_patches float32[P,
+    588], vit_positions int64[P] and vit_grids int64[images, 2] (rows, columns); vae_patches float32[L, 768], the pixels
+    of each latent, with vae_positions and vae_grids. All are in the order of their tokens.
 
     ConfigError for a tokenizer without the tokens SPECIAL.
     """
@@ -165,7 +166,7 @@ class BagelProcessor:
 
     @staticmethod
     def from_pretrained(path: str, settings: BagelSettings | None = None) -> BagelProcessor:
-        """A processor with the tokenizer at a local path or hub id."""
+        """Return a processor with the tokenizer at a local path or hub id."""
         return BagelProcessor(load_tokenizer(path), settings)
 
     @property
@@ -185,7 +186,7 @@ class BagelProcessor:
         return through([or_error(self._blocks, sample) for sample in samples], self._measured)
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
-        """See NotShownOf: thoughts beside the content of a message are not in its blocks."""
+        """See NotShownOf: a message's thoughts in other keys than the content are not in its blocks."""
         return [or_error(self._not_shown, sample) for sample in samples]
 
     def _not_shown(self, sample: Sample) -> int:
@@ -194,7 +195,7 @@ class BagelProcessor:
         return is_lost << KINDS.index("reasoning")
 
     def process(self, sample: Sample) -> Processed:
-        """DataError for what is no conversation of text and images."""
+        """Raise DataError for anything but a conversation of text and images."""
         blocks = self._blocks(sample)
         texts = iter(self._text_ids(blocks))
         pieces = [self._tokens(block, texts) for block in blocks]
@@ -226,7 +227,7 @@ class BagelProcessor:
         return seen
 
     def _blocks(self, sample: Sample) -> list[_Block]:
-        """Parts of a sample, in order."""
+        """Blocks of a sample, in order."""
         parts = _parts(sample)
         is_made = [part.is_assistant and part.image is not None for part in parts]
         last = max((number for number, made in enumerate(is_made) if made), default=-1)
@@ -259,7 +260,8 @@ class BagelProcessor:
             cells = sum(block.grid.num_cells for block in blocks)
             of_texts = sum(next(counts) for block in blocks if block.image is None)
             tokens = of_texts + cells + NUM_ENDS * len(blocks)
-            # A sample of text alone has blocks, too, which cover all of it: as one with media it is never cut.
+            # A sample of only text has blocks, too, and they cover all of it: like a sample with media, it is never
+            # cut.
             made.append(Measured(tokens=tokens, patches=max(1, cells), image_tokens=cells))
         return made
 
@@ -268,7 +270,7 @@ class BagelProcessor:
         return self.tokenizer.ids(texts, add_special_tokens=False)
 
     def _tokens(self, block: _Block, texts: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The tokens of a block and its labels. texts: an iterator over the tokens of texts."""
+        """Tokens and labels of a block. texts: an iterator over the tokens of texts."""
         text_start, text_end, image_start, image_end, placeholder = self._ids
         if block.image is not None:
             inner = np.full(block.grid.num_cells, placeholder, np.int64)
@@ -281,7 +283,7 @@ class BagelProcessor:
         return ids, labels
 
     def _images(self, blocks: Sequence[_Block], sample: Sample) -> dict[str, NDArray[Any]]:
-        """The arrays of each encoder that the sample has images for; each image is decoded once."""
+        """Arrays of each encoder that the sample has images for; each image is decoded once."""
         shown = [(block, block.image, self._sides[block.kind]) for block in blocks if block.image is not None]
         wanted: dict[int, list[tuple[EncoderInput, Grid]]] = {}
         for block, image, side in shown:
@@ -312,7 +314,7 @@ class BagelProcessor:
 
 
 class _Block(NamedTuple):
-    """A block to be; image: the stored part."""
+    """A block before tokenization; image: the stored part."""
 
     kind: BlockKind
     text: str = ""
@@ -323,7 +325,7 @@ class _Block(NamedTuple):
 
 
 class _MessagePart(NamedTuple):
-    """A text, or an image as its part is stored. is_assistant: the assistant's, in a message that is learnt."""
+    """A text, or the stored part of an image. is_assistant: the assistant's, in a message that is trained on."""
 
     text: str
     image: dict[str, Any] | None

@@ -1,7 +1,7 @@
-"""Images as BAGEL's encoders take them: their sizes, their patches, and where these lie. facts, bytes -> arrays.
+"""Images for BAGEL's encoders: sizes, patches and positions. facts, bytes -> arrays.
 
-After ImageTransform, patchify and get_flattened_position_ids_extrapolate of BAGEL's data/ folder. A side is rounded to
-a multiple of the stride there, too, but may then be longer than the longest; here it never is.
+After ImageTransform, patchify and get_flattened_position_ids_extrapolate of BAGEL's data/ folder. BAGEL rounds a side
+to a multiple of the stride, too, but its result may exceed the longest side; ours never does.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderInput:
-    """Images as an encoder sees them. Sides are in pixels, and multiples of the stride."""
+    """Input images of an encoder. Sides are in pixels, and multiples of the stride."""
 
-    name: ClassVar[str]  # of the section
+    name: ClassVar[str]  # name of the section
 
     stride: int  # pixels of the side of a patch, or of a latent
     min_side: int  # of the shorter side, unless the longer side would be above max_side
     max_side: int  # of the longer side
     positions: int  # of a side; the position of a patch or latent is row x positions + column
-    # probability that an image is dropped by which another image is to be made
+    # probability of dropping an image as a condition of a later image
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,10 +62,10 @@ class EncoderInput:
             )
 
     def grid(self, width: int, height: int) -> Grid:
-        """The size that an image gets, in strides.
+        """Size of the resized image, in strides.
 
-        It keeps its proportions as well as multiples of the stride allow, is not made larger unless its shorter side is
-        below the shortest, and has no side above the longest.
+        The image keeps its proportions up to multiples of the stride, is enlarged only if its shorter side is below the
+        shortest, and has no side above the longest.
 
         >>> VaeInput().grid(4000, 3000)
         Grid(rows=48, columns=64)
@@ -81,18 +81,20 @@ class EncoderInput:
         return tuple(max(self.stride, round(round(side * scale) / self.stride) * self.stride) for side in sides)
 
     def position_ids(self, grid: Grid) -> NDArray[np.int64]:
-        """int64[rows * columns]."""
+        """Position ids: int64[rows * columns]."""
         rows, columns = np.arange(grid.rows), np.arange(grid.columns)
         return (rows[:, None] * self.positions + columns).reshape(-1).astype(np.int64)
 
     def pixels(self, image: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
-        """An image in its size: uint8[H, W, 3]."""
-        from .media.resize import resize  # settings are read by commands that need none of its compiled loops
+        """Resize the image to the grid: uint8[H, W, 3]."""
+        from .media.resize import resize  # not imported for settings: their commands need no compiled loops
 
         return resize(image, width=grid.columns * self.stride, height=grid.rows * self.stride)
 
     def patches(self, image: NDArray[np.uint8], grid: Grid) -> NDArray[np.float32]:
-        """Values from -1 to 1, float32[rows * columns, stride * stride * 3]: of a patch by row, column and channel."""
+        """Patches with values from -1 to 1: float32[rows * columns, stride * stride * 3], by row, column and
+        channel.
+        """
         cut = self.pixels(image, grid).reshape(grid.rows, self.stride, grid.columns, self.stride, 3)
         flat = cut.swapaxes(1, 2).reshape(grid.num_cells, -1)
         return flat.astype(np.float32) / np.float32(127.5) - np.float32(1)
@@ -100,7 +102,7 @@ class EncoderInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaeInput(EncoderInput):
-    """Input of the autoencoder, whose latents are conditions of an image, or are to be made."""
+    """Input of the autoencoder, for latents of conditions and of images to be made."""
 
     name: ClassVar[str] = "vae"
 
@@ -112,7 +114,7 @@ class VaeInput(EncoderInput):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VitInput(EncoderInput):
-    """Input of the encoder of images that are seen."""
+    """Input of the encoder of seen images."""
 
     name: ClassVar[str] = "vit"
 
@@ -136,7 +138,7 @@ class BagelSettings:
 
     vae: VaeInput = field(default_factory=VaeInput)
     vit: VitInput = field(default_factory=VitInput)
-    text_dropout: float = 0.0  # probability that a text is dropped by which an image is to be made
+    text_dropout: float = 0.0  # probability of dropping a text as a condition of a later image
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.bagel.")
@@ -144,7 +146,7 @@ class BagelSettings:
 
     @property
     def description(self) -> dict[str, Any]:
-        """Settings that can change a length. A dropped block stays in the sequence, where nothing sees it."""
+        """Settings that can change a length. Dropout cannot: a dropped block stays in the sequence, unseen."""
         return {f"{each.name}_{name}": getattr(each, name) for each in (self.vae, self.vit) for name in LENGTHS}
 
 
@@ -154,7 +156,7 @@ def _check_dropout(name: str, value: float) -> None:
 
 
 def decoded(data: bytes, *grids: tuple[EncoderInput, Grid]) -> NDArray[np.uint8]:
-    """An image with as many pixels as the largest of these sizes needs: uint8[H, W, 3]."""
+    """Decode an image with enough pixels for the largest of the sizes: uint8[H, W, 3]."""
     from .media.images import decode_image
 
     return decode_image(

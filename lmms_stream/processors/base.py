@@ -1,4 +1,4 @@
-"""Interface of processors: measure a sample cheaply, and make model input of it."""
+"""Interface of processors: measure a sample cheaply, and make model input."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ U = TypeVar("U")
 
 Tokens = tuple[NDArray[np.int32], list[tuple[int, int]]]
 
-# What a processor may have besides, as `tokenize_all`, where `process` makes nothing but tokens: here they are without
-# labels, of several samples at once: input_ids int32[T] and the spans [first, stop) of them that are learnt, ascending
-# and apart from each other, or the error that `process` raises. A class that has another `process` needs another
-# `tokenize_all` too, or `process` is used.
+# Optional method `tokenize_all` of a processor whose `process` makes only tokens: tokenize several samples at once.
+# Each result is input_ids int32[T] and the spans [first, stop) that are trained on, ascending and apart from each
+# other, or the error that `process` raises. A class with another `process` needs another `tokenize_all` too; otherwise
+# `process` is used.
 TokenizeAll = Callable[[Sequence[Sample]], list[Tokens | DataError]]
 
-# What a processor may have besides, as `measure_all`: what `measure` gives of each of several samples, in less time
-# than one by one, or the DataError that it raises. A class that has another `measure` or `process` needs another
-# `measure_all` too, or `measure` is used.
+# Optional method `measure_all` of a processor: the results of `measure` for several samples, or its DataErrors, in less
+# time than one by one. A class with another `measure` or `process` needs another `measure_all` too; otherwise `measure`
+# is used.
 MeasureAll = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
 class Measured(NamedTuple):
     """Length of a sample.
 
-    tokens: all, as `measure` gives them; image_tokens, video_tokens, audio_tokens: those of them that stand for media.
-    patches: rows of the tower's input, which are its work. num_cut: its media of which not all is read. not_shown: the
-    kinds of content that its chat template does not show, as bits of not_shown.KINDS.
+    tokens: all, equal to the result of `measure`; image_tokens, video_tokens, audio_tokens: tokens of media. patches:
+    rows of the tower's input, a measure of its work. num_cut: media that are read only in part. not_shown: the kinds of
+    content that the chat template does not show, as bits of not_shown.KINDS.
     """
 
     tokens: int
@@ -54,43 +54,42 @@ AMOUNTS = 6  # fields of Measured that are numbers of something: all but not_sho
 
 
 def cut_media(num_cut: int) -> str:
-    """Message for users about media that are not read whole."""
+    """Message for users about media that are read only in part."""
     return f"{num_cut:,} sounds are longer than the processor reads: it leaves out what comes later"
 
 
-# What a processor of media has besides, as `measure_media`: the same as `measure` of each of several samples, with what
-# their media take, or the DataError that `measure` raises. It is then used instead of `measure` and `measure_all`. A
-# class that has another `measure` or `process` needs another `measure_media` too, or `measure` is used, and samples
-# count as samples without media.
+# Optional method `measure_media` of a processor of media: lengths of several samples with the amounts of their media,
+# or the DataError that `measure` raises. It replaces `measure` and `measure_all`. A class with another `measure` or
+# `process` needs another `measure_media` too; otherwise `measure` is used, and samples count as samples without media.
 #
-# `measured_columns`, also of a processor of media, are the columns that measuring needs where these are fewer than
-# `columns`. FactsMissingError for a sample says that for this one they do not suffice: it is measured again with all.
+# Optional `measured_columns`, also of a processor of media: the columns that measuring needs, if fewer than `columns`.
+# FactsMissingError for a sample means that these columns do not suffice: the sample is measured again with all columns.
 MeasureMedia = Callable[[Sequence[Sample]], list[Measured | DataError]]
 
 
 def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
-    """The tokens of one sample; its DataError is raised."""
+    """Return the tokens of one sample, or raise its DataError."""
     (measured,) = measure([sample])
     if isinstance(measured, DataError):
         raise measured
     return measured if isinstance(measured, int) else measured.tokens
 
 
-# A processor of chats may also have `not_shown`: for each of several samples, the kinds of content that its chat
-# template does not show, as bits of not_shown.KINDS, or the DataError that reading it raises. A class that has another
-# `measure` or `process` needs another `not_shown` too, or nothing is counted.
+# Optional method `not_shown` of a processor of chats: for each of several samples, the kinds of content that its chat
+# template does not show, as bits of not_shown.KINDS, or the DataError raised while reading. A class with another
+# `measure` or `process` needs another `not_shown` too; otherwise nothing is counted.
 NotShownOf = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
 class FactsMissingError(DataError):
-    """A stored part of a sample lacks the facts that it is measured by, and its bytes are needed instead."""
+    """A stored part of a sample lacks the facts for measuring; its bytes are needed instead."""
 
 
 class SeenMedium(NamedTuple):
     """A medium as a model sees it. spans: of its tokens among input_ids, [first, stop) each.
 
-    pixels: uint8[N, H, W, 3], an image, N frames, or a drawing of a sound; frames: the numbers of these in the video,
-    of other media none. heard: what is read of its sound, in words; "" where nothing is.
+    pixels: uint8[N, H, W, 3], an image, N frames, or a drawing of a sound; frames: frame numbers in the video, empty
+    for other media. heard: description of the sound that is read, "" without a sound.
     """
 
     kind: str
@@ -100,30 +99,30 @@ class SeenMedium(NamedTuple):
     heard: str = ""
 
 
-# What a processor may have besides, as `process_drawn`: what `process` makes, with what is drawn at random for this
-# sample in this epoch (flips, crops), by [epoch, sample id] alone. Batches are made with it, so that a run that resumes
-# draws the same. A class that has another `process` needs another `process_drawn` too, or `process` is used.
+# Optional method `process_drawn` of a processor: the result of `process` with random changes (flips, crops), drawn only
+# by [epoch, sample id]. Batches use it, and a resumed run draws the same values. A class with another `process` needs
+# another `process_drawn` too; otherwise `process` is used.
 ProcessDrawn = Callable[[Sample, Sequence[int]], Processed]
 
 
-# What a processor may have besides, as `objective`: the name of the task that its samples are for (train/tasks/
-# registry.py), where that is not causal language modelling. A trainer that is given no task takes it.
-Compared = Literal["dpo", "kto"]  # of answers: which of two is better, or whether one is good
+# Optional attribute `objective` of a processor: the name of the samples' task (train/tasks/registry.py), if other than
+# causal language modelling. A trainer without a given task uses it.
+Compared = Literal["dpo", "kto"]  # of answers: the better of two, or whether an answer is good
 
 
-# What a processor of media may have besides, as `see_media`: the media of a sample in the order of their tokens, for
-# people to look at.
+# Optional method `see_media` of a processor of media: the media of a sample in the order of their tokens, for people to
+# look at.
 SeeMedia = Callable[[Sample], Sequence[SeenMedium]]
 
 
-# What a processor of media may have besides, as `process_into`: what `process` makes, its large arrays of media in
-# memory that it is given, so that a loader worker needs not copy them. A class that has another `process` needs another
-# `process_into` too, or `process` is used.
+# Optional method `process_into` of a processor of media: the result of `process`, with large arrays of media in given
+# memory, to save a loader worker a copy. A class with another `process` needs another `process_into` too; otherwise
+# `process` is used.
 ProcessInto = Callable[[Sample, Memory], Processed]
 
 
 def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:
-    """Return the result of `make`, or its DataError: with several samples, each has its own."""
+    """Return the result of `make`, or its DataError: each of several samples has its own."""
     try:
         return make(*args, **options)
     except DataError as error:
@@ -138,8 +137,8 @@ def through(made: Sequence[T | DataError], make: Callable[[list[T]], Iterable[U 
 
 @cache
 def works_together(kind: type, one: str, several: str) -> bool:
-    """Whether a class has the method `several` for the method `one` that it has: a subclass may have replaced `one`,
-    or `process`, which both stand for, and not `several`.
+    """Return whether a class's method `several` matches its method `one`. A subclass may have replaced `one`, or
+    `process`, which both stand for, but not `several`.
     """
     own = {"process", one, several}
     owner = next((each for each in kind.__mro__ if vars(each).keys() & own), object)
@@ -147,9 +146,9 @@ def works_together(kind: type, one: str, several: str) -> bool:
 
 
 class Processor(Protocol):
-    """Anything with these members processes samples; pass it wherever a processor is asked for.
+    """Interface of processors: any object with these members can be passed as a processor.
 
-    columns: the dataset columns it needs. schema: the shard schema it reads ("messages", "tokens").
+    columns: dataset columns that the processor needs. schema: the shard schema that it reads ("messages", "tokens").
     """
 
     @property
@@ -160,7 +159,7 @@ class Processor(Protocol):
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """All that can change a length, as JSON values: class, config, hashes of tokenizer and template."""
+        """All settings that can change a length, as JSON values: class, config, hashes of tokenizer and template."""
         ...
 
     def measure(self, sample: Sample) -> int:
@@ -168,7 +167,7 @@ class Processor(Protocol):
         ...
 
     def process(self, sample: Sample) -> Processed:
-        """{"input_ids": int64[T], "labels": int64[T], IGNORED_LABEL where nothing is learnt, …media tensors}.
+        """{"input_ids": int64[T], "labels": int64[T], IGNORED_LABEL for tokens not trained on, …media tensors}.
 
         Raises DataError for a sample that does not fit.
         """
@@ -192,14 +191,14 @@ def tokenizes_all(processor: Processor) -> bool:
 
 
 def process_all(processor: Processor, samples: Sequence[Sample]) -> list[Processed | DataError] | None:
-    """Return what `process` gives for each sample, or the DataError that it raises; see tokenizes_all.
+    """Return the result of `process` for each sample, or its DataError; see tokenizes_all.
 
-    None where another error is raised: `process` of one sample after another raises it for its sample.
+    Return None if another error is raised: `process` raises it again for its sample, one sample after another.
     """
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
     try:
         found = tokenize_all(samples)
-    except Exception:  # noqa: BLE001 - one by one, the sample that causes it raises it again
+    except Exception:  # noqa: BLE001 - the sample that causes the error raises it again, one by one
         return None
     return [each if isinstance(each, DataError) else _processed(*each) for each in found]
 
@@ -220,18 +219,19 @@ class PackFiller(Protocol):
         segments: PackSegments,
         rows: TokenRows,
     ) -> NDArray[np.int64]:
-        """Write segments one after another into rows, which have their tokens in all.
+        """Write segments one after another into rows; the rows have room for exactly their tokens.
 
-        They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
+        The rows equal the results of `process` and `collate`. Returns the loss tokens of each segment:
+        int64[num_segments].
 
-        columns: of all shards. addresses: int64[num_segments], where the shard of each segment lies in memory (see
-        Shard). Raises SegmentError, also where a sample has other than its expected tokens.
+        columns: of all shards. addresses: int64[num_segments], memory address of each segment's shard (see Shard).
+        Raises SegmentError, also for a sample whose number of tokens differs from the expected number.
         """
         ...
 
 
 class SegmentError(DataError):
-    """A segment of a pack does not fit; num_tokens: how many its sample has where that is what is wrong."""
+    """A segment of a pack does not fit. num_tokens: the sample's number of tokens, if this number is wrong."""
 
     def __init__(self, message: str, *, segment: int, num_tokens: int | None = None):
         super().__init__(message)
@@ -240,18 +240,18 @@ class SegmentError(DataError):
 
 
 def processor_fingerprint(processor: Processor) -> str:
-    """The name of the lengths index that this processor measures: a hash of its description."""
+    """Name of the lengths index that this processor measures: a hash of its description."""
     text = json.dumps(processor.description, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-# Tokens that are trained on: as spans [first, stop), as a mask, and as labels.
+# Tokens that are trained on: spans [first, stop), a mask, or labels.
 
 IGNORED_LABEL = -100  # transformers' and torch's ignore_index
 
 
 def spans_of(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """The runs of tokens that are learnt: int32[k, 2].
+    """Runs of tokens that are trained on: int32[k, 2].
 
     >>> spans_of(np.array([True, True, False, True])).tolist()
     [[0, 2], [3, 4]]
@@ -261,7 +261,7 @@ def spans_of(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 
 def learnt_of(spans: Iterable[Sequence[int]], num_tokens: int) -> NDArray[np.bool_]:
-    """bool[num_tokens], true within the spans."""
+    """Mask of tokens, true within the spans: bool[num_tokens]."""
     learnt = np.zeros(num_tokens, np.bool_)
     for start, stop in spans:
         learnt[start:stop] = True
@@ -269,7 +269,7 @@ def learnt_of(spans: Iterable[Sequence[int]], num_tokens: int) -> NDArray[np.boo
 
 
 def labels_of(input_ids: NDArray[np.int64], spans: Iterable[Sequence[int]]) -> NDArray[np.int64]:
-    """int64[T]: the ids within the spans, IGNORED_LABEL elsewhere."""
+    """Labels: the ids within the spans, IGNORED_LABEL elsewhere; int64[T]."""
     labels = np.full_like(input_ids, IGNORED_LABEL)
     for start, stop in spans:
         labels[start:stop] = input_ids[start:stop]

@@ -1,4 +1,4 @@
-"""Conversations -> tokens through a tokenizer's chat template; the loss is on what the assistant says."""
+"""Conversations -> tokens through a tokenizer's chat template; the loss is on the assistant's messages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class ChatProcessor:
-    """Renders `messages` with the tokenizer's chat template.
+    """Processor that renders `messages` with the tokenizer's chat template.
 
-    What is learnt lies between the template's {% generation %} and {% endgeneration %} (transformers' convention for
-    assistant masks). Of a template without them it is what each message of the assistant adds to the text before it,
-    up to the white space at its end. Messages with "learn": false are not learnt, and with learn "last" none but the
-    assistant's last. A template without marks that changes earlier messages when others follow (Qwen3's drops their
-    thoughts) needs that, or a DataError is raised. The template is given the tools of the sample, arguments of tool
-    calls as objects, and always the same day as today.
+    Trained on is the text between the template's {% generation %} and {% endgeneration %} (transformers' convention for
+    assistant masks). Without these marks, a message of the assistant is trained on from the end of the text before up
+    to its own trailing white space. Messages with "learn": false are not trained on; with learn "last", only the
+    assistant's last message is. A template without marks that changes earlier messages when others follow (Qwen3's
+    drops their thoughts) needs learn "last", otherwise a DataError is raised. The template gets the tools of the
+    sample, arguments of tool calls as objects, and always the same day as today.
 
-    learn_stop: in a template that leaves the end of an answer to the next speaker's token (GLM's), that token is
-    trained on, too, and follows the last answer. Without it such a template is warned of.
+    learn_stop: if a template leaves the end of an answer to the next speaker's token (GLM's), also train on this token,
+    and write it after the last answer. Without learn_stop, a warning names the template.
 
-    ConfigError for a tokenizer that has no chat template, and for one that is not a fast one.
+    ConfigError for a tokenizer without a chat template, and for a slow tokenizer.
     """
 
     columns = ("messages",)
@@ -56,7 +56,7 @@ class ChatProcessor:
 
     @staticmethod
     def from_pretrained(path: str, *, learn: Learn = "all", learn_stop: bool = False) -> ChatProcessor:
-        """A processor with the tokenizer at a local path or hub id."""
+        """Return a processor with the tokenizer at a local path or hub id."""
         return ChatProcessor(load_tokenizer(path), source=path, learn=learn, learn_stop=learn_stop)
 
     @property
@@ -95,12 +95,12 @@ class ChatProcessor:
 
 
 def _read(sample: Sample) -> Chat:
-    """Templates of text models take plain strings: the text of a message's parts is joined."""
+    """Read a chat with plain strings, for templates of text models: the texts of a message's parts are joined."""
     return Chat.read(sample["messages"], joined_text)
 
 
 def joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The text of a message's parts; DataError for media."""
+    """Join the text of a message's parts; DataError for media."""
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
         raise DataError(

@@ -1,8 +1,8 @@
-"""Chat templates: a conversation -> its text, and the spans that the template marks to be trained on.
+"""Chat templates: a conversation -> its text, and the spans that the template marks for training.
 
-Templates are Jinja, run in a sandbox, with what transformers gives them: its filters and globals, and the statement
-{% generation %} … {% endgeneration %}. That is written here once more because transformers imports torch, which costs
-each process of a conversion 600 MiB.
+Templates are Jinja, run in a sandbox with transformers' filters and globals, and the statement {% generation %} … {%
+endgeneration %}. This module repeats code of transformers because transformers imports torch, at a cost of 600 MiB for
+each process of a conversion.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ..errors import ConfigError, DataError
 from .base import or_error
 from .tokenizers import FastTokenizer, Span
 
-TODAY = date(2024, 7, 26)  # what templates are told today is: a text must not depend on the day it is made
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # of messages; the first that is there counts
+TODAY = date(2024, 7, 26)  # value of today for templates: a text must not depend on the day of rendering
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # in messages; the first key with a value counts
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], tuple[str, list[Span]]]
 
 
 class ChatTemplate:
-    """Renders conversations. source: the template, as Jinja. variables: what it sees besides, its special tokens.
+    """Renderer of conversations. source: the template, as Jinja. variables: its other variables, the special tokens.
 
     has_marks: it has {% generation %}. tests_null: it tests whether a content is null. Raises ConfigError for a source
     that is not a template.
@@ -42,7 +42,7 @@ class ChatTemplate:
         try:
             self._template = self._environment.from_string(source)
             self.tests_null = tests_null_content(self._environment.parse(source))
-        except (TemplateError, SyntaxError, RecursionError) as error:  # Python refuses what is nested too deep
+        except (TemplateError, SyntaxError, RecursionError) as error:  # Python refuses expressions nested too deep
             raise ConfigError(f"the chat template is not one ({error}): correct the tokenizer's") from error
         self.has_marks = "generation" in {token for _, _, token in self._environment.lex(source)}
         self._variables = {**self._template.globals, **variables}
@@ -57,9 +57,9 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
-        A thought is given under the keys that templates read. A null content is no text: "", or null where the template
-        tests for it. by: calls the function that it is given with the messages, or with others that say the same.
-        Raises DataError for a conversation that the template refuses, whatever it raises.
+        A thought is passed under the keys that templates read. A null content is passed as "", or as null if the
+        template tests for null. by: calls its first argument with the messages, or with equivalent messages. Raises
+        DataError for a conversation that the template refuses, whatever error the template raises.
         """
         render = partial(by, partial(self._render, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
@@ -85,7 +85,7 @@ class ChatTemplate:
         try:
             context = self._template.new_context({**self._variables, **given}, shared=True)
             for piece in self._template.root_render_func(context):
-                pieces.append(piece)  # one at a time: marks are told how much text comes before them
+                pieces.append(piece)  # one at a time: marks count the text before them
         except MemoryError:
             raise
         except Exception as error:  # a template may raise anything: it is the error of this conversation
@@ -103,7 +103,7 @@ class ChatTemplate:
 
 
 def with_reasoning(messages: Messages) -> Messages:
-    """Return messages that have their thoughts under reasoning_content and thinking, as transformers gives templates.
+    """Return messages with their thoughts under reasoning_content and thinking, the keys in transformers' templates.
 
     >>> with_reasoning([{"role": "assistant", "reasoning": "so"}])
     [{'thinking': 'so', 'role': 'assistant', 'reasoning': 'so', 'reasoning_content': 'so'}]
@@ -121,7 +121,7 @@ def _reasoning_of(message: Any) -> Any:
 
 
 def without_nulls(messages: Messages, *, but_of: str | None = None) -> Messages:
-    """Return messages in which a null content is an empty text, but for the messages of one role.
+    """Return messages with "" for each null content, except in messages of one role.
 
     >>> without_nulls([{"role": "assistant", "content": None}])
     [{'role': 'assistant', 'content': ''}]
@@ -141,8 +141,8 @@ def _is_null(message: Any) -> bool:
 def _writes_nulls(render: Render, with_nulls: Messages, filled: Messages) -> bool:
     """Return whether a template writes null contents as "None".
 
-    A template may show arguments of tool calls that have this word only where the content is null, so the messages are
-    rendered once more without the word.
+    A template may show arguments of tool calls with the word None only if the content is null. Therefore the messages
+    are rendered once more without the word.
     """
     by_nulls, by_texts = (or_error(render, _without_word(messages)) for messages in (with_nulls, filled))
     if isinstance(by_nulls, DataError) or isinstance(by_texts, DataError):
@@ -155,7 +155,7 @@ def _num_nones(rendered: tuple[str, Any]) -> int:
 
 
 def _without_word(value: Any) -> Any:
-    """Return a copy of messages, or of a value in them, in which no text has the word None."""
+    """Return a copy of messages, or of a value in messages, without the word None in any text."""
     if isinstance(value, str):
         return value.replace("None", "zqnonekx")
     if isinstance(value, Mapping):
@@ -164,7 +164,7 @@ def _without_word(value: Any) -> Any:
 
 
 def tests_null_content(template: nodes.Template) -> bool:
-    """Return whether a template tests if a content is null: `content is none`, or compares it with none."""
+    """Return whether a template tests if a content is null: `content is none`, or a comparison with none."""
     tested = [test.node for test in template.find_all(nodes.Test) if test.name == "none"]
     for compared in template.find_all(nodes.Compare):
         if any(isinstance(each.expr, nodes.Const) and each.expr.value is None for each in compared.ops):
@@ -181,9 +181,9 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 class _Marks(Extension):
-    """The statement {% generation %}: the text that is rendered so far, and its spans to be trained on."""
+    """Jinja extension for {% generation %}: counts the rendered text and records its spans to be trained on."""
 
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own form
 
     def __init__(self, environment: Any):
         super().__init__(environment)
@@ -191,7 +191,7 @@ class _Marks(Extension):
         self.begin()
 
     def begin(self) -> list[str]:
-        """The list that the pieces of the next text are to be put in, each before the next is rendered."""
+        """Return a new list for the pieces of the next text; append each piece before the next is rendered."""
         self._pieces: list[str] = []
         self._num_counted = self._length = 0
         self.spans: list[Span] = []
@@ -235,10 +235,10 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-# Thoughts that a chat template begins in its generation prompt and cuts from answers, as DeepSeek-R1-distill's does.
+# Thoughts that a chat template begins in its generation prompt and cuts from answers (DeepSeek-R1-distill).
 #
-# Such a prompt ends in <think>, and the template writes an answer without its thought. The model must write the
-# thought, </think> and the answer after the prompt, so the last answer of a conversation is written in this way.
+# The prompt ends in <think>, and the template writes an answer without its thought. The model must write the thought,
+# </think> and the answer after the prompt. Therefore the last answer of a conversation is written in this form.
 
 _OPENING = re.compile(r"<([\w:]+)>\s*\Z")  # at the end of a generation prompt
 _PLAIN: tuple[dict[str, Any], ...] = ({"role": "user", "content": "zqq"}, {"role": "assistant", "content": "zqa"})
@@ -246,14 +246,16 @@ AnyRender = Callable[..., tuple[str, Any]]
 
 
 class Thoughts:
-    """Answers as they follow the generation prompt. render: a template's `render`."""
+    """Answers in the form that follows the generation prompt. render: a template's `render`."""
 
     def __init__(self, render: AnyRender):
         self._render = render
 
     @cached_property
     def opening(self) -> str:
-        """The end of the generation prompt with which the template does not begin a plain answer; "" for none."""
+        """End of the generation prompt that the template does not write before a plain answer; "" if there is no
+        difference.
+        """
         try:
             (before, _), (upto, _) = self._render(_PLAIN[:1], prompt=True), self._render(_PLAIN)
         except (ConfigError, DataError):
@@ -264,7 +266,9 @@ class Thoughts:
         return found[0] if self._is_of_thoughts(f"<{found[1]}>", before) else ""
 
     def _is_of_thoughts(self, tag: str, prompt: str) -> bool:
-        """Whether the template cuts a thought in this tag from answers, or writes it behind the generation prompt."""
+        """Return whether the template cuts a thought in this tag from answers, or writes the thought after the
+        generation prompt.
+        """
         in_content = {"role": "assistant", "content": f"zqt{_closing(tag)}zqa"}
         made = [
             or_error(self._render, [_PLAIN[0], each])
@@ -276,10 +280,11 @@ class Thoughts:
         return any(text is not None and text.startswith(prompt) for text in texts)
 
     def after(self, prompt: str, text: str, answer: Mapping[str, Any]) -> str:
-        """The text of a conversation whose last answer is written after the generation prompt, its thought first.
+        """Text of a conversation with the last answer after the generation prompt, its thought first.
 
-        prompt: the text of the messages before, with the generation prompt. Another text than the template makes of
-        plain conversations is returned as it is. DataError for a thought without an end, and for two thoughts.
+        prompt: the text of the messages before, with the generation prompt. The text is returned unchanged if it
+        differs from the template's text of plain conversations. DataError for a thought without an end, and for two
+        thoughts.
         """
         tag, before = self.opening.strip(), prompt.removesuffix(self.opening)
         if before == prompt:
@@ -314,7 +319,9 @@ def _content_of(answer: Mapping[str, Any]) -> str:
 
 
 def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tuple[str, str]:
-    """The thought of an answer without its tags, "" for none, and the text after it, with the space between them."""
+    """Return the thought of an answer without its tags ("" without a thought), and the text after the thought, with the
+    space between them.
+    """
     begun, closing, said = content.rpartition(_closing(tag))
     found = [begun, *(answer[key] for key in REASONING_KEYS if isinstance(answer.get(key), str))]
     found = [each.strip().removeprefix(tag).strip() for each in found]
@@ -327,12 +334,12 @@ def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tu
     return "".join(thoughts), said if closing else "\n\n" + content.lstrip()
 
 
-# Ends of answers: the tokens that a chat template writes behind an answer, and whether they are trained on.
+# Ends of answers: the tokens that a chat template writes after an answer, and whether they are trained on.
 #
 # Some templates end an answer by the token of the next speaker (GLM: <|user|>, <|observation|>). The marked spans then
-# lack the end, and a model that is trained on the answers does not stop.
+# lack the end, and a model trained on these answers does not stop.
 
-_ANSWER = "zqanswerkx"  # letters, which no template escapes, cuts or trims
+_ANSWER = "zqanswerkx"  # letters that no template escapes, cuts or trims
 _QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
 _ANSWERS: dict[str, dict[str, Any]] = {
     "user": {"role": "assistant", "content": _ANSWER},
@@ -352,9 +359,9 @@ _NEXT: dict[str, dict[str, Any]] = {
 
 
 class Stops:
-    """The tokens that a template writes behind answers. render: messages -> their text and the spans that are marked.
+    """Tokens that a template writes after answers. render: messages -> their text and the marked spans.
 
-    has_marks: whether the template marks what is trained on.
+    has_marks: whether the template marks spans to be trained on.
     """
 
     def __init__(self, render: Render, tokenizer: FastTokenizer, *, has_marks: bool):
@@ -374,7 +381,7 @@ class Stops:
 
     @cached_property
     def _texts(self) -> dict[str, str]:
-        """By who speaks next, the white space and the token behind an answer."""
+        """Next speaker -> the white space and the token after an answer."""
         found = {role: self._text_before(role) for role in _NEXT}
         return {role: text for role, text in found.items() if text}
 
@@ -389,7 +396,7 @@ class Stops:
         return "use a template that ends them"
 
     def check(self) -> None:
-        """ConfigError for a template whose answers nothing would follow."""
+        """Raise ConfigError for a template that writes nothing after an answer."""
         if "user" not in self._texts:
             raise ConfigError(
                 f"learn_stop: the chat template of tokenizer {self._tokenizer.name} writes nothing but white space "
@@ -397,7 +404,7 @@ class Stops:
             )
 
     def extended(self, text: str, span: Span) -> Span:
-        """The span, up to the end of the token that ends the answer, if that follows."""
+        """Extend the span to the end of the token that ends the answer, if this token follows."""
         start, stop = span
         behind = text[stop:]
         ends = {each.strip() for each in self._texts.values()}
@@ -405,7 +412,7 @@ class Stops:
         return (start, stop + len(behind) - len(behind.lstrip()) + len(end)) if end else span
 
     def ended(self, text: str, spans: Sequence[Span], last: Mapping[str, Any]) -> str:
-        """The text of a conversation whose last message is an answer, with the token that ends it."""
+        """Return the text of a conversation whose last message is an answer, with the token that ends the answer."""
         stop = self._stop(text, spans)
         behind = text[stop:]
         if behind.strip():
@@ -415,9 +422,9 @@ class Stops:
         return text[:stop] + (end if end.startswith(behind) else behind + end.lstrip())
 
     def _text_before(self, role: str) -> str:
-        """Return what the template writes behind an answer if this role speaks next, up to the end of the first token.
+        """Return the template's text after an answer if this role speaks next, up to the end of the first token.
 
-        Return "" if it writes only white space before the next message's own texts, or nothing.
+        Return "" if the template writes only white space before the next message's own texts, or nothing.
         """
         answered = [_QUESTION, _ANSWERS.get(role, _ANSWERS["user"])]
         upto, full = self._rendered(answered), self._rendered([*answered, _NEXT[role]])
@@ -437,12 +444,12 @@ class Stops:
         return own[: start + max(1, token[1])] if token else ""
 
     def _rendered(self, messages: Messages) -> tuple[str, list[Span]] | None:
-        """None if the template refuses these messages, or its marks cannot be found."""
+        """Render the messages; return None if the template refuses them, or its marks cannot be found."""
         try:
             return self._render(messages)
         except (ConfigError, DataError):
             return None
 
     def _stop(self, text: str, spans: Sequence[Span]) -> int:
-        """The end of what is marked of the last answer."""
+        """End of the last answer's marked text."""
         return spans[-1][1] if self._has_marks and spans else len(text.rstrip())

@@ -1,4 +1,4 @@
-"""A stored conversation -> its text by a chat template, and what of it is learnt, in characters and in tokens."""
+"""A stored conversation -> its text by a chat template, and its trained spans, in characters and in tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .not_shown import NotShown, bits_of_ends
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, Span, digest
 
-Learn = Literal["all", "last"]  # of what the assistant says in a conversation
-RENDERING_VERSION = 4  # raised when a template is given other values for the same conversation
+Learn = Literal["all", "last"]  # messages of the assistant in a conversation that are trained on
+RENDERING_VERSION = 4  # raised when a template gets other values for the same conversation
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """messages and tools as templates take them; left_out: indices of messages that are not learnt."""
+    """Messages and tools as input of templates; left_out: indices of messages that are not trained on."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
@@ -32,12 +32,12 @@ class Chat:
 
     @staticmethod
     def read(stored: str, content: Callable[[Parts], Any]) -> Chat:
-        """A sample's `messages`. content: what the template is given of a message's parts."""
+        """Read a sample's `messages`. content: makes the template's content from a message's parts."""
         return Chat.of(*read_chat(stored), content)
 
     @staticmethod
     def of(messages: list[dict[str, Any]], tools: list[Any] | None, content: Callable[[Parts], Any]) -> Chat:
-        """Make a chat of stored messages, which it takes over."""
+        """Make a chat of stored messages. The messages are changed in place."""
         left_out = []
         for index, message in enumerate(messages):
             if isinstance(message.get("content"), list):
@@ -55,7 +55,7 @@ class Chat:
 
 
 class Rendered(NamedTuple):
-    """The text of a chat and the spans of it that are marked, some of which are left out after all."""
+    """Text of a chat and its marked spans; left_out: spans of messages that are not trained on."""
 
     marked: tuple[str, list[Span]]
     left_out: list[Span]
@@ -63,7 +63,7 @@ class Rendered(NamedTuple):
 
 class Conversations:
     """Texts of conversations by a tokenizer's chat templates; for their trained spans see ChatProcessor. learn_stop:
-    None if the ends of answers do not matter. ConfigError for templates that cannot be compiled, or that are missing.
+    None if the ends of answers do not matter. ConfigError for missing templates, or templates that cannot be compiled.
     """
 
     def __init__(self, tokenizer: FastTokenizer, *, learn: Learn, learn_stop: bool | None = False):
@@ -82,7 +82,7 @@ class Conversations:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """All that can change a text and its tokens; not `learn`, which changes no length."""
+        """All settings that can change a text or its tokens; `learn` changes no length and is left out."""
         templates = json.dumps(self.tokenizer.chat_templates, sort_keys=True)
         return {
             "tokenizer": self.tokenizer.digest,
@@ -95,24 +95,26 @@ class Conversations:
         }
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
-        """prompt: as if the assistant were to go on. DataError for a chat that the template refuses."""
+        """Render the text of a chat. prompt: end with the generation prompt. DataError for a chat that the template
+        refuses.
+        """
         text, spans = self._render(chat, prompt=prompt)
         return text if prompt else self._ended(chat, text, spans)
 
     def warn_of_ends(self) -> None:
-        """Warn of a template that leaves the end of answers out of what is trained on."""
+        """Warn of a template whose ends of answers are not trained on."""
         stops = self._stops["default"]
         if self.learn_stop is False and not stops.are_trained_on:
             message = (
                 f"the chat template of tokenizer {self.tokenizer.name} does not mark the end of an answer, so no end "
                 f"is trained on and the model does not learn to stop: {stops.remedy}"
             )
-            warnings.warn_explicit(message, UserWarning, "lmms_stream", 1)  # a line of code would not help
+            warnings.warn_explicit(message, UserWarning, "lmms_stream", 1)  # without the line of code, useless to users
 
     def not_shown(self, chat: Chat) -> int:
         """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS.
 
-        Ends of answers that are not trained on are among them.
+        The bits include ends of answers that are not trained on.
         """
         bits = self._not_shown.of(chat.messages, chat.tools)
         if self.learn_stop is not False or self._stops[self._name_of_template(chat)].are_trained_on:
@@ -121,7 +123,7 @@ class Conversations:
         return bits | bits_of_ends(sum(index not in chat.left_out for index in answers))
 
     def rendered(self, chat: Chat) -> Rendered:
-        """DataError besides where what the assistant says cannot be told from the rest."""
+        """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""
         if self.learn == "last":
             chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
         text, spans = self._render(chat)
@@ -140,7 +142,7 @@ class Conversations:
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Return the tokens of texts and the spans that are trained on.
 
-        A token is trained on if it has bytes of a marked span, and none of a span that is left out.
+        A token is trained on if it has bytes of a marked span, and no bytes of a span in left_out.
         """
         marked = [(each.marked[0], [*each.marked[1], *each.left_out]) for each in rendered]
         made = []
@@ -174,7 +176,7 @@ class Conversations:
         return NotShown(lambda messages, tools: self._render(Chat(messages, tools, frozenset()))[0], source)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Made again where they are used: compiled templates are not sent.
+        # Compiled templates cannot be pickled: the receiving process compiles them again.
         made_again = ("_templates", "_stops", "_thoughts", "_not_shown")
         return {name: value for name, value in self.__dict__.items() if name not in made_again}
 
@@ -185,38 +187,38 @@ class Conversations:
         return self._templates[self._name_of_template(chat)]
 
     def _stops_of(self, chat: Chat) -> Stops | None:
-        """Ends of answers that are to be trained on besides what is marked."""
+        """Ends of answers to be trained on in addition to the marks, or None."""
         stops = self._stops[self._name_of_template(chat)]
         return stops if self.learn_stop and not stops.are_trained_on else None
 
     def _ended(self, chat: Chat, text: str, spans: Sequence[Span]) -> str:
-        """The text of a chat, with the token that ends its last answer if that is to be trained on."""
+        """Return the text of a chat, with the token that ends its last answer if this token is to be trained on."""
         stops, last = self._stops_of(chat), chat.messages[-1]
         return text if stops is None or last["role"] != "assistant" else stops.ended(text, spans, last)
 
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the marked spans of the first `stop` messages (default: all).
 
-        An answer that ends them follows the generation prompt; see chat_template.py.
+        An answer at their end follows the generation prompt; see chat_template.py.
         """
         text, spans = self._by_template(chat, stop, prompt=prompt)
         messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]
         if prompt or not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
             return text, spans
         if len(messages) < len(chat.messages) and len(messages) - 1 in chat.left_out:
-            return text, spans  # the whole conversation has this answer as the template writes it
+            return text, spans  # in the whole conversation, this answer has the template's own form
         before, _ = self._by_template(chat, len(messages) - 1, prompt=True)
         return thoughts.after(before, text, messages[-1]), spans
 
     def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> tuple[str, list[Span]]:
-        """Return what the template writes of the first `stop` messages, and the spans that it marks."""
+        """Return the template's text of the first `stop` messages, and its marked spans."""
         render = self._template_of(chat).render
         return render(chat.messages[:stop], chat.tools, prompt=prompt, by=_by_objects_or_texts)
 
     def _added_spans(self, chat: Chat, text: str) -> dict[int, Span]:
-        """Index of each message of the assistant -> what it adds to the text of those before it.
+        """Index of each message of the assistant -> the span that it adds to the text of earlier messages.
 
-        Messages that are not learnt may be missing: those that the template changes when others follow.
+        Messages that are not trained on may be missing, if the template changes them when others follow.
         """
         spans = {}
         for index in chat.spoken:
@@ -237,15 +239,15 @@ class Conversations:
         return spans
 
     def _spans_left_out(self, chat: Chat, text: str, spans: Sequence[Span]) -> list[Span]:
-        """The spans of messages that are not learnt."""
+        """Spans of messages that are not trained on."""
         speakers: Sequence[int] = chat.spoken
         if len(spans) != len(speakers):
             speakers = self._speakers_of(spans, chat)
         return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
 
     def _speakers_of(self, spans: Sequence[Span], chat: Chat) -> list[int]:
-        """The message of each span, for templates that mark a message several times, or not at all. A message owns the
-        spans that it adds to the text of the messages before.
+        """Return the message of each span, for templates that mark a message several times, or not at all. A message
+        owns the spans that it adds to the text of the messages before.
         """
         indices: list[int] = []
         for index in chat.spoken:
@@ -276,7 +278,7 @@ def _not_empty(spans: Sequence[Span]) -> list[Span]:
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Ascending spans that do not touch each other."""
+    """Join spans that overlap or touch; the result ascends."""
     joined: list[Span] = []
     for start, stop in sorted(spans):
         if start == stop:
@@ -289,13 +291,13 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 
 
 def _without(spans: Sequence[Span], left_out: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Spans of tokens without the tokens that are left out."""
+    """Spans of tokens without the tokens in left_out."""
     learnt = learnt_of(spans, num_tokens) & ~learnt_of(left_out, num_tokens)
     return [(start, stop) for start, stop in spans_of(learnt).tolist()]
 
 
 class _Arguments(dict[str, Any]):
-    """Arguments of a tool call as an object. text: the JSON text that the row has."""
+    """Arguments of a tool call as an object. text: the JSON text in the row."""
 
     def __init__(self, values: Mapping[str, Any], text: str):
         super().__init__(values)
@@ -303,7 +305,7 @@ class _Arguments(dict[str, Any]):
 
 
 def _read_arguments(function: dict[str, Any]) -> None:
-    """Put the object in place of OpenAI's JSON text of a call's arguments, and {} in place of null."""
+    """Replace OpenAI's JSON text of a call's arguments by the object, and null by {}."""
     given = function.get("arguments", {})
     if given is None:
         function["arguments"] = {}
@@ -311,22 +313,22 @@ def _read_arguments(function: dict[str, Any]) -> None:
         try:
             arguments = json.loads(given)
         except ValueError:
-            return  # the template is given the text as it is
+            return  # the template gets the text unchanged
         if isinstance(arguments, dict):
             function["arguments"] = _Arguments(arguments, given)
 
 
 def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what has the `name` and `arguments` of each tool call: its `function`, or the call itself."""
+    """Return the object with `name` and `arguments` of each tool call: its `function`, or the call itself."""
     calls = (call for message in messages for call in message.get("tool_calls") or () if isinstance(call, dict))
     return [function for call in calls if isinstance(function := call.get("function", call), dict)]
 
 
 def _by_objects_or_texts(render: Render, messages: Messages) -> tuple[str, list[Span]]:
-    """Return what a template writes of messages, and the spans that it marks.
+    """Return a template's text of messages, and its marked spans.
 
-    The template is given the arguments of tool calls as objects. It is given their JSON texts where it refuses
-    objects, and where it would write an object in Python's form.
+    The template gets the arguments of tool calls as objects. If it refuses objects, or would write an object in
+    Python's form, it gets their JSON texts.
     """
     has_arguments = any(call.get("arguments") is not None for call in _called_functions(messages))
     made = or_error(render, messages)
@@ -339,9 +341,9 @@ def _by_objects_or_texts(render: Render, messages: Messages) -> tuple[str, list[
 
 
 def _writes_objects(render: Render, messages: Messages, text: str) -> bool:
-    """Return whether a template writes objects of arguments in Python's form. text: what it writes of the messages.
+    """Return whether a template writes objects of arguments in Python's form. text: its text of the messages.
 
-    A message may say the same as the arguments, so they are written once more, with a key that no message has.
+    A message may contain the same text as the arguments. Therefore the arguments are rendered again with an unused key.
     """
     if not any(str(arguments) in text for arguments in _objects_of(_called_functions(messages))):
         return False
@@ -360,7 +362,7 @@ def _objects_of(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a copy of messages in which the arguments of tool calls are JSON texts."""
+    """Return a copy of messages with the arguments of tool calls as JSON texts."""
     copied = [dict(message) for message in copy.deepcopy(messages)]
     for function in _called_functions(copied):
         arguments = function.get("arguments")

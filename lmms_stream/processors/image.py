@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-_RESIZED = 1.5  # of image_size: the shorter side of what a random crop is cut out of, as 384 for 256
+_RESIZED = 1.5  # shorter side of an image before a random crop, as a multiple of image_size, e.g. 384 for 256
 
 
 class ImageProcessor:
-    """Samples of the schema "image" as media: pixel_values uint8[1, 3, S, S], class_labels int64[1], -1 for none.
+    """Processor of samples of schema "image" to media: pixel_values uint8[1, 3, S, S], class_labels int64[1], -1
+    without a label.
 
-    A sample has the length 1, so that packing_length is how many images a pack holds. Images are shown as EXIF says, in
-    RGB. A centre crop is that of guided-diffusion (ADM): boxes of 2 x 2 pixels are averaged as long as the shorter side
-    has twice the size, then it is made bicubic. What is drawn follows from augment_seed, epoch and sample id; `process`
-    draws nothing: the middle, as it is.
+    A sample has the length 1: packing_length is the number of images in a pack. Images are turned by EXIF, in RGB. A
+    centre crop equals guided-diffusion's (ADM): boxes of 2 x 2 pixels are averaged while the shorter side is at least
+    twice the size, then the image is resized with a bicubic filter. Random draws follow from augment_seed, epoch and
+    sample id; `process` draws nothing and returns the middle, not mirrored.
     """
 
     columns = ("image", "label")
@@ -49,7 +50,9 @@ class ImageProcessor:
 
     @staticmethod
     def of(settings: Any) -> ImageProcessor:
-        """settings: with the fields of ImageSettings and objective; what is None has the default of the constructor."""
+        """Make a processor. settings: with the fields of ImageSettings and objective; for None, the constructor's
+        default.
+        """
         names = [*(field.name for field in fields(ImageSettings)), "objective"]
         given = {name: getattr(settings, name) for name in names}
         return ImageProcessor(**{name: value for name, value in given.items() if value is not None})
@@ -83,7 +86,7 @@ class ImageProcessor:
         return {"input_ids": one, "labels": one.copy(), "media": {"pixel_values": pixels, "class_labels": label}}
 
     def _pixels(self, sample: Sample, rng: np.random.Generator | None) -> NDArray[np.uint8]:
-        """uint8[S, S, 3]. rng: what is drawn from; None for the middle."""
+        """Pixels of the crop: uint8[S, S, 3]. rng: random generator; None for the middle."""
         need("PIL", by="images")
         from PIL import Image
 
@@ -100,7 +103,7 @@ class ImageProcessor:
 
 
 def resized_by_halves(image: Image, size: int) -> Image:
-    """Resize an image to a shorter side of `size`, as ADM does: by halves down to twice the size, then bicubic.
+    """Resize an image to a shorter side of `size`, like ADM: by halves down to less than twice the size, then bicubic.
 
     https://github.com/openai/guided-diffusion, image_datasets.py, center_crop_arr.
     """
@@ -113,7 +116,7 @@ def resized_by_halves(image: Image, size: int) -> Image:
 
 
 def resized(image: Image, size: int) -> Image:
-    """An image whose shorter side is `size`, bicubic."""
+    """Resize an image to a shorter side of `size`, bicubic."""
     need("PIL", by="images")
     from PIL import Image as Pillow
 
@@ -123,7 +126,7 @@ def resized(image: Image, size: int) -> Image:
 
 
 def cropped(image: Image, size: int, at: Sequence[float] | None = None) -> NDArray[np.uint8]:
-    """A square of an image, in its middle, or at shares of the room above it and to its left, from 0 to below 1."""
+    """Cut a square from an image, in its middle, or at shares (from 0 to below 1) of the room above and to the left."""
     pixels = np.asarray(image)
     room = [side - size for side in pixels.shape[:2]]
     if at is None:
@@ -133,7 +136,7 @@ def cropped(image: Image, size: int, at: Sequence[float] | None = None) -> NDArr
     return pixels[top : top + size, left : left + size]
 
 
-# Settings of the processor of images that are to be made.
+# Settings of the processor of images to generate.
 
 Crop = Literal["center", "random"]
 Objective = Literal["flow_matching", "reconstruction"]
@@ -141,15 +144,15 @@ Objective = Literal["flow_matching", "reconstruction"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """Size and crop of images that a model is to make, and the random draws of them."""
+    """Size, crop and random draws of images to generate."""
 
-    # Images that are to be made
-    image_size: int | None = None  # its sides, in pixels
-    # "center": the largest square in its middle; "random": a square of the image, whose shorter side is half as long
-    # again
+    # Images to generate
+    image_size: int | None = None  # side in pixels
+    # "center": the largest square in the middle; "random": a random square after resizing the shorter side to 1.5
+    # image_size
     crop: Crop | None = None
-    flip: bool | None = None  # whether half of the images are mirrored
-    augment_seed: int | None = None  # of what is drawn
+    flip: bool | None = None  # mirror half of the images
+    augment_seed: int | None = None  # seed of random draws
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.")

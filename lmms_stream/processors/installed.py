@@ -1,7 +1,7 @@
-"""Families whose media the processor of the installed transformers reads, in place of our code or without any.
+"""Families whose media are read by the installed transformers' processor, in place of our code or without any.
 
-It reads media one by one. To count tokens it is given pixels without values, black pixels where it needs values, and
-silence. So it is slower than our code.
+The processor reads media one by one. To count tokens, it gets pixels without values, or black pixels if it needs
+values, and silence. This makes it slower than our code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .media.types import Interval
 
 PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
-_MOST_SIZES = 1 << 16  # of media whose layouts are kept
+_MOST_SIZES = 1 << 16  # of media with cached layouts
 
 
 class ByInstalled:
     """A family that reads some kinds of media with the installed processor; see Family.
 
-    differences: kind -> how the family's own code differs. The family still chooses the frames of a video.
+    differences: kind -> difference of the family's own code. The family still chooses the frames of a video.
     """
 
     def __init__(self, ours: Family, installed: Installed, tokenizer: FastTokenizer, differences: Mapping[str, str]):
@@ -41,10 +41,10 @@ class ByInstalled:
         self.tokenizer = tokenizer
         self.differences = dict(differences)
         self._layouts: dict[tuple[str, Facts, Interval | None], Layout] = {}
-        self._takes_sizes: dict[str, bool] = {}  # kinds that were asked about by a size alone
+        self._takes_sizes: dict[str, bool] = {}  # kinds already tested by size only
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "ours":  # not there yet, where it is unpickled
+        if name.startswith("__") or name == "ours":  # not set yet during unpickling
             raise AttributeError(name)
         return getattr(self.ours, name)
 
@@ -70,7 +70,7 @@ class ByInstalled:
         return self._layouts[asked]
 
     def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
-        """See Omni. ConfigError where one of the two is read by the installed processor."""
+        """See Omni. Raise ConfigError if the installed processor reads either of the two."""
         for kind in ("video",) if sound is None else ("video", "audio"):
             if kind in self.differences:
                 raise self._refused("video", of=kind)
@@ -78,7 +78,7 @@ class ByInstalled:
         return made
 
     def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
-        """See Family. ConfigError for images that are read otherwise because there are several."""
+        """See Family. Raise ConfigError for images that are read differently as several in a sample."""
         in_sample = getattr(self.ours, "in_sample", None)
         changed = layouts if in_sample is None else in_sample(layouts)
         if "image" in self.differences and list(changed) != list(layouts):
@@ -105,19 +105,23 @@ class ByInstalled:
         return joined
 
     def _by_installed(self, ours: Layout, facts: Facts) -> Layout:
-        """Answer for a size, for black pixels, or for silence of this length: the content of media does not matter."""
+        """Return the layout by the answer for a size, black pixels, or silence of the same length: the content of media
+        does not matter.
+        """
         ids, tensors = self._answer(ours, facts)
         once, counts = runs_of(ids, self.ours, self.tokenizer)
         shape = ours.shape
         for grid in (array for name, array in tensors.items() if name.endswith("grid_thw")):
             shape = shape._replace(grid=tuple(grid[0].tolist()))
-        # Texts of videos are no difference.
+        # Texts of videos do not count as a difference.
         is_as_ours = ours.kind == "video" and ours.text != "" and len(counts) == len(ours.counts)
         text = ours.text if is_as_ours else self._text(once, ours)
         return ours._replace(counts=counts, patches=self._num_rows(tensors), text=text, shape=shape)
 
     def _answer(self, ours: Layout, facts: Facts) -> Answer:
-        """The first of a kind is asked in both ways: some processors cannot be asked about a size alone."""
+        """Return the answer by size, if it matches. For the first of a kind, ask both ways: some processors cannot
+        answer by size only.
+        """
         if ours.kind == "audio":
             return self._asked(ours, np.zeros(ours.shape.num_samples, np.float32))
         size = cast("ImageFacts | VideoFacts", facts)
@@ -126,7 +130,7 @@ class ByInstalled:
         if self._takes_sizes.get(ours.kind, True):
             try:
                 by_size = self._only_of_family(ours, self.installed.of_size(ours.kind, size, numbers))
-            except Exception:  # noqa: BLE001 - whatever a library raises for pixels without values
+            except Exception:  # noqa: BLE001 - any error of a library for pixels without values
                 self._takes_sizes[ours.kind] = False
         if by_size is not None and ours.kind in self._takes_sizes:
             return by_size
@@ -135,7 +139,7 @@ class ByInstalled:
         return answer
 
     def _text(self, once: NDArray[np.int64], ours: Layout) -> str:
-        """The text of a layout that becomes these tokens: ours where it does."""
+        """Text of a layout that becomes these tokens: ours, if it does."""
         written = self.tokenizer.decode(once.tolist())
         for text, of_layout in ((ours.text or surrounded(self.ours, ours.kind), ours.text), (written, written)):
             if np.array_equal(self.tokenizer.ids([text], add_special_tokens=False)[0], once):
@@ -152,7 +156,7 @@ class ByInstalled:
         return tensors
 
     def _decoded(self, layout: Layout, data: bytes) -> NDArray[Any]:
-        """A clip, or the pixels of an image or of frames, as they are stored: [N, H, W, 3]."""
+        """Return a stored clip, or the stored pixels of an image or of frames: [N, H, W, 3]."""
         from .media.images import decode_image
         from .media.video import read_frames
 
@@ -168,9 +172,11 @@ class ByInstalled:
         return image[None]
 
     def _asked(self, layout: Layout, medium: NDArray[Any]) -> Answer:
-        """Tensors alone that our code makes, too. DataError for what the installed processor cannot read."""
+        """Return only tensors that our code makes, too. DataError for media that the installed processor cannot
+        read.
+        """
         kind, installed = layout.kind, self.installed
-        installed.processor  # noqa: B018 - where it cannot be loaded, no sample is to blame
+        installed.processor  # noqa: B018 - a failure of loading is not a sample's error
         try:
             if kind == "image":
                 answer = installed.of_images([*medium])
@@ -183,7 +189,7 @@ class ByInstalled:
         return self._only_of_family(layout, answer)
 
     def _only_of_family(self, layout: Layout, answer: Answer) -> Answer:
-        """Without tensors that our code does not make."""
+        """Drop tensors that our code does not make."""
         dummies = self.ours.dummy()
         names = dummies.get(layout.kind, dummies.get("image", {})).keys()
         if not answer.tensors.keys() >= names:
@@ -211,20 +217,22 @@ def _num_rows(tensors: Mapping[str, NDArray[Any]]) -> int:
 
 
 def _is_alike(one: Answer, other: Answer) -> bool:
-    """Whether two answers have the same tokens and shapes."""
+    """Return whether two answers have the same tokens and shapes."""
     shapes = [{name: each.shape for name, each in answer.tensors.items()} for answer in (one, other)]
     return np.array_equal(one.ids, other.ids) and shapes[0] == shapes[1]
 
 
 def version_name() -> str:
-    """The installed transformers, for people."""
+    """Version of the installed transformers, for people."""
     return f"transformers {version('transformers')}"
 
 
 def runs_of(
     ids: NDArray[np.int64], family: Family, tokenizer: FastTokenizer
 ) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Tokens of media with each placeholder once, and how often each stands there, as layouts count."""
+    """Tokens of media with each run of a placeholder reduced to one, and the length of each run, for `counts` of
+    layouts.
+    """
     names = getattr(family, "repeated_tokens", None) or family.placeholders.values()
     repeated = np.isin(ids, [int(tokenizer.token_id(name) or 0) for name in names])
     begins = np.append(True, ids[1:] != ids[:-1]) | ~repeated

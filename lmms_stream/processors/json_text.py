@@ -1,4 +1,4 @@
-"""JSON texts -> values, with integers of any size as they are, and the NaN and Infinity that Python writes.
+"""JSON texts -> values, with exact integers of any size, and Python's NaN and Infinity.
 
 A JSON text longer than memory is read value by value.
 """
@@ -22,7 +22,8 @@ _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def parsed(text: bytes) -> Any:
-    """The value of a JSON text. orjson.JSONDecodeError for what is none, and for more than 308 digits.
+    """Return the value of a JSON text. orjson.JSONDecodeError for invalid text, and for numbers of more than 308
+    digits.
 
     >>> parsed(b'{"id": 123456789012345678901234567890}')
     {'id': 123456789012345678901234567890}
@@ -38,7 +39,7 @@ def parsed(text: bytes) -> Any:
 
 
 def parsed_all(texts: Sequence[bytes]) -> list[Any]:
-    """`parsed` of each, in a part of the time; ValueError where one of them is none."""
+    """Return `parsed` of each text, in less time; ValueError if a text is invalid."""
     try:
         values = [*map(orjson.loads, texts)]
     except orjson.JSONDecodeError:
@@ -47,7 +48,7 @@ def parsed_all(texts: Sequence[bytes]) -> list[Any]:
 
 
 def _joined(texts: Sequence[bytes]) -> Iterator[bytes]:
-    """Texts, as many together as first have JOINED_BYTES."""
+    """Join texts in groups of at least JOINED_BYTES."""
     together: list[bytes] = []
     num_bytes = 0
     for text in texts:
@@ -60,10 +61,9 @@ def _joined(texts: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _has_long_number(text: bytes) -> bool:
-    """Whether a number may have more than 64 bits: 20 digits or more, or a sign and 19, of which orjson makes a float.
+    """Return whether a number may have more than 64 bits: 20 digits or more, or a sign and 19; orjson makes it a float.
 
-    Of 19 digits in a row every fifth byte of the text meets 3, and that is looked at first, since it takes a fifth of
-    the time.
+    The quick test comes first, at a fifth of the time: every fifth byte meets at least 3 of 19 digits in a row.
     """
     if b"000" not in text[::5].translate(_DIGITS_TO_0):
         return False
@@ -78,9 +78,10 @@ def _has_long_number(text: bytes) -> bool:
 
 _CHUNK_BYTES = 1 << 20
 _EXCERPT_BYTES = 60
-_DECODER = json.JSONDecoder(strict=False)  # finds where a value ends; a control character is an error of its row
-# These match a whole string; of one with more than 100 escapes, or that goes on beyond the buffer, they match the first
-# quote alone, and its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
+_DECODER = json.JSONDecoder(strict=False)  # finds the end of a value; a control character is an error of its row
+# These match a whole string. For a string with more than 100 escapes, or beyond the buffer's end, they match only the
+# first quote, and _end_of_string finds the end. (A pattern for any number of escapes would keep a state for each
+# escape.)
 _IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
 _SHALLOW = re.compile(rb'"' + _IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
 _NESTED = re.compile(rb'"' + _IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
@@ -88,10 +89,10 @@ _STRING_REST = re.compile(_IN_STRING, re.DOTALL)
 
 
 class JsonScanner:
-    """Reads JSON text from its start, one value after another; keeps no more than the value that it gives.
+    """Reader of JSON text, one value after another; keeps only the current value in memory.
 
-    Values that are not valid are bounded by brackets, quotes and commas. DataError where the text breaks off, and for a
-    value of more than max_bytes.
+    Invalid values are bounded by brackets, quotes and commas. DataError if the text breaks off, and for a value of more
+    than max_bytes.
     """
 
     def __init__(self, stream: io.RawIOBase, *, name: str, max_bytes: int = 1 << 28):
@@ -110,7 +111,7 @@ class JsonScanner:
         return self._passed + self._at
 
     def peek(self) -> bytes:
-        """The next byte that is not white space; b"" at the end."""
+        """Return the next byte that is not white space; b"" at the end."""
         while True:
             rest = self._buffer[self._at : self._at + 64].lstrip()
             if rest:
@@ -121,7 +122,7 @@ class JsonScanner:
                 return b""
 
     def take(self, expected: bytes) -> bytes:
-        """Pass the next byte, which is one of those expected."""
+        """Pass the next byte; DataError unless it is in `expected`."""
         found = self.peek()
         if not found or found not in expected:
             wanted = " or ".join(repr(chr(byte)) for byte in expected)
@@ -130,10 +131,10 @@ class JsonScanner:
         return found
 
     def value(self, closer: bytes) -> bytes:
-        """The text up to the next comma or `closer` outside of what is nested in it; that byte is not passed."""
+        """Return the text up to the next comma or `closer` outside of nested values; this byte is not passed."""
         self.peek()
         start = self._at
-        with suppress(ValueError, RecursionError):  # not valid, or not all of it is in the buffer
+        with suppress(ValueError, RecursionError):  # invalid, or not all of it is in the buffer
             _, end = _DECODER.raw_decode(self._text, start)
             if (after := self._buffer[end : end + 64].lstrip()[:1]) and after in b"," + closer:
                 self._at = end
@@ -161,7 +162,7 @@ class JsonScanner:
                 depth = max(0, depth - 1)
 
     def elements(self) -> Iterator[bytes]:
-        """Texts of the elements of the array that comes next."""
+        """Yield texts of the elements of the next array."""
         self.take(b"[")
         empty = self.peek() == b"]"
         if empty:
@@ -172,14 +173,14 @@ class JsonScanner:
                 return
 
     def members(self) -> Iterator[str]:
-        """Keys of the object that comes next; the value of each is to be read before the next key."""
+        """Yield keys of the next object; read the value of each key before the next key."""
         self.take(b"{")
         empty = self.peek() == b"}"
         if empty:
             self._at += 1
         while not empty:
             if self.peek() != b'"':
-                self.take(b'"')  # raises: it is no quote
+                self.take(b'"')  # raises: not a quote
             end = self._end_of_string(self._at + 1)
             text, self._at = self._buffer[self._at : end], end
             self.take(b":")
@@ -195,7 +196,7 @@ class JsonScanner:
             raise self._error("something follows the end of its value")
 
     def _end_of_string(self, at: int) -> int:
-        """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
+        """Return the index after the closing quote of the string whose content begins at `at`."""
         while True:
             rest = _STRING_REST.match(self._buffer, at)
             assert rest is not None  # the expression also matches nothing
@@ -206,7 +207,7 @@ class JsonScanner:
                 at = self._extend(at)
 
     def _extend(self, position: int) -> int:
-        """Read on, within a value; where a position of the buffer is then."""
+        """Read the next chunk within a value; return the new index of a position of the buffer."""
         if len(self._buffer) - self._at > self._max_bytes:
             raise self._error(
                 f"a value is longer than {self._max_bytes >> 20} MiB, or its bracket or quote is not closed"
@@ -232,7 +233,7 @@ class JsonScanner:
 
 
 def excerpt(text: bytes, offset: int) -> str:
-    """A piece of it around a byte, printable."""
+    """Printable excerpt of a text around a byte."""
     start = max(0, offset - _EXCERPT_BYTES // 2)
     piece = text[start : start + _EXCERPT_BYTES].strip().decode(errors="replace")
     return repr(piece)

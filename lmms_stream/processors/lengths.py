@@ -1,4 +1,4 @@
-"""The lengths of samples, several at once where their processor can do that. samples -> groups -> lengths."""
+"""Lengths of samples, several at once if the processor can. samples -> groups -> lengths."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .base import (
 T = TypeVar("T")
 
 _GROUP_SAMPLES = 64  # one at a time, the tokenizer and Python would push each other out of the CPU's caches
-_GROUP_BYTES = 1 << 20  # about; what a tokenizer makes of a text takes a hundred times its bytes until it is counted
+_GROUP_BYTES = 1 << 20  # approximate; a tokenizer's result takes a hundred times the text's bytes until it is counted
 
 
 def measured(processor: Processor, samples: Sequence[Sample]) -> Iterator[int | DataError]:
-    """Return the result of `processor.measure` for each sample, or its DataError; other errors are raised in turn. Uses
-    `measure_all` if the processor has one for its `measure`.
+    """Yield the result of `processor.measure` for each sample, or its DataError; other errors are raised in turn. Uses
+    `measure_all` if the processor has it for its `measure`.
     """
     if works_together(type(processor), "measure", "measure_all"):
         measure_all: MeasureAll = processor.measure_all  # type: ignore[attr-defined]
         try:
             lengths = measure_all(samples)
-        except Exception:  # noqa: BLE001 - one by one, the failing sample raises it again below
+        except Exception:  # noqa: BLE001 - the failing sample raises the error again below
             pass
         else:
             yield from _one_each(lengths, samples, name="measure_all")
@@ -44,12 +44,12 @@ def measured(processor: Processor, samples: Sequence[Sample]) -> Iterator[int | 
 
 
 def measures_media(processor: Processor) -> bool:
-    """Whether a processor tells what the media of its samples take, by a `measure_media` for the `measure` it has."""
+    """Return whether a processor measures the media of its samples: it has a `measure_media` for its `measure`."""
     return works_together(type(processor), "measure", "measure_media")
 
 
 def measured_columns(processor: Processor) -> tuple[str, ...]:
-    """The columns that are read to measure samples; see `measured_with_media` for samples that need all."""
+    """Columns needed to measure samples; see `measured_with_media` for samples that need all columns."""
     if not measures_media(processor):
         return processor.columns
     return tuple(getattr(processor, "measured_columns", processor.columns))
@@ -58,11 +58,10 @@ def measured_columns(processor: Processor) -> tuple[str, ...]:
 def measured_with_media(
     processor: Processor, samples: Sequence[Sample], *, whole: Callable[[int], Sample] | None = None
 ) -> Iterator[Measured | DataError]:
-    """Return the length of each sample, or its DataError; other errors are raised in turn.
+    """Yield the length of each sample, or its DataError; other errors are raised in turn.
 
-    Samples need have no more than measured_columns. whole: all columns of the sample of an index, which is asked for
-    where the facts of its media are not stored (default: the samples are whole). A processor without `measure_media`
-    measures tokens alone.
+    Samples need only measured_columns. whole: sample index -> the sample with all columns, called if the facts of its
+    media are not stored (default: the samples are whole). A processor without `measure_media` measures only tokens.
     """
     if not measures_media(processor):
         for length in measured(processor, samples):
@@ -72,7 +71,7 @@ def measured_with_media(
     found: Sequence[Measured | DataError] | None = None
     try:
         found = measure_media(samples)
-    except Exception:  # noqa: BLE001 - one by one, the failing sample raises it again below
+    except Exception:  # noqa: BLE001 - the failing sample raises the error again below
         pass
     else:
         _one_each(found, samples, name="measure_media")
@@ -84,14 +83,14 @@ def measured_with_media(
 
 
 def tells_not_shown(processor: Processor) -> bool:
-    """Return whether a processor tells what its chat template does not show of its samples."""
+    """Return whether a processor reports content of its samples that its chat template does not show."""
     return works_together(type(processor), "measure", "not_shown")
 
 
 def with_not_shown(
     processor: Processor, samples: Sequence[Sample], found: Iterable[Measured | DataError]
 ) -> Iterator[Measured | DataError]:
-    """Yield what was found of each sample, with what the chat template of `processor` does not show of it."""
+    """Yield each result of `found` with the content that the chat template of `processor` does not show, as bits."""
     if not tells_not_shown(processor):
         yield from found
         return
@@ -111,9 +110,9 @@ def _measured_alone(measure_media: MeasureMedia, sample: Sample) -> Measured:
 
 
 def groups(items: Iterable[T], *, num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in their order, as many together as are measured at once. num_bytes: of an item.
+    """Yield the items in order, in groups that are measured together. num_bytes: of an item.
 
-    An error that the items raise is raised after what came before it.
+    An error of the items is raised after the items before it.
     """
     following = iter(items)
     failure: Exception | None = None
@@ -126,7 +125,7 @@ def groups(items: Iterable[T], *, num_bytes: Callable[[T], int]) -> Iterator[lis
                 room -= num_bytes(item)
                 if room <= 0:
                     break
-        except Exception as error:  # noqa: BLE001 - it is raised below
+        except Exception as error:  # noqa: BLE001 - raised below
             failure = error
         if group:
             yield group
@@ -136,7 +135,7 @@ def groups(items: Iterable[T], *, num_bytes: Callable[[T], int]) -> Iterator[lis
 
 
 def sample_bytes(sample: Sample) -> int:
-    """Bytes of media and arrays and characters of texts, about what a sample takes in memory."""
+    """Approximate memory of a sample: bytes of media and arrays, and characters of texts."""
     num_bytes = 0
     for value in sample.values():
         num_bytes += len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
@@ -144,7 +143,9 @@ def sample_bytes(sample: Sample) -> int:
 
 
 def checked_length(length: int, *, what: str) -> int:
-    """The length of a sample, if a lengths index can hold it; DataError otherwise. what: the sample, for the error."""
+    """Return the length of a sample, if a lengths index can hold it; DataError otherwise. what: the sample, for the
+    error.
+    """
     if not 0 < length < 1 << 32:
         raise DataError(f"{what} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
     return length
@@ -152,7 +153,8 @@ def checked_length(length: int, *, what: str) -> int:
 
 def checked(found: Measured, *, what: str) -> Measured:
     """Return the length of a sample, if an index can hold it; raise DataError otherwise. what: the sample, for the
-    error."""
+    error.
+    """
     checked_length(found.tokens, what=what)
     of_media = found[2:5]
     if not 0 <= found.patches < 1 << 32 or min(of_media) < 0 or sum(of_media) > found.tokens:

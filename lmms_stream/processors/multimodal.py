@@ -1,4 +1,4 @@
-"""Conversations with media -> tokens, positions and the tensors that a model's tower reads."""
+"""Conversations with media -> tokens, positions and the tensors of a model's tower."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 
 class MultimodalProcessor:
-    """Renders `messages` with the chat template of a processor of transformers', and reads their media from `media`.
+    """Processor that renders `messages` with the chat template of a transformers processor, and reads their media from
+    `media`.
 
-    What is learnt is what ChatProcessor learns, without the tokens of media. Media are measured from the facts that
-    are stored beside them; where these are missing, from their bytes. Images are turned as their EXIF says.
+    Trained on are the same spans as in ChatProcessor, without the tokens of media. Media are measured from their stored
+    facts; if these are missing, from their bytes. Images are turned by EXIF.
 
     Use `from_pretrained`. ConfigError for a tokenizer without chat template or without the family's tokens.
     """
@@ -76,9 +77,9 @@ class MultimodalProcessor:
         family: FamilyMaker | None = None,
         **settings: Any,
     ) -> MultimodalProcessor:
-        """The processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own.
+        """Return the processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own.
 
-        learn_stop: see ChatProcessor; None where ends of answers do not matter.
+        learn_stop: see ChatProcessor; None if ends of answers do not matter.
         """
         known = [field.name for field in fields(MediaSettings)]
         for name in settings.keys() - {*known}:
@@ -133,7 +134,7 @@ class MultimodalProcessor:
         return self._conversations.not_shown(self._read(sample)[0])
 
     def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
-        """int64[T], the tokens of a sample's messages as if the assistant were to go on."""
+        """Tokens of a sample's messages and the generation prompt: int64[T]."""
         chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
         text = self._conversations.text(chat, prompt=True)
@@ -143,7 +144,7 @@ class MultimodalProcessor:
         return np.repeat(ids.astype(np.int64), self._repeats(ids, filled))
 
     def is_learnable(self, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which tokens do not stand for media."""
+        """Mask of tokens that do not stand for media."""
         return ~np.isin(input_ids, self._never_learnt)
 
     def _text(self, sample: Sample) -> _Text:
@@ -203,7 +204,9 @@ class MultimodalProcessor:
         return _Tokenized(ids, learnt, filled, media)
 
     def _read(self, sample: Sample) -> tuple[Chat, list[dict[str, Any]]]:
-        """A sample's conversation, in which templates see the kinds of media alone; its media parts in their order."""
+        """Read a sample's conversation, in which templates see only the kinds of media; and its media parts in their
+        order.
+        """
         media: list[dict[str, Any]] = []
         words_behind = getattr(self.family, "words_behind", None)
 
@@ -238,7 +241,7 @@ class MultimodalProcessor:
         return self.family.layout(kind, facts) if interval is None else self.family.layout(kind, facts, interval)
 
     def _repeats(self, ids: NDArray[np.int32], filled: Filled) -> NDArray[np.int64]:
-        """How often each token of a text stands in the sample: placeholders as often as their media have tokens."""
+        """Number of repeats of each token of a text in the sample: for a placeholder, the tokens of its medium."""
         repeats = np.ones(len(ids), np.int64)
         at = np.flatnonzero(np.isin(ids, self._placeholder_ids))
         repeats[at] = [count for layout in filled.layouts for count in layout.counts]
@@ -246,7 +249,7 @@ class MultimodalProcessor:
 
 
 def write_differences(path: str, to: str) -> None:
-    """Compare the family of a path with the installed processor, and write what is found into a file."""
+    """Compare the family of a path with the installed processor, and write the result into a file."""
     files, tokenizer = _read_folder(path)
     family = family_of(files).of(files, MediaSettings(), partial(_token_id, tokenizer))
     Path(to).write_text(json.dumps(compared(family, tokenizer, path)._asdict()), encoding="utf-8")
@@ -258,7 +261,7 @@ def _read_folder(path: str) -> tuple[ProcessorFiles, FastTokenizer]:
 
 
 def _check_sound(settings: MediaSettings, family: Family, path: str) -> None:
-    """ConfigError for settings of sound that the family cannot follow."""
+    """Raise ConfigError for settings of sound that the family cannot follow."""
     needed = {"audio_max_length": {"audio"}, "use_audio_in_video": {"audio", "video"}}
     for name, kinds in needed.items():
         if getattr(settings, name) and not kinds <= set(family.placeholders):
@@ -269,7 +272,9 @@ def _check_sound(settings: MediaSettings, family: Family, path: str) -> None:
 
 
 class _Tokenized(NamedTuple):
-    """A sample's tokens, its placeholders once each, whether they are learnt, and its media in the order of these."""
+    """Tokens of a sample, with each placeholder once, whether they are trained on, and its media in the order of
+    placeholders.
+    """
 
     ids: NDArray[np.int32]
     learnt: NDArray[np.bool_]
@@ -278,7 +283,7 @@ class _Tokenized(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A conversation's text, its placeholders once each, and how its media stand in it."""
+    """Text of a conversation, with each placeholder once, and the layouts of its media."""
 
     text: str
     layouts: list[Layout]
@@ -297,7 +302,7 @@ def _facts(part: dict[str, Any], sample: Sample) -> Facts:
 
 
 def _sound_of_video(part: dict[str, Any], sample: Sample) -> AudioFacts | None:
-    """Facts about the sound of a video; None for a video without sound, of which nothing is stored."""
+    """Facts about the sound of a video; None for a video without sound."""
     if (stored := stored_sound(part)) is not None:
         return stored
     if "media" not in sample:
@@ -334,11 +339,13 @@ def _token_id(tokenizer: FastTokenizer, token: str) -> int:
     return found
 
 
-# Places of media in a text: placeholders are matched to media, and replaced if a family writes more. Pure.
+# Places of media in a text: placeholders are matched to media, and replaced by a family's longer text. Pure.
 
 
 class Filled(NamedTuple):
-    """A text with its media, in the order of their placeholders: layouts, and the index of each among the sample's."""
+    """A text with its media, in the order of their placeholders: layouts, and their indices among the sample's
+    media.
+    """
 
     text: str
     layouts: list[Layout]
@@ -347,7 +354,7 @@ class Filled(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """The characters [start, stop) of a text became those [new_start, new_stop) of another."""
+    """Replacement of the characters [start, stop) of a text by [new_start, new_stop) of the new text."""
 
     start: int
     stop: int
@@ -357,14 +364,16 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """tokens: kind of media -> what the template writes for one. repeated, surroundings: see Family."""
+    """Placeholders of a family. tokens: kind of media -> the template's text for a medium. repeated, surroundings: see
+    Family.
+    """
 
     tokens: Mapping[str, str]
     repeated: Collection[str]
     surroundings: tuple[str, str]
 
     def check(self, text: str, layouts: Sequence[Layout]) -> None:
-        """DataError unless a text has a placeholder for each medium, and no other, nor a token that layouts write."""
+        """Raise DataError unless a text has exactly a placeholder for each medium, and no token that layouts write."""
         between = text
         for token in self.tokens.values():
             between = between.replace(token, "")
@@ -389,7 +398,9 @@ class Placeholders:
                 )
 
     def fill(self, text: str, layouts: Sequence[Layout]) -> Filled:
-        """layouts: of the sample's media in their order, checked."""
+        """Match placeholders to media and replace their texts. layouts: of the sample's media in their order,
+        checked.
+        """
         kinds = {token: kind for kind, token in self.tokens.items()}
         following = {
             kind: iter([index for index, layout in enumerate(layouts) if layout.kind == kind]) for kind in self.tokens
@@ -419,7 +430,7 @@ class Placeholders:
 
 
 def moved(rendered: Rendered, filled: Filled) -> Rendered:
-    """Spans of a text as spans of the text that its edits make; what they wrote is not learnt."""
+    """Map the spans of a text to the edited text; the edits' own text is not trained on."""
     (_, spans), left_out = rendered.marked, rendered.left_out
     if not filled.edits:
         return Rendered((filled.text, spans), left_out)
@@ -443,8 +454,8 @@ def _moved_span(span: Span, edits: Sequence[Edit]) -> Span:
 
 
 def _moved_offset(offset: int, edits: Sequence[Edit]) -> int:
-    """An offset inside of an edit becomes its end."""
-    number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before it
+    """Map an offset of a text to the edited text; an offset inside of an edit becomes its end."""
+    number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before the offset
     if not number:
         return offset
     edit = edits[number - 1]

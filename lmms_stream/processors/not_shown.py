@@ -1,8 +1,8 @@
 """A conversation and a chat template -> the kinds of its content that the template does not show.
 
-The template renders the conversation with a mark in place of each text. A mark that is missing in the result stands for
-content that is not shown. Conversations of one shape are rendered once: a shape has the roles, the keys of each message
-and all else that templates test, such as tags around a text and values that are short words.
+The template renders the conversation with a mark in place of each text. A mark missing in the result stands for content
+that is not shown. Conversations of one shape are rendered once: a shape has the roles, the keys of each message and
+everything else that templates test, e.g. tags around a text and values that are short words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .base import Processor
 from .chat_template import REASONING_KEYS
 
 ENDS = "ends"  # of answers, which are not trained on
-# In the order of bits. A kind has one bit, which a sample has or not; ENDS has the highest bits, a number of answers.
+# In the order of bits. Each kind has one bit, set or not; ENDS has the highest bits, a number of answers.
 KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content", ENDS)
 OnDropped = Literal["error", "warn"]
 _CALLING = ("tools", "tool_calls")
@@ -99,7 +99,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def keys_named(processor: Processor | None) -> set[str]:
-    """Return the words of the chat templates of a processor, among them all keys of messages that they read."""
+    """Return the words of the chat templates of a processor, including all keys of messages that they read."""
     templates = getattr(getattr(processor, "tokenizer", None), "chat_templates", {})
     return set(re.findall(r"\w+", " ".join(templates.values())))
 
@@ -132,7 +132,7 @@ class NotShown:
         self._known: dict[Hashable, int] = {}
 
     def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-        """Return the kinds as bits; 0 where the template refuses the conversation with marks and without."""
+        """Return the kinds as bits; 0 if the template refuses the conversation with marks and without."""
         shape = (tuple(_shape(each, self._source) for each in messages), tuple(map(_tool_shape, tools or ())))
         bits = self._known.get(shape)
         if bits is None:
@@ -142,7 +142,7 @@ class NotShown:
         return bits if bits >= 0 else self._by_texts(messages, tools)
 
     def _by_marks(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-        """Return the kinds of all conversations of the shape; -1 where the template refuses the marks."""
+        """Return the kinds of all conversations of the shape; -1 if the template refuses the marks."""
         marking = _Marking()
         marked, marked_tools = [marking.message(each) for each in messages], marking.tools(tools)
         try:
@@ -152,20 +152,22 @@ class NotShown:
         return _bits(each.kind for each in marking.marks if each.mark not in text)
 
     def _by_texts(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-        """Return the kinds of one conversation whose texts are not in what the template writes."""
+        """Return the kinds of a conversation whose texts are missing in the rendered text."""
         marking = _Marking()
         for each in messages:
             marking.message(each)
         marking.tools(tools)
         try:
             text = self._render([dict(each) for each in messages], None if tools is None else list(tools)).casefold()
-        except DataError:  # measuring it gives this error
+        except DataError:  # measuring raises this error
             return 0
         return _bits(each.kind for each in marking.marks if not any(form in text for form in _forms(each.text)))
 
 
 class _Mark(NamedTuple):
-    """A mark and the text that it replaces; "" for what templates write in many ways: arguments, descriptions."""
+    """A mark and the text that it replaces; "" for content that templates write in many ways: arguments,
+    descriptions.
+    """
 
     kind: str
     mark: str
@@ -173,7 +175,7 @@ class _Mark(NamedTuple):
 
 
 class _Marking:
-    """Replaces texts of messages and what tools say by marks."""
+    """Replaces texts of messages and of tools by marks."""
 
     def __init__(self) -> None:
         self.marks: list[_Mark] = []
@@ -212,14 +214,14 @@ class _Marking:
         return self._called(call, self._function)
 
     def _called(self, value: Any, mark: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-        """A tool or a call whose function, or itself, is marked."""
+        """Mark the function of a tool or a call, or the value itself without a function."""
         if not isinstance(value, dict):
             return value
         function = value.get("function")
         return {**value, "function": mark(function)} if isinstance(function, dict) else mark(value)
 
     def _tool(self, function: dict[str, Any]) -> dict[str, Any]:
-        """A tool whose name, description and names of parameters are marked."""
+        """Mark the name, the description and the names of parameters of a tool."""
         marked = self._named(function, "tools")
         if _is_text(function.get("description")):
             marked["description"] = self._mark("tools", "")
@@ -247,7 +249,7 @@ class _Marking:
         return {**function, "name": self._mark(kind, function["name"])} if has_name else dict(function)
 
     def _mark(self, kind: str, text: str) -> str:
-        mark = f"zq{len(self.marks)}kx"  # letters and digits, which no template escapes, cuts or trims
+        mark = f"zq{len(self.marks)}kx"  # letters and digits that no template escapes, cuts or trims
         self.marks.append(_Mark(kind, mark, text))
         return mark
 
@@ -257,7 +259,7 @@ def _bits(kinds: Iterable[str]) -> int:
 
 
 def _forms(text: str) -> list[str]:
-    """Return the forms in which templates write a text, without case: as it is, and in JSON."""
+    """Return the forms in which templates write a text, in lower case: unchanged, and in JSON."""
     text = text.strip()
     in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
     return [form.casefold() for form in (text, *in_json)]
@@ -326,7 +328,7 @@ def _with_leaves(value: Any, leaf: str) -> Any:
 
 
 def _shape(message: Mapping[str, Any], source: str) -> Hashable:
-    """Return all of a message that may decide what a template of this source shows of it, but its texts."""
+    """Return everything in a message except its texts that can change what a template of this source shows."""
     role, content = message["role"], message.get("content")
     shape: Hashable = "null" if "content" in message else "missing"
     if isinstance(content, str):
@@ -346,7 +348,7 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
 
 
 def _text_shape(text: str, role: str, source: str) -> Hashable:
-    """Return the shape of a text, without tags such as HTML's, which the source does not have the beginning of."""
+    """Return the shape of a text, without tags (e.g. of HTML) whose beginning is not in the source."""
     if "<" not in text:
         return bool(text.strip())
     tests_any = "'<'" in source or '"<"' in source

@@ -1,4 +1,4 @@
-"""Answers to compare -> tokens: each answer behind a prompt of its own, as TRL's DPO and KTO trainers make them."""
+"""Answers to compare -> tokens: each answer after its own prompt, equal to TRL's DPO and KTO trainers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 
 class PreferenceProcessor:
-    """The tokens of a prompt with its chosen answer, then of it with its rejected one; or of it with a single answer.
+    """Tokens of a prompt with its chosen answer, then of the prompt with its rejected answer; or of the prompt with a
+    single answer.
 
-    Chats are rendered by the tokenizer's chat template. Texts have the special tokens that the tokenizer puts around a
-    text, and its end-of-text token behind the answer. What is learnt of a sequence begins where its tokens and those of
-    the prompt alone (a chat's with the template's generation prompt) differ; of a pair, where those of either differ.
-    That is what TRL does. `sequences` are the tokens and the role of each, int64[k, 2]; see Role.
+    Chats are rendered by the tokenizer's chat template. Texts have the tokenizer's special tokens around them, and its
+    end-of-text token after the answer. A sequence is trained on from its first difference to the tokens of the prompt
+    without an answer (of a chat, with the template's generation prompt); both sequences of a pair, from the earlier
+    difference. TRL does the same. `sequences` are the number of tokens and the role of each sequence, int64[k, 2]; see
+    Role.
 
-    objective: the task that the samples are for, "dpo" for pairs and "kto" for single answers; it changes no tokens.
-    Samples are never cut, because what is left would no longer be answers to compare.
+    objective: the samples' task, "dpo" for pairs and "kto" for single answers; it changes no tokens. Samples are never
+    cut, because the rest would no longer be answers to compare.
 
-    ConfigError for a tokenizer that is not a fast one, and for one without a chat template where a sample is a chat, or
-    without an end-of-text token where it is texts.
+    ConfigError for a slow tokenizer, for a chat without a chat template, and for texts without an end-of-text token.
     """
 
     columns = ("messages",)
@@ -52,7 +53,7 @@ class PreferenceProcessor:
 
     @staticmethod
     def from_pretrained(path: str, *, objective: Compared = "dpo") -> PreferenceProcessor:
-        """A processor with the tokenizer at a local path or hub id."""
+        """Return a processor with the tokenizer at a local path or hub id."""
         return PreferenceProcessor(load_tokenizer(path), source=path, objective=objective)
 
     @property
@@ -151,19 +152,19 @@ LEFT_OUT = (
 
 
 class _Texts(NamedTuple):
-    """A prompt, and the text of each of its answers behind it."""
+    """A prompt, and the text of the prompt with each of its answers."""
 
     prompt: Chat | str
     texts: list[str]
 
     @property
     def is_chat(self) -> bool:
-        """Whether a template wrote the texts, so that no special tokens are added."""
+        """Whether a template wrote the texts; then no special tokens are added."""
         return not isinstance(self.prompt, str)
 
 
 def checked_objective(objective: Compared) -> Compared:
-    """ConfigError for one that is not known."""
+    """Return the objective; ConfigError if it is unknown."""
     if objective not in get_args(Compared):
         raise ConfigError(f"processor.objective must be {' or '.join(get_args(Compared))}, got {objective!r}")
     return objective
@@ -172,7 +173,8 @@ def checked_objective(objective: Compared) -> Compared:
 def sequences_of(
     prompt: NDArray[np.integer[Any]], answers: Sequence[NDArray[np.integer[Any]]], roles: Sequence[Role]
 ) -> dict[str, Any]:
-    """input_ids and labels int64[T], sequences int64[k, 2]. prompt: its tokens alone; answers: those behind a prompt.
+    """Join sequences: input_ids and labels int64[T], sequences int64[k, 2]. prompt: tokens of only the prompt; answers:
+    of the prompt with each answer.
 
     DataError for an answer that adds no tokens to its prompt.
     """
@@ -189,7 +191,7 @@ def sequences_of(
 
 
 def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> int:
-    """Tokens from the first on that are the same."""
+    """Number of equal tokens at the start."""
     num = min(len(ids), len(others))
     differ = np.flatnonzero(ids[:num] != others[:num])
     return int(differ[0]) if len(differ) else num
@@ -199,9 +201,8 @@ def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]])
 
 
 class MediaPreferenceProcessor:
-    """Sequences of answers as PreferenceProcessor makes them, for chats with media. Each sequence repeats the media of
-    its prompt, because a sequence sees no other. Positions and tensors of sequences are joined in order. Samples of
-    texts are a DataError.
+    """Processor like PreferenceProcessor, for chats with media. Each sequence repeats the media of its prompt, because
+    a sequence sees no other. Positions and tensors of sequences are joined in order. DataError for samples of texts.
     """
 
     columns = ("messages", "media")
@@ -272,7 +273,7 @@ def _read(sample: Sample) -> StoredPreference:
 
 
 def _chats(sample: Sample) -> list[Sample]:
-    """The messages sample of each sequence."""
+    """Make the messages sample of each sequence."""
     stored = _read(sample)
     answers = [list(answer) for answer in stored.answers.values()]
     if any(isinstance(message, dict) and not message.get("learn", True) for each in answers for message in each):
@@ -291,7 +292,7 @@ def _summed(found: Sequence[Measured | DataError]) -> Measured | DataError:
 
 
 def _behind_each_other(values: Sequence[Any], *, axis: int) -> Any:
-    """Arrays, or arrays by name, as one."""
+    """Concatenate arrays, or arrays by name."""
     if isinstance(values[0], Mapping):
         names = dict.fromkeys(name for value in values for name in value)
         return {

@@ -1,4 +1,4 @@
-"""A stored conversation, or answers that are compared -> messages and tools, checked. JSON text in, values out."""
+"""A stored conversation, or answers to compare -> messages and tools, checked. JSON text in, values out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _AGAIN = "convert the dataset again"
 
 
 class StoredChat(NamedTuple):
-    """messages: each with a `role`, and `content` that is text, parts, or none. tools: their JSON schemas, or None."""
+    """Messages, each with a `role`, and with `content` as text, parts, or None. tools: their JSON schemas, or None."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
 
 
 def read_chat(stored: str) -> StoredChat:
-    """The conversation that a sample's `messages` hold: a list of messages, or {"messages": […], "tools": […]}.
+    """Read the conversation in a sample's `messages`: a list of messages, or {"messages": […], "tools": […]}.
 
-    Where the spans of media lie is not looked at. DataError for anything else.
+    Spans of media are not checked. DataError for anything else.
     """
     try:
         parsed = _parse(stored)
@@ -39,9 +39,9 @@ def read_chat(stored: str) -> StoredChat:
 
 
 class StoredPreference(NamedTuple):
-    """prompt: messages. answers: `chosen` and `rejected`, or `answer` alone, each messages; or all of them are texts,
-    which no chat template touches. label: whether `answer` is a good one; None for a pair. tools: their JSON schemas,
-    or None.
+    """Answers to compare. prompt: messages. answers: `chosen` and `rejected`, or only `answer`, each messages; or all
+    of them are texts, which no chat template changes. label: whether `answer` is good; None for a pair. tools: their
+    JSON schemas, or None.
     """
 
     prompt: list[dict[str, Any]] | str
@@ -62,7 +62,7 @@ class StoredPreference(NamedTuple):
 
 
 def read_preference(stored: str) -> StoredPreference:
-    """The prompt and the answers that a sample of the schema `preference` holds; DataError for anything else."""
+    """Read the prompt and the answers of a sample of the schema `preference`; DataError for anything else."""
     try:
         parsed = _parse(stored)
     except (ValueError, TypeError, RecursionError) as error:
@@ -93,7 +93,7 @@ def _parse(stored: str) -> Any:
     """Return the result of json.loads, in a fifth of the time."""
     try:
         return parsed(stored.encode())
-    except (ValueError, AttributeError):  # halves of surrogate pairs, deep nesting and 309 digits, which json reads
+    except (ValueError, AttributeError):  # halves of surrogate pairs, deep nesting and 309 digits: json reads these
         return json.loads(stored)
 
 

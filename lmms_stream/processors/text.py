@@ -1,4 +1,4 @@
-"""Texts -> tokens, and samples that are tokenized already: `input_ids` with `loss_spans`."""
+"""Texts -> tokens; and processors of tokenized samples: `input_ids` with `loss_spans`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ANY_TEXT = "a"
 
 
 class TextProcessor:
-    """A `text` with the special tokens that its tokenizer puts around one, then its end-of-text token, all learnt.
+    """A `text` with its tokenizer's special tokens around it, then the end-of-text token; all tokens are trained on.
 
-    prefix, suffix: the tokens of these stand before the text's and behind them instead; "" for none. ConfigError for a
-    tokenizer without an end-of-text token, unless there is a suffix, and for one that is not a fast one.
+    prefix, suffix: their tokens replace these tokens before and after the text; "" for none. ConfigError for a
+    tokenizer without an end-of-text token and without a suffix, and for a slow tokenizer.
     """
 
     columns = ("text",)
@@ -50,11 +50,11 @@ class TextProcessor:
 
     @staticmethod
     def from_pretrained(path: str, *, prefix: str | None = None, suffix: str | None = None) -> TextProcessor:
-        """A processor with the tokenizer at a local path or hub id."""
+        """Return a processor with the tokenizer at a local path or hub id."""
         return TextProcessor(load_tokenizer(path), source=path, prefix=prefix, suffix=suffix)
 
     def _found_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens before and after a text: the given ones, or those of the tokenizer."""
+        """Tokens before and after a text: the given tokens, or the tokenizer's."""
         framed = self.tokenizer.encode(_ANY_TEXT, add_special_tokens=True)
         own = np.flatnonzero(np.array(framed.special_tokens_mask) == 0)
         before: Sequence[int] | NDArray[np.int32] = framed.ids[: own[0]]
@@ -106,7 +106,7 @@ class TextProcessor:
 
 @dataclass(frozen=True, slots=True)
 class TokensProcessor:
-    """input_ids int32[T] and loss_spans int32[k, 2] (half-open token ranges that are trained on) -> tensors."""
+    """Processor of input_ids int32[T] and loss_spans int32[k, 2] (half-open token ranges that are trained on)."""
 
     columns: ClassVar[tuple[str, ...]] = ("input_ids", "loss_spans")
     schema: ClassVar[str] = "tokens"
@@ -165,7 +165,7 @@ class TokensProcessor:
 
 @cache
 def _kernels() -> Any:
-    """The compiled loops, imported when they are first needed: numba takes a while."""
+    """Import the compiled loops at their first use: numba takes a while."""
     from . import token_kernels
 
     return token_kernels
@@ -173,7 +173,7 @@ def _kernels() -> Any:
 
 @lru_cache
 def _layout(columns: Columns) -> tuple[NDArray[np.int64], int, int]:
-    """Bytes of a sample's columns, -1 where they vary; the numbers of the columns of tokens and of spans."""
+    """Bytes of a sample's columns, -1 if they vary; the numbers of the columns of tokens and of spans."""
     encoding_of = dict(zip(columns.names, columns.encodings, strict=True))
     for name in TokensProcessor.columns:
         if encoding_of.get(name) != "ndarray:int32":
@@ -185,15 +185,15 @@ def _layout(columns: Columns) -> tuple[NDArray[np.int64], int, int]:
     return column_bytes, columns.names.index("input_ids"), columns.names.index("loss_spans")
 
 
-# Samples of several documents, which were laid end to end at conversion -> documents that do not see each other.
+# Samples of several documents, concatenated at conversion -> documents that do not see each other.
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentsProcessor:
-    """Like TokensProcessor, with each document, or piece of one, as a sequence of its own.
+    """Like TokensProcessor, with each document, or piece of a document, as a separate sequence.
 
-    `document_starts`, int32[k], are the tokens at which they begin, 0 first. `sequences` are the tokens and the role of
-    each, int64[k, 2]; see Role. DataError for starts that do not ascend from 0 within the sample.
+    `document_starts`, int32[k], are the first tokens of documents, 0 first. `sequences` are the number of tokens and
+    the role of each sequence, int64[k, 2]; see Role. DataError for starts that do not ascend from 0 within the sample.
     """
 
     columns: ClassVar[tuple[str, ...]] = (*TokensProcessor.columns, "document_starts")
@@ -201,7 +201,7 @@ class DocumentsProcessor:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """TokensProcessor's: samples have the same lengths, so the same lengths index is read."""
+        """TokensProcessor's description: equal lengths share a lengths index."""
         return TokensProcessor().description
 
     def measure(self, sample: Sample) -> int:

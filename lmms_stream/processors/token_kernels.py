@@ -12,13 +12,13 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # outcomes of a pack; all but FITS come with a segment's number
-AHEAD = 2  # a segment's tokens are prefetched this many segments before they are copied
+AHEAD = 2  # number of segments that tokens are prefetched ahead
 LINE = 64  # bytes of a cache line
 
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """The address of a file's bytes in this process's memory, as a pointer that `carray` reads through."""
+    """Convert the address of a file's bytes in this process's memory to a pointer for `carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -29,7 +29,8 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 @intrinsic
 def _prefetch(typing_context: Any, address: Any) -> Any:
     """Prefetch the cache line at an address: reads of samples all over the shards would wait for one line after
-    another."""
+    another.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = ir.IntType(32)
@@ -51,7 +52,7 @@ def _uint32(data: NDArray[np.uint8], at: int) -> np.int64:
 
 @njit(inline="always")
 def _array(data: NDArray[np.uint8], at: int, stop: int) -> tuple[int, int]:
-    """First byte and number of the int32 values of an MDS array of any shape; -1 values when it is torn."""
+    """First byte and number of the int32 values of an MDS array of any shape; number -1 if it is torn."""
     if stop - at < 1:
         return at, -1
     first = at + 1 + (np.int64(data[at]) >> 2) * (np.int64(1) << (np.int64(data[at]) & 3))
@@ -67,10 +68,10 @@ def _find(
     spans_column: int,
     found: NDArray[np.int64],
 ) -> int:
-    """Addresses of the tokens and spans of each sample: rows (address of tokens, their number, of bounds, their
+    """Find the tokens and spans of each sample: rows (address of tokens, their number, address of bounds, their
     number).
 
-    Returns the first sample that is torn, or -1.
+    Return the first sample that is torn, or -1.
     """
     for segment in range(len(indices)):
         _prefetch(addresses[segment] + 4 * (indices[segment] + 1))
@@ -130,11 +131,11 @@ def fill(
 ) -> tuple[int, int, int]:
     """Write the segments one after another into the three rows; loss spans ascend (they may overlap).
 
-    Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample indices[s] of the shard at addresses[s],
-    whose tokens number expected[s], or are enough where that is -1. column_sizes: bytes of each column of a sample, -1
-    where they vary. The shards' offsets were checked when they were opened; here a sample's own sizes are.
-    Returns what became of it, the segment that does not fit, and a value of it; num_loss_tokens is of each segment.
-    Tokens need no alignment on the CPUs that NumPy supports.
+    Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample indices[s] of the shard at addresses[s]. The
+    sample must have expected[s] tokens; for -1, any sufficient number. column_sizes: bytes of each column of a sample,
+    -1 if they vary. The shards' offsets are checked at opening; the sizes in a sample are checked here. Return the
+    outcome, the segment that does not fit, and a value about it; num_loss_tokens is filled for each segment. Tokens
+    need no alignment on the CPUs that NumPy supports.
     """
     found = np.empty((len(indices), 4), np.int64)
     torn = _find(addresses, indices, column_sizes, ids_column, spans_column, found)
@@ -155,7 +156,7 @@ def fill(
         ids_row = input_ids[write : write + length]
         label_row = labels[write : write + length]
         position_row = position_ids[write : write + length]
-        # The first token of a segment is not learnt: no token before it predicts it.
+        # The first token of a segment is not trained on: no token before it predicts it.
         first, stop = np.int64(1), np.int64(1)
         for bound in range(0, len(bounds), 2):
             span_start, span_stop = np.int64(bounds[bound]), np.int64(bounds[bound + 1])

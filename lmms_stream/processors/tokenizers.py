@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 _LOAD = (
     "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; tokenizers.write({of}, {to})"
 )
-_LOAD_TIMEOUT_S = 3600  # seconds; a tokenizer of the hub may have to be downloaded
+_LOAD_TIMEOUT_S = 3600  # seconds; a tokenizer of the hub may need a download
 
 
 @dataclass(frozen=True, kw_only=True)
 class FastTokenizer:
-    """A tokenizer that can be sent to other processes. chat_templates: by name, "default" among them where it has any.
+    """A tokenizer that can be sent to other processes. chat_templates: by name, including "default" if it has any.
 
-    model: as tokenizer.json has it, without padding and truncation. splits_special: whether special tokens in a text
-    are taken for text.
+    model: content of tokenizer.json, without padding and truncation. splits_special: treat special tokens in a text as
+    ordinary text.
     """
 
     name: str
     model: str
     chat_templates: Mapping[str, str]
-    special_tokens: Mapping[str, Any]  # bos_token, eos_token, …: as chat templates see them
+    special_tokens: Mapping[str, Any]  # bos_token, eos_token, …: variables of chat templates
     eos_token_id: int | None
     splits_special: bool = False
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, name: str = "") -> FastTokenizer:
-        """ConfigError for one that is not a fast one."""
+        """Make a FastTokenizer. ConfigError for a slow tokenizer."""
         if isinstance(tokenizer, FastTokenizer):
             return tokenizer
         if not hasattr(tokenizer, "name_or_path"):
@@ -77,15 +77,15 @@ class FastTokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """Tokens, and where in the text they lie."""
+        """Return tokens with their offsets in the text."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
-        """int32[T] of each text, in less time than `encode` takes."""
+        """Token ids of each text, int32[T], in less time than `encode` takes."""
         return [_ids_of(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
 
     def num_tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
-        """How many tokens `ids` gives of each text."""
+        """Number of tokens in the result of `ids` for each text."""
         return [len(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
 
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
@@ -95,10 +95,11 @@ class FastTokenizer:
         return encodings
 
     def ids_and_spans(self, marked: Sequence[tuple[str, Sequence[Span]]]) -> list[Tokens]:
-        """The tokens of texts, without special ones around them, and the tokens that have bytes of spans of characters.
+        """Return the tokens of texts, without special tokens around them, and the tokens that have bytes of spans of
+        characters.
 
-        The tokens of one character are all in a span or all outside. Characters that became no token are passed over;
-        a span that became none is (0, 0).
+        The tokens of a character are all in a span or all outside. Characters without tokens are skipped; a span
+        without tokens is (0, 0).
         """
         if self._byte_tokens is None:
             return [self._encoded(text, spans) for text, spans in marked]
@@ -114,11 +115,11 @@ class FastTokenizer:
         return _ids_of(encoding), [_tokens_of(encoding, text, span) for span in spans]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones among them."""
+        """Text of tokens, including special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token_id(self, token: str) -> int | None:
-        """The id of a text that is one token; None for one that is cut into several."""
+        """Id of a text that is one token; None for a text of several tokens."""
         ids = self.encode(token, add_special_tokens=False).ids
         return int(ids[0]) if len(ids) == 1 else None
 
@@ -129,7 +130,7 @@ class FastTokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Names the tokens that are made of a text."""
+        """Digest of everything that determines the tokens of a text."""
         return digest(self.model + "splits special tokens" * self.splits_special)
 
     @property
@@ -144,7 +145,7 @@ class FastTokenizer:
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        # A token keeps the white space that is part of it. JSON escapes quotes within texts, so this is the setting.
+        # A token keeps its own white space. JSON escapes quotes within texts, which makes this match unique.
         tokenizer = Tokenizer.from_str(self.model.replace('"trim_offsets": true', '"trim_offsets": false'))
         tokenizer.encode_special_tokens = self.splits_special
         return tokenizer
@@ -154,7 +155,7 @@ class FastTokenizer:
 
 
 def load_tokenizer(path: str) -> FastTokenizer:
-    """The tokenizer at a local path or hub id; ConfigError when there is none."""
+    """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer."""
     path = str(plain_path("tokenizer", path))
     if "torch" in sys.modules or "transformers" in sys.modules:
         return FastTokenizer.of(_load(path), name=path)
@@ -175,7 +176,7 @@ def load_tokenizer(path: str) -> FastTokenizer:
 
 
 def write(path: str, to: str) -> None:
-    """The tokenizer at a path into a file, or why it cannot be loaded."""
+    """Write the tokenizer at a path into a file, or the error of loading it."""
     try:
         described = FastTokenizer.of(_load(path), name=path).__getstate__()
     except ConfigError as error:
@@ -212,14 +213,14 @@ def _tokens_of(encoding: Encoding, text: str, span: Span) -> Span:
 
 
 def _share_a_character(encoding: Encoding, text: str, token: int) -> bool:
-    """Whether a token has bytes of a character of which the next token has bytes too."""
+    """Return whether a token and the next token have bytes of the same character."""
     return _chars_of(encoding, text, token)[1] > _chars_of(encoding, text, token + 1)[0]
 
 
 def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
-    """The characters of which a token has bytes.
+    """Characters of which a token has bytes.
 
-    Unigram cuts unknown characters next to each other into a token a byte, and says of each that it has all of them.
+    Unigram cuts adjacent unknown characters into a token per byte, and reports all characters for each token.
     """
     chars, begin, stop = encoding.token_to_chars(token) or (len(text), len(text)), token, token + 1
     if chars[1] - chars[0] < 2:
@@ -257,47 +258,48 @@ def _without_padding(tokenizer: Tokenizer) -> str:
 
 
 def _as_text(special_tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens instead of the objects that tokenizers have for some of them."""
+    """Convert token objects to texts."""
     return {
         name: [str(each) for each in token] if isinstance(token, list) else str(token)
         for name, token in special_tokens.items()
     }
 
 
-# Threads of tokenizers: as many as the machine has cores, unless the environment sets one.
+# Threads of tokenizers: one per core, unless the environment sets a number.
 
 VARIABLE = "TOKENIZERS_PARALLELISM"  # an environment variable of the tokenizers library
 ONE_THREAD = {VARIABLE: "false"}
 
 
 def tokenize_in_one_thread() -> None:
-    """Set this process, and those that it starts, to one thread, unless the user's environment sets a number.
+    """Set this process and its children to one thread, unless the user's environment sets a number.
 
-    Used where each core has a process of its own.
+    Used if each core has its own process.
     """
     os.environ.setdefault(VARIABLE, ONE_THREAD[VARIABLE])
 
 
 def is_parallel() -> bool:
-    """Whether a tokenizer uses several threads for several texts."""
+    """Return whether a tokenizer uses several threads for several texts."""
     return os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]
 
 
 # Places of the tokens of a byte-level tokenizer in a text, from their ids only.
 #
 # `tokenizers` takes a fifth longer to report offsets. Byte-level BPE (GPT-2, Llama 3, Qwen) cuts an unchanged text into
-# tokens of known bytes, so the sums of their lengths are the offsets.
+# tokens of known bytes: the sums of their lengths are the offsets.
 
 Span = tuple[int, int]
 
-_KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # what Split does with its matches
+_KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split's behaviors that keep matches
 
 
 @dataclass(frozen=True, slots=True)
 class ByteTokens:
-    """num_bytes: of each token, int64[num_ids]. added: ids of tokens that are found in a text before it is cut.
+    """Byte lengths of tokens. num_bytes: of each token, int64[num_ids]. added: ids of tokens that are matched before a
+    text is cut.
 
-    composed: the tokenizer brings texts into Unicode's form NFC first, so that only those in it are unchanged.
+    composed: the tokenizer normalizes texts to Unicode's NFC; only texts in NFC are unchanged.
     """
 
     num_bytes: NDArray[np.int64]
@@ -306,7 +308,7 @@ class ByteTokens:
 
     @staticmethod
     def of(tokenizer: Mapping[str, Any]) -> ByteTokens | None:
-        """tokenizer: as tokenizer.json has it. None for one that is not byte-level, or may change a text."""
+        """Read the content of tokenizer.json. None for a tokenizer that is not byte-level, or may change a text."""
         from tokenizers.pre_tokenizers import ByteLevel
 
         model, added = tokenizer["model"], tokenizer["added_tokens"]
@@ -326,7 +328,7 @@ class ByteTokens:
         vocab = model["vocab"]
         contents = {token["id"]: token["content"] for token in added}
         num_bytes = np.zeros(1 + max([*vocab.values(), *contents]), np.int64)
-        for token, number in vocab.items():  # each character of a token is a byte; only added tokens have others
+        for token, number in vocab.items():  # each character of a token is a byte, except in added tokens
             num_bytes[number] = len(token)
         for number, content in contents.items():
             num_bytes[number] = len(content.encode())
@@ -335,9 +337,9 @@ class ByteTokens:
         return ByteTokens(num_bytes, frozenset(contents), normalizer == "NFC")
 
     def spans(self, text: str, ids: NDArray[np.int32], spans: Sequence[Span]) -> list[Span] | None:
-        """Spans of characters, none empty, as spans of the tokens that have bytes of these characters.
+        """Convert non-empty spans of characters to spans of the tokens that have bytes of these characters.
 
-        The tokens of one character are all in a span or all outside. None for a text that the tokenizer changes.
+        The tokens of a character are all in a span or all outside. None for a text that the tokenizer changes.
         """
         is_ascii = text.isascii()
         if self.composed and not is_ascii and not unicodedata.is_normalized("NFC", text):
@@ -358,7 +360,7 @@ class ByteTokens:
 
 
 def _of_whole_characters(data: bytes, stops: NDArray[np.int64], first: int, last: int) -> Span:
-    """The tokens from first to last, and those next to them that have bytes of the same characters.
+    """Extend the tokens from first to last by adjacent tokens that have bytes of the same characters.
 
     stops: the end of each token in the UTF-8 data.
     """
@@ -370,12 +372,12 @@ def _of_whole_characters(data: bytes, stops: NDArray[np.int64], first: int, last
 
 
 def _is_inside_character(data: bytes, offset: int) -> bool:
-    """Whether an offset of UTF-8 data is behind the first byte of a character and before its end."""
+    """Return whether an offset of UTF-8 data is behind the first byte of a character and before its end."""
     return offset < len(data) and data[offset] & 0xC0 == 0x80
 
 
 def _only_cuts(pre_tokenizer: Mapping[str, Any] | None) -> bool:
-    """Whether it is byte-level and keeps all of a text."""
+    """Return whether a pre-tokenizer is byte-level and keeps all of a text."""
     steps = _steps(pre_tokenizer, "pretokenizers")
     keeps = all(
         (step["type"] == "ByteLevel" and not step["add_prefix_space"])
@@ -387,13 +389,13 @@ def _only_cuts(pre_tokenizer: Mapping[str, Any] | None) -> bool:
 
 
 def _only_frames(post_processor: Mapping[str, Any] | None) -> bool:
-    """Whether it does nothing to tokens but put special ones around them, which nobody asks for here."""
+    """Return whether a post-processor only puts special tokens around tokens; callers do not request special tokens."""
     kinds = {step["type"] for step in _steps(post_processor, "processors")}
     return kinds <= {"ByteLevel", "TemplateProcessing"}
 
 
 def _is_found_as_it_is(added: Mapping[str, Any]) -> bool:
-    """Whether an added token stands for its own content, without white space beside it."""
+    """Return whether an added token matches its own content, without adjacent white space."""
     content = added["content"]
     return bool(content) and unicodedata.is_normalized("NFC", content) and not (added["lstrip"] or added["rstrip"])
 

@@ -1,4 +1,4 @@
-"""What does the work of a conversion other than processes of this machine.
+"""Executors of a conversion other than processes of this machine.
 
 ray_cluster     workers on a Ray cluster
 """

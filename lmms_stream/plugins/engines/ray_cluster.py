@@ -1,7 +1,7 @@
-"""A connection to a Ray cluster: to one that runs, or to one of this machine alone, for as long as it is needed.
+"""A connection to a Ray cluster: an existing cluster, or a temporary cluster on only this machine.
 
-Ray is imported where it is used, because it is an extra of this package, and because some of its settings are read from
-the environment when it is imported.
+Ray is imported at its first use, because it is an optional dependency, and because it reads some settings from the
+environment at import.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ...storage.locks import locked
 from ...version import VERSION
 
 _LOCK_TIMEOUT_S = 10.0
-_STORE_BYTES = 64 << 20  # of Ray's memory for each worker: twice what a task carries
-_TOKEN = secrets.token_hex(32)  # made once, because Ray keeps the first token that a process gives it
+_STORE_BYTES = 64 << 20  # Ray's memory for each worker: twice the content of a task
+_TOKEN = secrets.token_hex(32)  # made once, because Ray keeps the first token of a process
 _LOOPBACK = "127.0.0.1"
 _KEEP_TO_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray has no other setting for it, on Linux too
-# Ray prints pages when a node is lost, and the error that follows says so in a line: no line of them is shown.
+# Ray prints pages when a node is lost; our error reports the loss in a line. This pattern hides Ray's pages.
 _PRINT_NOTHING = {"RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 _LOCAL_ENVIRONMENT = {
     **_KEEP_TO_LOOPBACK,
-    "RAY_AUTH_TOKEN": _TOKEN,  # without it Ray would write a token to the home folder
+    "RAY_AUTH_TOKEN": _TOKEN,  # without a token, Ray would write its own to the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # prevents a warning about GPUs on machines that have none
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # prevents a warning about GPUs on machines without GPUs
 }
-_LOCAL_ENVIRONMENT_WITHOUT = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")  # these would replace the token
+_LOCAL_ENVIRONMENT_WITHOUT = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")  # both would replace the token
 
 
 def import_ray() -> Any:
-    """The library; ConfigError where it is not installed."""
+    """Import the library; ConfigError if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -53,10 +53,10 @@ def import_ray() -> Any:
 
 @contextmanager
 def open_cluster(address: str | None, *, num_cpus: int, timeout_s: float) -> Iterator[None]:
-    """This process connected to the cluster at `address` (default: RAY_ADDRESS, or one of its own with `num_cpus`).
+    """Connect this process to the cluster at `address` (default: RAY_ADDRESS, or a local cluster with `num_cpus`).
 
-    A connection that it has already is used, and left. ConfigError where there is none to be had; timeout_s: in which
-    a cluster that runs must answer.
+    An existing connection of the process is used, and kept. ConfigError if no cluster can be reached; timeout_s: limit
+    for the answer of an existing cluster.
     """
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     with _environment(_PRINT_NOTHING | (_KEEP_TO_LOOPBACK if wanted == "local" else {})):
@@ -86,7 +86,7 @@ def open_cluster(address: str | None, *, num_cpus: int, timeout_s: float) -> Ite
 
 @contextmanager
 def _restored_signal() -> Iterator[None]:
-    """Ray ends the process in an orderly way at SIGTERM; only while it is connected."""
+    """Restore SIGTERM's handler at the end: Ray's handler ends the process cleanly, only while connected."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -97,7 +97,7 @@ def _restored_signal() -> Iterator[None]:
 
 @contextmanager
 def _environment(changes: dict[str, str], *, without: tuple[str, ...] = ()) -> Iterator[None]:
-    """The environment with other settings of Ray, until the end of the block; what Ray itself sets in it goes too."""
+    """Change Ray's settings in the environment until the end of the block; then also remove Ray's own changes."""
     saved = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
     for name in without:
         os.environ.pop(name, None)
@@ -110,11 +110,13 @@ def _environment(changes: dict[str, str], *, without: tuple[str, ...] = ()) -> I
         os.environ.update(saved)
 
 
-# A cluster that runs
+# An existing cluster
 
 
 def _check_answers(address: str, timeout_s: float) -> None:
-    """Ask it from another process, which can be ended: Ray itself tries for minutes, and then ends its process."""
+    """Check a cluster from another process, with a time limit: Ray itself tries for minutes, and then ends its
+    process.
+    """
     if "://" in address:
         raise ConfigError(f"{address} is of Ray's client: run this on a node of the cluster, with HOST:PORT or auto")
     remedy = "check --ray-address, and that the cluster runs"
@@ -142,7 +144,7 @@ def _check_answers(address: str, timeout_s: float) -> None:
 
 @contextmanager
 def _local_settings(ray: Any, num_cpus: int) -> Iterator[dict[str, Any]]:
-    """For ray.init: reachable from this machine alone, with a token, and without a dashboard."""
+    """Settings for ray.init: reachable only from this machine, with a token, and without a dashboard."""
     if ray.util.get_node_ip_address() != _LOOPBACK:
         name = next(iter(_KEEP_TO_LOOPBACK))
         raise ConfigError(
@@ -161,7 +163,9 @@ def _local_settings(ray: Any, num_cpus: int) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _session_folder() -> Iterator[Path]:
-    """For Ray's logs and sockets, removed at the end, as are those that killed commands left. Short: sockets' names."""
+    """Folder for Ray's logs and sockets, removed at the end, like folders left by killed commands. Its name is short
+    because of the length limit of socket names.
+    """
     base = default_cache_folder("").parent
     for lock in base.glob("ray-*.lock"):
         with locked(lock, timeout_s=0) as free:
@@ -182,28 +186,28 @@ def _remove_session(lock: Path) -> None:
     lock.unlink(missing_ok=True)
 
 
-# Workers on a Ray cluster that do tasks for the command that started them: a pool of actors, one for each CPU.
+# Workers on a Ray cluster for the tasks of the command that started them: a pool of actors, one for each CPU.
 #
-# Each is sent what is done with a task once. They end with the command's connection, however that ends.
+# Each worker gets the job once. Workers end with the command's connection, however it ends.
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_SEE_TIMEOUT_S = 5.0  # until a shared folder must show what another node wrote
-_END_TIMEOUT_S = 10.0  # until workers must have ended
+_SEE_TIMEOUT_S = 5.0  # for a shared folder to show files of another node
+_END_TIMEOUT_S = 10.0  # limit for the end of workers
 _POLL_S = 0.1
 _REASON_LENGTH = 300
 
 
 @contextmanager
 def open_engine(address: str | None, *, num_cpus: int, timeout_s: float) -> Iterator[RayEngine]:
-    """The workers of a cluster, see open_cluster."""
+    """Workers of a cluster; see open_cluster."""
     with open_cluster(address, num_cpus=num_cpus, timeout_s=timeout_s):
         yield RayEngine(timeout_s)
 
 
 class RayEngine:
-    """The cluster that this process is connected to. start_timeout_s: in which one worker must have started."""
+    """The cluster that this process is connected to. start_timeout_s: limit for the start of the first worker."""
 
     def __init__(self, start_timeout_s: float):
         self._start_timeout_s = start_timeout_s
@@ -222,7 +226,7 @@ class RayEngine:
         on_progress: Callable[[int], None],
         marks: Sequence[Mark],
     ) -> Iterator[Pool[Task, Result]]:
-        """Tasks are given from when the first worker has started; the others get tasks once they have, too."""
+        """Start the workers; yield when the first worker has started. The others get tasks after their own start."""
         check_num_workers(num_workers)
         ray = import_ray()
         try:
@@ -240,14 +244,14 @@ class RayEngine:
 
 
 class _Worker:
-    """The actor, in a process of its own on some node."""
+    """The actor, in its own process on some node."""
 
     def __init__(self, pickled_job: bytes):
         self._doing: Doing[Any] = Doing(pickled_job)
 
     def begin(self, folder: str, version: str, marks: Sequence[Mark]) -> str:
-        """What keeps this worker from its work, if anything does. folder: that relative paths start from."""
-        with suppress(OSError):  # a source that is then not found is an error that names it
+        """Return the reason why this worker cannot work, or "". folder: start of relative paths."""
+        with suppress(OSError):  # a missing source is an error later, with the source's name
             os.chdir(folder)
         node = f"the Ray node {socket.gethostname()}"
         if version != VERSION:
@@ -256,14 +260,14 @@ class _Worker:
         return f"{node} does not see {mark.path}, which this command has written: {mark.remedy}" if mark else ""
 
     def do(self, task: Any) -> tuple[int, Any]:
-        """How much was done, and the task's result or error."""
+        """Return the amount of work done, and the task's result or error."""
         done: list[int] = []
         answer = self._doing.answer(task, done.append)
         return sum(done), answer
 
 
 def unseen(marks: Sequence[Mark], *, timeout_s: float) -> Mark | None:
-    """The first mark that this process does not see, not even when the time is over."""
+    """Return the first mark that this process does not see before the timeout."""
     deadline = time.monotonic() + timeout_s
     for mark in marks:
         while not _is_seen(mark):
@@ -281,7 +285,7 @@ def _is_seen(mark: Mark) -> bool:
 
 
 class _Actors(Generic[Task, Result]):
-    """A Pool. Results are awaited by reference, each of which is a task of one actor, or its start."""
+    """A Pool. It waits for references, each of a task of an actor, or of an actor's start."""
 
     def __init__(
         self,
@@ -334,7 +338,7 @@ class _Actors(Generic[Task, Result]):
             )
 
     def _join(self, *, timeout_s: float) -> bool:
-        """Let one worker that has started get tasks, if there is any."""
+        """Make a started worker available for tasks, if there is any."""
         ready, _ = self._ray.wait(list(self._starting), num_returns=1, timeout=timeout_s)
         for reference in ready:
             actor = self._starting.pop(reference)

@@ -1,6 +1,6 @@
-"""Gemma 3: an image is one tile; pan-and-scan, where a folder asks for it, adds crops of images that are long.
+"""Gemma 3: an image is one tile; pan-and-scan, if a folder enables it, adds crops of long images.
 
-The tokens of an image see one another both ways, which its token_type_ids say.
+The tokens of an image see one another both ways, by their token_type_ids.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ if TYPE_CHECKING:
 IMAGE = "<image_soft_token>"
 START, END = "<start_of_image>", "<end_of_image>"
 _DEFAULTS = {"image_mean": HALF, "image_std": HALF, "resample": 2}
-_SIDE = 224  # of a folder that does not say
+_SIDE = 224  # default of a folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PanAndScan:
-    """Crops of images whose longer side is min_ratio times the shorter one or more: max_crops of min_side pixels."""
+    """Crops of images whose longer side is at least min_ratio times the shorter: at most max_crops of at least min_side
+    pixels.
+    """
 
     min_side: int
     max_crops: int
     min_ratio: float
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of the crops of an image; (0, 0) where it has none.
+        """Columns and rows of the crops of an image; (0, 0) for an image without crops.
 
-        In the arithmetic of pan_and_scan of transformers' Gemma3ImageProcessor.
+        The same arithmetic as pan_and_scan of transformers' Gemma3ImageProcessor.
 
         >>> PanAndScan(min_side=256, max_crops=4, min_ratio=1.2).grid(1024, 300)
         (3, 1)
@@ -56,7 +58,7 @@ class PanAndScan:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3(TiledFamily):
-    """See Family. tokens: of a tile. crops: None where images are seen whole alone."""
+    """See Family. tokens: of a tile. crops: None without pan-and-scan."""
 
     tokens: int
     crops: PanAndScan | None
@@ -64,7 +66,7 @@ class Gemma3(TiledFamily):
     name = "Gemma 3"
     model_types = ("gemma3",)
     processor_classes = ("Gemma3Processor",)
-    # flash_attention_2 takes no masks, and the tokens of an image would see those before them alone.
+    # flash_attention_2 takes no masks: the tokens of an image would see only earlier tokens.
     attentions = ("flex_attention", "sdpa", "eager")
     placeholders: ClassVar[Mapping[str, str]] = {"image": START}
     repeated_tokens = (IMAGE,)
@@ -124,7 +126,7 @@ class Gemma3(TiledFamily):
 
     @property
     def settings_of_calls(self) -> Mapping[str, Any]:
-        """See Family. Theirs follows a call in this, and not the folder."""
+        """See Family. transformers' processor reads these settings from a call, not from the folder."""
         if self.crops is None:
             return {"do_pan_and_scan": False}
         return {

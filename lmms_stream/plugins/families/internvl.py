@@ -1,4 +1,4 @@
-"""InternVL: an image is cut into tiles in the grid whose aspect is nearest to its own, and seen whole as one more."""
+"""InternVL: an image is cut into tiles in the grid of the nearest aspect, and seen whole as one more tile."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 IMAGE, VIDEO = "<IMG_CONTEXT>", "<video>"
 START, END = "<img>", "</img>"
 _DEFAULTS = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}
-_SIDE = 384  # of a folder that does not say
-_NUM_FRAMES = 8  # of a video, where neither the folder nor the user says; transformers' examples read as many
+_SIDE = 384  # default of a folder
+_NUM_FRAMES = 8  # default number of frames of a video; also the number in transformers' examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class InternVL(TiledFamily):
-    """See Family. The one of transformers' own code (`OpenGVLab/InternVL3-1B-hf` and its like).
+    """See Family. The version in transformers' own code (`OpenGVLab/InternVL3-1B-hf` and similar models).
 
-    tokens: of a tile. min_tiles, max_tiles: of the grid that an image is cut into.
+    tokens: of a tile. min_tiles, max_tiles: of an image's grid.
     """
 
     tokens: int
@@ -113,7 +113,7 @@ class InternVL(TiledFamily):
         return {"min_patches": self.min_tiles, "max_patches": self.max_tiles} if kind == "image" else {}
 
     def dummy_side(self) -> int:
-        """See TiledFamily: what becomes one token."""
+        """See TiledFamily: the side that becomes one token."""
         return self.tiles.side // math.isqrt(self.tokens)
 
     def model_settings(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class InternVL(TiledFamily):
 
 @lru_cache(maxsize=16)
 def _grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
-    """Columns and rows of so many tiles, the fewest first."""
+    """Columns and rows of grids with min_tiles to max_tiles tiles, the fewest first."""
     counts = range(1, max_tiles + 1)
     grids = [(columns, rows) for columns in counts for rows in counts if min_tiles <= columns * rows <= max_tiles]
     return sorted(grids, key=lambda grid: grid[0] * grid[1])
@@ -131,9 +131,10 @@ def _grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def nearest_grid(width: int, height: int, side: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
-    """Columns and rows whose aspect is nearest to an image's; of several more, while the image has half their pixels.
+    """Return the columns and rows of the grid with the nearest aspect to an image's; of equal grids, the largest with
+    less than twice the image's pixels.
 
-    That is get_optimal_tiled_canvas of transformers' GotOcr2ImageProcessor, in whose arithmetic it is written.
+    The same arithmetic as get_optimal_tiled_canvas of transformers' GotOcr2ImageProcessor.
 
     >>> nearest_grid(800, 400, 448, 1, 12)
     (2, 1)

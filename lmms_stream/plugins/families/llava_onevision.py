@@ -1,8 +1,8 @@
-"""LLaVA-OneVision: an only image is seen whole and in tiles, several are seen whole, frames of videos are pooled.
+"""LLaVA-OneVision: a single image is seen whole and in tiles, several images only whole, frames of videos are pooled.
 
-An only image of a sample is fitted into the resolution of a list that wastes least, cut into tiles, and the features of
-what pads it are left out; every row of features ends in a token of its own. Of several images each is padded to a
-square. All videos have the same number of frames, because the model takes a batch of them as one array.
+A single image of a sample is fitted into the listed resolution with the least waste, and cut into tiles. The features
+of its padding are dropped; a token ends every row of features. Several images are each padded to a square. All videos
+have the same number of frames, because the model takes a batch of videos as one array.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 IMAGE, VIDEO = "<image>", "<video>"
 _DEFAULTS = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}
-_SIDE = 384  # of a folder that does not say
-_NUM_FRAMES = 32  # of every video, where neither the folder nor the user says; the most that it was trained on
+_SIDE = 384  # default of a folder
+_NUM_FRAMES = 32  # default number of frames of every video; the maximum of the model's training
 _ANYRES = "anyres_max_"
-_MOST_SHRUNK = 1.1  # features of an image are made fewer where its sides have this many times those allowed
+_MOST_SHRUNK = 1.1  # features of an image are reduced if its sides exceed the allowed size by this factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevision(TiledFamily):
-    """See Family. resolutions: (height, width) that an only image may be fitted into. grid: tokens of a tile's side.
+    """See Family. resolutions: (height, width) for a single image. grid: tokens of a tile's side.
 
-    slow_every: where it is set, one of so many frames of a video has all its tokens, the others have a quarter, and one
-    more token ends each. tells_times: whether the text behind a video says how long it lasts and when its frames are.
-    most_tiles: of an only image, whose features are made as many as those of so many tiles where they are more.
+    slow_every: if set, one in every slow_every frames of a video has all its tokens, the others have a quarter, and an
+    extra token ends each frame. tells_times: whether the text after a video has the video's duration and the times of
+    its frames. most_tiles: of a single image; more features are reduced to the features of most_tiles tiles.
     """
 
     resolutions: tuple[tuple[int, int], ...]
@@ -103,7 +103,7 @@ class LlavaOnevision(TiledFamily):
 
     @property
     def num_frames(self) -> int:
-        """Of every video."""
+        """Number of frames of every video."""
         assert self.choice is not None
         return min(self.choice.frame_num or _NUM_FRAMES, self.choice.max_frames)
 
@@ -121,14 +121,14 @@ class LlavaOnevision(TiledFamily):
         }
 
     def image(self, facts: ImageFacts) -> Layout:
-        """See TiledFamily: of an only image."""
+        """See TiledFamily: layout of a single image."""
         height, width = best_resolution(facts, self.resolutions)
         rows, columns = height // self.tiles.side, width // self.tiles.side
         shape = TileGrid(facts, rows * columns + 1, rows, columns, _fitted(facts, width, height))
         return Layout("image", (self.grid**2 + self._features(facts, rows, columns),), shape.num_tiles, "", shape)
 
     def in_sample(self, layouts: Sequence[Layout]) -> list[Layout]:
-        """See Family: several images have a tile each."""
+        """See Family: each of several images becomes one tile."""
         if sum(each.kind == "image" for each in layouts) < 2:
             return [*layouts]
         return [self._one_of_several(each.shape.facts) if each.kind == "image" else each for each in layouts]
@@ -138,9 +138,9 @@ class LlavaOnevision(TiledFamily):
         return Layout("image", (self.grid**2 + 1,), 1, "", shape)
 
     def _features(self, facts: ImageFacts, rows: int, columns: int) -> int:
-        """Tokens of the tiles of an only image: without those of its padding, with one that ends each row.
+        """Tokens of the tiles of a single image: without its padding, with a token at the end of each row.
 
-        In the arithmetic of transformers' LlavaOnevisionProcessor and of its model.
+        The same arithmetic as transformers' LlavaOnevisionProcessor and its model.
         """
         height, width = rows * self.grid, columns * self.grid
         if facts.width / facts.height > width / height:
@@ -153,7 +153,7 @@ class LlavaOnevision(TiledFamily):
         return height * width + height
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
-        """See TiledFamily. Frames are repeated where a video has too few."""
+        """See TiledFamily. Frames are repeated if a video has too few."""
         assert self.choice is not None
         section = self.choice.section(facts, interval)
         count = self.tokens_of_frames(self.num_frames) + 1
@@ -169,7 +169,7 @@ class LlavaOnevision(TiledFamily):
         return num_slow * slow + (num_frames - num_slow) * math.ceil(self.grid / 4) ** 2 + num_frames
 
     def words_behind(self, layout: Layout) -> str:
-        """Text behind a video, in the words that LLaVA-Video was trained with; "" where none is wanted."""
+        """Text after a video, in the words of LLaVA-Video's training; "" without frame times."""
         if not self.tells_times or layout.kind != "video":
             return ""
         section, fps = layout.shape.section, layout.shape.facts.fps
@@ -181,7 +181,7 @@ class LlavaOnevision(TiledFamily):
         )
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
-        """See TiledFamily. With slow frames or times, the last frame is among them, as in LLaVA-Video."""
+        """See TiledFamily. With slow frames or times, the last frame is included, like in LLaVA-Video."""
         if self.slow_every is None and not self.tells_times:
             return starts_of_equal_parts(section, num_frames)
         last, gaps = section.num_frames - 1, max(num_frames - 1, 1)
@@ -200,7 +200,7 @@ class LlavaOnevision(TiledFamily):
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
     ) -> dict[str, NDArray[Any]]:
-        """See Family. Frames are of one more axis: videos, frames, …"""
+        """See Family. Frames have one more axis: videos, frames, …"""
         tensors = super().tensors(layouts, media, memory)
         if (frames := tensors.get("pixel_values_videos")) is not None:
             tensors["pixel_values_videos"] = frames.reshape(-1, self.num_frames, *frames.shape[1:])
@@ -239,7 +239,7 @@ class LlavaOnevision(TiledFamily):
             return found
         (of_frames,) = getattr(found, "pooler_output", found)
         features = of_frames.new_empty(len(of_frames) + 1, of_frames.shape[1])
-        features[:-1], features[-1] = of_frames, base.image_newline  # which the model puts behind each video
+        features[:-1], features[-1] = of_frames, base.image_newline  # the model puts it after each video
         return features
 
     def check_model(self, config: Mapping[str, Any]) -> None:
@@ -265,9 +265,10 @@ class LlavaOnevision(TiledFamily):
 
 
 def best_resolution(facts: ImageFacts, resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Height and width of the resolution that keeps most of an image's pixels, and of these wastes least.
+    """Return the height and width of the resolution that keeps the most pixels of an image; of equal resolutions, the
+    least wasteful.
 
-    That is transformers' select_best_resolution, in whose arithmetic it is written.
+    The same arithmetic as transformers' select_best_resolution.
 
     >>> best_resolution(ImageFacts(700, 300), [(384, 384), (384, 768), (768, 384)])
     (384, 768)
@@ -283,7 +284,7 @@ def best_resolution(facts: ImageFacts, resolutions: Sequence[tuple[int, int]]) -
 
 
 def _fitted(facts: ImageFacts, width: int, height: int) -> tuple[int, int]:
-    """Width and height of an image that fills one side of a resolution."""
+    """Width and height of an image scaled to fit into a resolution."""
     along_width, along_height = width / facts.width, height / facts.height
     if along_width < along_height:
         return width, min(math.ceil(facts.height * along_width), height)
@@ -291,7 +292,7 @@ def _fitted(facts: ImageFacts, width: int, height: int) -> tuple[int, int]:
 
 
 def _squared(image: NDArray[np.uint8], color: Sequence[int]) -> NDArray[np.uint8]:
-    """An image in the middle of a square of a color."""
+    """Put an image in the middle of a square of a color."""
     height, width, _ = image.shape
     side = max(height, width)
     square = np.empty((side, side, 3), np.uint8)
@@ -302,7 +303,9 @@ def _squared(image: NDArray[np.uint8], color: Sequence[int]) -> NDArray[np.uint8
 
 
 def _resolutions(files: ProcessorFiles, side: int) -> tuple[tuple[int, int], ...]:
-    """Return the resolutions of the folder. Raises ConfigError if there is none, or one is not whole tiles."""
+    """Return the resolutions of the folder. Raises ConfigError if there is none, or if a side is not a multiple of the
+    tiles'.
+    """
     said = files.image.get("image_grid_pinpoints") or []
     found = tuple((int(height), int(width)) for height, width in said)
     if not found or any(each % side for pair in found for each in pair):

@@ -1,7 +1,7 @@
-"""What the thinkers of Qwen2.5-Omni and Qwen3-Omni share: images, videos and sounds in one row of tokens.
+"""Shared code of the thinkers of Qwen2.5-Omni and Qwen3-Omni: images, videos and sounds in one row of tokens.
 
-Batches hold the mel frames of all clips one after another, without padding; the model is given them padded. Counts are
-those of transformers' processors for one clip a call, positions those of the models' get_rope_index.
+Batches hold the mel frames of all clips one after another, without padding; the model gets them padded. Counts equal
+transformers' processors for one clip per call, positions equal the models' get_rope_index.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIMITS = ("size", "min_pixels", "max_pixels")
 
 
 class HeardShape(NamedTuple):
-    """As Shape, of a video with its sound. runs: of its tokens, kinds and counts."""
+    """Shape of a video with its sound; see PatchGrid. runs: kinds and counts of its tokens."""
 
     facts: Any
     width: int
@@ -45,8 +45,8 @@ class HeardShape(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Of a medium's tokens, from 0 on: number[3, T]. next: of the token behind it. lead: tokens of text before and
-    behind the medium that are among these.
+    """Positions of a medium. of_tokens: number[3, T], from 0. next: position of the token after the medium. lead:
+    number of text tokens before the medium, and after it, included in of_tokens.
     """
 
     of_tokens: NDArray[Any]
@@ -66,14 +66,14 @@ class Omni(FramesOfTheirOwn):
     position_type: ClassVar[Any] = np.int64
     model_class: ClassVar[str] = ""
     towers: ClassVar[Mapping[str, str]] = {"image": "visual", "video": "visual", "audio": "audio_tower"}
-    pads_clips: ClassVar[bool] = False  # with silence, as far as the processor reads
+    pads_clips: ClassVar[bool] = False  # clips: with silence, to the processor's length
     reads_all: ClassVar[bool] = False  # also clips longer than the folder's chunks
     fewest_samples: ClassVar[int] = 1  # of a clip
     sound_surroundings: ClassVar[tuple[str, str]] = ("", "")  # tokens before and behind a clip
 
     @classmethod
     def video_settings(cls, files: ProcessorFiles) -> Mapping[str, Any]:
-        """See QwenVL. transformers' processor of the family gives its limits on pixels with each call."""
+        """See QwenVL. transformers' processor of the family passes its limits on pixels with each call."""
         return {**{name: value for name, value in files.video.items() if name not in _LIMITS}, **cls.video_defaults}
 
     @classmethod
@@ -93,11 +93,11 @@ class Omni(FramesOfTheirOwn):
         return {**super().description, "clips": self.clips.description, "with_sound": self.with_sound}
 
     def num_tokens(self, frames: int) -> int:
-        """Tokens of a clip of so many frames."""
+        """Tokens of a clip with `frames` mel frames."""
         raise NotImplementedError
 
     def num_frames(self, num_samples: int) -> int:
-        """Mel frames of a clip of so many samples."""
+        """Mel frames of a clip of num_samples samples."""
         raise NotImplementedError
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
@@ -115,9 +115,9 @@ class Omni(FramesOfTheirOwn):
         return Layout("audio", (count,), shape.frames, "", shape, shape.is_cut)
 
     def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
-        """Of a video whose sound is read with its frames; sound: None for one that has none.
+        """Layout of a video with its sound; sound: None for a video without sound.
 
-        Only what is shown is heard: where a part of the video is read, the sound of that part.
+        Only the sound of the part of the video that is read is read.
         """
         layout = self.video(facts, interval)
         if sound is None:
@@ -128,7 +128,7 @@ class Omni(FramesOfTheirOwn):
         is_whole = section.first == 0 and section.num_frames == facts.frames
         clip = self._clip(sound, round(first * self.clips.rate), None if is_whole else round(last * self.clips.rate))
         num_tokens = self.num_tokens(clip.frames) if clip.num_samples >= self.fewest_samples else 0
-        if num_tokens < 1:  # it ends before the part begins
+        if num_tokens < 1:  # the sound ends before the part begins
             return layout
         runs = self.interleaved(self.of_grid(layout)[0], num_tokens)
         names = [self.placeholders[kind] for kind, _ in runs]
@@ -139,11 +139,11 @@ class Omni(FramesOfTheirOwn):
         return Layout("video", counts, layout.patches + clip.frames, text, heard, clip.is_cut)
 
     def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
-        """How the tokens of a video's frames, at these times, and of its sound follow one another: kinds and counts."""
+        """Order of the tokens of a video's frames, at these times, and of its sound: kinds and counts."""
         raise NotImplementedError
 
     def around(self) -> tuple[NDArray[Any], Any]:
-        """Positions of the two tokens before, and behind, a video with sound, and what both advance by."""
+        """Positions of the two tokens before, and after, a video with sound, and the advance of each pair."""
         raise NotImplementedError
 
     def _clip(self, sound: AudioFacts, start: int = 0, stop: int | None = None) -> ClipShape:
@@ -151,11 +151,13 @@ class Omni(FramesOfTheirOwn):
         return ClipShape(sound, num_samples, self.num_frames(num_samples), start, is_cut)
 
     def steps(self, section: Section, num_frames: int) -> float:
-        """See FramesOfTheirOwn; positions along time follow from the seconds of a pair instead."""
+        """See FramesOfTheirOwn; here, positions along time follow from the seconds of a pair."""
         return 1
 
     def times(self, shape: PatchGrid) -> NDArray[Any]:
-        """Positions along time of the pairs of frames of a video, or of an image, as the model's own code rounds."""
+        """Positions along time of the pairs of frames of a video, or of an image, with the rounding of the model's own
+        code.
+        """
         if shape.section is None:
             return np.zeros(1, np.float32)
         seconds = np.float32(self.videos.temporal_patch_size * shape.section.seconds / shape.num_frames)
@@ -163,18 +165,20 @@ class Omni(FramesOfTheirOwn):
         return found.astype(np.float32)
 
     def seconds_of_pair(self, layout: Layout) -> float:
-        """Of a video: what transformers calls video_second_per_grid."""
+        """Seconds of a pair of frames of a video: video_second_per_grid in transformers."""
         section: Section = layout.shape.section
         return float(self.videos.temporal_patch_size * section.seconds / layout.shape.num_frames)
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[Any]:
-        """See Family. A medium begins where the text before it ends, and text goes on behind its largest position."""
+        """See Family. A medium begins at the end of the text before, and the text resumes after the medium's largest
+        position.
+        """
         out = np.empty((3, len(input_ids)), self.position_type)
         at = np.flatnonzero(np.isin(input_ids, (self.image_token_id, self.video_token_id, self.audio_token_id)))
         done, position, number = 0, self.position_type(0), 0
         for layout in layouts:
             found = self.of_medium(layout)
-            first = int(at[number]) - found.lead  # its tokens stand together
+            first = int(at[number]) - found.lead  # a medium's tokens are contiguous
             number += sum(layout.counts)
             out[:, done:first] = position + np.arange(first - done)
             position += self.position_type(first - done)
@@ -185,7 +189,7 @@ class Omni(FramesOfTheirOwn):
         return out
 
     def of_medium(self, layout: Layout) -> Positions:
-        """Of the tokens of one medium."""
+        """Positions of the tokens of one medium."""
         if layout.kind == "audio":
             count = sum(layout.counts)
             return Positions(np.broadcast_to(np.arange(count), (3, count)), count)
@@ -195,7 +199,7 @@ class Omni(FramesOfTheirOwn):
         return Positions(found, found.max() + 1)
 
     def _with_sound(self, seen: NDArray[Any], shape: HeardShape) -> Positions:
-        """Of the tokens of a video with sound, and of the two before and behind it."""
+        """Positions of the tokens of a video with sound, and of the two tokens before and after."""
         pair, advance = self.around()
         num_sounds = sum(count for kind, count in shape.runs if kind == "audio")
         heard = np.broadcast_to(np.arange(num_sounds, dtype=self.position_type), (3, num_sounds))
@@ -204,12 +208,12 @@ class Omni(FramesOfTheirOwn):
         for kind, count in shape.runs:
             pieces.append(left[kind][:, :count] + advance)
             left[kind] = left[kind][:, count:]
-        end = self.position_type(pieces[-1].max() + 1)  # of the last tokens alone, as the models' own code has it
+        end = self.position_type(pieces[-1].max() + 1)  # only of the last tokens, like in the models' own code
         bounds = [np.broadcast_to(pair + offset, (3, 2)) for offset in (self.position_type(0), end)]
         return Positions(np.concatenate([bounds[0], *pieces, bounds[1]], axis=1), end + advance, lead=2)
 
     def of_grid(self, layout: Layout) -> NDArray[Any]:
-        """Of the tokens of an image, or of the frames of a video."""
+        """Positions of the tokens of an image, or of the frames of a video."""
         shape: PatchGrid = layout.shape
         merge = (self.images if layout.kind == "image" else self.videos).merge_size
         times = self.times(shape).astype(self.position_type)
@@ -236,7 +240,7 @@ class Omni(FramesOfTheirOwn):
         return tensors
 
     def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """See Family. Theirs has clips with padding."""
+        """See Family. The installed processor's clips have padding."""
         if "input_features" not in made:
             return made
         mask = made["feature_attention_mask"].astype(bool)
@@ -244,7 +248,7 @@ class Omni(FramesOfTheirOwn):
         return {**made, FRAMES: frames, LENGTHS: mask.sum(axis=1)}
 
     def clips_of(self, layout: Layout) -> list[ClipShape]:
-        """What is heard of a medium."""
+        """Clips that are read of a medium."""
         if layout.kind == "audio":
             return [layout.shape]
         return [layout.shape.clip] if isinstance(layout.shape, HeardShape) else []
@@ -273,7 +277,7 @@ class Omni(FramesOfTheirOwn):
         return {**super().dummy(), "audio": sound}
 
     def model_inputs(self, model: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Inputs of a batch as the model takes them: its clips padded to the longest, and a mask."""
+        """Inputs of a batch for the model: clips padded to the longest, and a mask."""
         if FRAMES not in inputs:
             return inputs
         lengths = inputs[LENGTHS].tolist()

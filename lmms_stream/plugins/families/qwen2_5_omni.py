@@ -1,4 +1,6 @@
-"""Qwen2.5-Omni, its thinker: 25 positions and 25 tokens of sound a second; clips of at most 300 s as released."""
+"""Qwen2.5-Omni, its thinker: 25 positions and 25 tokens of sound a second; released models read clips of at most
+300 s.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Qwen25Omni(Omni):
         return num_tokens(frames)
 
     def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
-        """See Omni. Two seconds of frames, then two of sound, and so on."""
+        """See Omni. Two seconds of frames, then two of sound, repeated."""
         frames, sounds = (_chunks(each) for each in (times, np.arange(num_sounds)))
         runs = []
         for number in range(max(len(frames), len(sounds))):
@@ -57,12 +59,14 @@ class Qwen25Omni(Omni):
         return np.zeros(2, np.int64), 1
 
     def num_frames(self, num_samples: int) -> int:
-        """See Omni. A part of one counts as one."""
+        """See Omni. A partial frame counts."""
         return -(-num_samples // self.clips.hop)
 
 
 def _chunks(times: NDArray[Any]) -> list[int]:
-    """How many of ascending times lie in each stretch of two seconds; as the model's code, one stretch a step."""
+    """Count ascending times in each interval of two seconds; like the model's code, with at most one new interval per
+    time.
+    """
     chunk, first, counts = 1, 0, []
     for number, time in enumerate(times.tolist()):
         if time >= chunk * _POSITIONS_OF_CHUNK:

@@ -1,7 +1,7 @@
 """Qwen2-Audio: clips of at most 30 s, each padded with silence to 30 s; a position for each token.
 
-A longer clip is cut at 30 s, as the family's own processor cuts it, or earlier by the setting audio_max_length.
-The installed processor is not asked: it takes 77 ms to measure a clip, and our code of Qwen-Omni 4 ms to read it.
+A longer clip is cut at 30 s, like in the family's own processor, or earlier by the setting audio_max_length. The
+installed processor is not used: it takes 77 ms to measure a clip, and our code of Qwen-Omni takes 4 ms to read it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ...processors.media.types import Interval
 
 AUDIO, START, END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
-_FEWEST_TOKENS = 2  # of a clip: transformers takes a row whose clips have one token each for one of an older processor
-_SMALLEST_FRAMES = 3  # that become a token
+_FEWEST_TOKENS = 2  # of a clip: transformers mistakes one token per clip for an older processor's row
+_SMALLEST_FRAMES = 3  # frames that become a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Qwen2Audio:
     num_axes: ClassVar[int] = 0
     towers: ClassVar[Mapping[str, str]] = {"audio": "audio_tower"}
     token_inputs: ClassVar[tuple[str, ...]] = ()
-    attentions: ClassVar[tuple[str, ...]] = ("sdpa", "eager")  # the tower masks padding by a mask of its own
+    attentions: ClassVar[tuple[str, ...]] = ("sdpa", "eager")  # the tower has its own mask of padding
     placeholders: ClassVar[Mapping[str, str]] = {"audio": AUDIO}
     surroundings: ClassVar[tuple[str, str]] = (START, END)
     media_tokens: ClassVar[tuple[str, ...]] = (AUDIO, START, END)
@@ -77,7 +77,7 @@ class Qwen2Audio:
         return ()
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
-        """See Family. It is not asked for any."""
+        """See Family; never called, as num_axes is 0."""
         return np.zeros((0, len(input_ids)), np.int64)
 
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
@@ -115,7 +115,7 @@ class Qwen2Audio:
         return {"audio": {"input_features": features, "feature_attention_mask": mask}}
 
     def features(self, model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
-        """What transformers' model puts where the tokens of clips stand, which has no method for it."""
+        """Features for the tokens of clips; transformers' model has no method for them."""
         _, num_outputs = model.audio_tower._get_feat_extract_output_lengths(inputs["feature_attention_mask"].sum(-1))
         hidden = model.multi_modal_projector(model.audio_tower(inputs["input_features"]).last_hidden_state)
         return [of_clip[:number] for of_clip, number in zip(hidden, num_outputs.tolist(), strict=True)]
@@ -131,7 +131,7 @@ class Qwen2Audio:
             "audio_token_index": self.audio_token_id,
             "audio_config.num_mel_bins": self.clips.num_bins,
             "audio_config.max_source_positions": self._num_frames // 2,
-            "audio_config.encoder_layerdrop": 0.0,  # ranks would run other blocks
+            "audio_config.encoder_layerdrop": 0.0,  # layers dropped at random would differ between ranks
         }
         check_model_settings(config, expected)
 
@@ -141,7 +141,7 @@ class Qwen2Audio:
 
 
 def num_tokens(frames: int) -> int:
-    """Tokens of a clip of so many frames: a convolution with stride 2, then the mean of pairs.
+    """Tokens of a clip with `frames` mel frames: a convolution with stride 2, then the mean of pairs.
 
     >>> num_tokens(3000)
     750

@@ -1,7 +1,7 @@
-"""Qwen3-Omni, its thinker: 13 positions and 13 tokens of sound a second; positions are numbers with a fraction.
+"""Qwen3-Omni, its thinker: 13 positions and 13 tokens of sound a second; positions may be fractions.
 
-Where the seconds of a pair of frames times 13 are no whole number, the model's positions along time are none either;
-they are float32 here, as they are there.
+If 13 times the seconds of a pair of frames is not a whole number, the model's positions along time are fractions; they
+are float32 here, like in the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .omni import Omni
 
 START, END = "<|vision_start|>", "<|vision_end|>"
 AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
-_BLOCK, _TOKENS_OF_BLOCK = 100, 13  # mel frames that are read together, and their tokens
+_BLOCK, _TOKENS_OF_BLOCK = 100, 13  # mel frames in a block, and the tokens of a block
 
 
 class Qwen3Omni(Omni):
@@ -60,7 +60,7 @@ class Qwen3Omni(Omni):
         ShortClips(model.audio_tower, block=_BLOCK, convolutions=("conv2d1", "conv2d2"))
 
     def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
-        """See Omni. By their times, frames first where these are equal."""
+        """See Omni. Ordered by their times; at equal times, frames come first."""
         kinds = ["video"] * len(times) + ["audio"] * num_sounds
         order = np.argsort(np.concatenate([times, np.arange(num_sounds)]), kind="stable")
         return tuple((kind, len(list(run))) for kind, run in groupby(kinds[number] for number in order.tolist()))
@@ -70,7 +70,7 @@ class Qwen3Omni(Omni):
         return np.arange(2, dtype=np.float32), np.float32(2)
 
     def num_frames(self, num_samples: int) -> int:
-        """See Omni. A part of one does not count."""
+        """See Omni. A partial frame does not count."""
         return num_samples // self.clips.hop
 
     never_together: ClassVar[tuple[str, str]] = ("image", "video")  # in a row of transformers' code
@@ -97,20 +97,20 @@ class Qwen3Omni(Omni):
 FAMILY = Qwen3Omni
 
 
-# Clips of sound that are shorter than a block, read by Qwen3-Omni's convolutions as if each lay alone.
+# Clips of sound shorter than a block, read by Qwen3-Omni's convolutions like single clips.
 #
-# transformers pads the blocks of all clips of a call to the longest, and the second convolution reads what the first
-# makes of the padding, which is its bias and no zero. So a clip shorter than a block would be read otherwise beside a
-# longer one than alone. Here what lies behind such a clip is set to zero after each convolution, as the padding of the
-# next one is.
+# transformers pads the blocks of all clips of a call to the longest. The first convolution turns this padding into its
+# bias, not zeros, and the second convolution reads the result. A clip shorter than a block would therefore be read
+# differently next to a longer clip than alone. Here the positions after a clip are set to zero after each convolution,
+# like the padding of the next convolution.
 
 
 class ShortClips:
-    """Hooks of one tower. block: mel frames that are read together; convolutions: by name, all but the last."""
+    """Hooks of one tower. block: mel frames in a block; convolutions: by name, all but the last."""
 
     def __init__(self, tower: Any, *, block: int, convolutions: tuple[str, ...]):
         self._block = block
-        self._lengths: list[int] = []  # of each block of a call, as it would be padded if its clip lay alone
+        self._lengths: list[int] = []  # of each block of a call, padded like a single clip
         self._begun = [0] * len(convolutions)
         tower.register_forward_pre_hook(self._begin, with_kwargs=True)
         for depth, name in enumerate(convolutions):
@@ -122,7 +122,9 @@ class ShortClips:
         self._begun = [0] * len(self._begun)
 
     def _cut(self, depth: int, module: Any, inputs: Any, made: Any) -> Any:
-        """made: float[blocks, channels, bins, frames], of some of the blocks."""
+        """Set the positions after each clip to zero. made: float[blocks, channels, bins, frames], of some of the
+        blocks.
+        """
         begun = self._begun[depth]
         self._begun[depth] += len(made)
         lengths = [halved(length, depth + 1) for length in self._lengths[begun : self._begun[depth]]]
@@ -134,7 +136,7 @@ class ShortClips:
 
 
 def halved(length: int, times: int) -> int:
-    """What so many convolutions with stride 2 leave of frames.
+    """Frames after `times` convolutions with stride 2.
 
     >>> halved(31, 1), halved(31, 2), halved(100, 3)
     (16, 8, 13)

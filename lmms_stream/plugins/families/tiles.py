@@ -1,4 +1,4 @@
-"""What families share whose towers read square tiles of one size: images and frames -> tiles, normalised."""
+"""Shared code of families whose towers read square tiles of one size: images and frames -> tiles, normalised."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from ...processors.media.types import Interval
 
 HALF = (0.5, 0.5, 0.5)
-_FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers of them
+_FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
 
 
 class TileGrid(NamedTuple):
-    """rows, columns: of tiles that an image is cut into. size: (width, height) of what is cut, without padding.
+    """Tiles of an image. rows, columns: of its grid of tiles. size: (width, height) of the grid's pixels, without
+    padding.
 
-    num_tiles: of all, with those of the whole image at a smaller size. section, num_frames: what is read of a video.
+    num_tiles: of all, including the tiles of the whole image at a smaller size. section, num_frames: the part of a
+    video that is read.
     """
 
     facts: ImageFacts | VideoFacts
@@ -51,7 +53,7 @@ class Tiles:
 
     @staticmethod
     def of(values: Mapping[str, Any], *, side: int, name: str) -> Tiles:
-        """values: a preprocessor_config.json. ConfigError for settings that are not followed here. name: the folder."""
+        """Read the settings in preprocessor_config.json. ConfigError for unsupported settings. name: the folder."""
         check_followed(values, _ALWAYS, name=name)
         resample = values.get("resample", 3)
         if resample not in _FILTERS:
@@ -73,18 +75,20 @@ class Tiles:
         return resize(image, width=width, height=height, filter=self.filter)
 
     def whole(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """An image as one tile, whatever its aspect: [1, side, side, 3]."""
+        """Resize an image to one tile, ignoring its aspect: [1, side, side, 3]."""
         return self.resized(image, width=self.side, height=self.side)[None]
 
     def cut(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """An image whose sides are whole numbers of tiles -> these, row by row: [n, side, side, 3]."""
+        """Cut an image with sides in whole numbers of tiles into its tiles, row by row: [n, side, side, 3]."""
         height, width, _ = image.shape
         side = self.side
         rows = image.reshape(height // side, side, width // side, side, 3)
         return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1, side, side, 3)
 
     def normalised(self, tiles: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-        """[n, side, side, 3] -> out [n, 3, side, side], with the bits that transformers' slow processors give."""
+        """Normalise [n, side, side, 3] into out [n, 3, side, side], with the same bits as transformers' slow
+        processors.
+        """
         from ...processors.media.patches import to_patches
 
         to_patches(
@@ -100,9 +104,9 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class TiledFamily:
-    """See Family. A family says how an image becomes tiles, and what stands in the text for it.
+    """See Family. A subclass defines the tiles of an image, and its text.
 
-    tiles: of images, and video_tiles: of frames, where it reads videos. choice: which frames.
+    tiles: of images; video_tiles: of frames, if the family reads videos. choice: of frames.
     """
 
     tiles: Tiles
@@ -110,7 +114,7 @@ class TiledFamily:
     choice: FrameChoice | None = None
     image_token_id: int
 
-    name: ClassVar[str] = ""  # as people call it
+    name: ClassVar[str] = ""  # for people
     model_types: ClassVar[tuple[str, ...]] = ()
     processor_classes: ClassVar[tuple[str, ...]] = ()
     num_axes: ClassVar[int] = 0
@@ -135,19 +139,19 @@ class TiledFamily:
         return self.image(facts) if kind == "image" else self.video(facts, interval)  # type: ignore[arg-type]
 
     def image(self, facts: ImageFacts) -> Layout:
-        """Of an image."""
+        """Layout of an image."""
         raise NotImplementedError
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
-        """Of a video. interval: as `layout` is given it."""
+        """Layout of a video. interval: see `layout`."""
         raise NotImplementedError
 
     def cut(self, image: NDArray[np.uint8], shape: TileGrid) -> NDArray[np.uint8]:
-        """An image as decoded -> its tiles in the order in which the tower is given them: [n, side, side, 3]."""
+        """Cut a decoded image into its tiles in the tower's order: [n, side, side, 3]."""
         raise NotImplementedError
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
-        """The numbers of so many frames of a section."""
+        """Numbers of num_frames frames of a section."""
         raise NotImplementedError
 
     def frames(self, layout: Layout) -> tuple[int, ...]:
@@ -160,7 +164,7 @@ class TiledFamily:
         return [*layouts]
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
-        """See Family: it is not asked for them."""
+        """See Family: never called, as num_axes is 0."""
         raise NotImplementedError
 
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
@@ -180,7 +184,7 @@ class TiledFamily:
         return self.cut(image, shape)
 
     def frames_of(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
-        """The frames that are read of a video, a tile each, whatever their aspect."""
+        """Frames that are read of a video, a tile each, ignoring their aspect."""
         from ...processors.media.video import read_frames
 
         assert self.video_tiles is not None
@@ -216,16 +220,16 @@ class TiledFamily:
         return tensors | self.beside(layouts)
 
     def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """See Family. Theirs has samples of tiles in some families."""
+        """See Family. Some families' installed processors have an extra axis of samples."""
         tiles = made.get("pixel_values")
         return made if tiles is None else {**made, "pixel_values": tiles.reshape(-1, *tiles.shape[-3:])}
 
     def beside(self, layouts: Sequence[Layout]) -> dict[str, NDArray[Any]]:
-        """The inputs beside tiles, of a sample's media."""
+        """Other inputs of a sample's media."""
         return {}
 
     def normalised(self, kind: str, tiles: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-        """Tiles of a kind of media -> what the tower is given; see Tiles."""
+        """Normalise the tiles of a kind of media for the tower; see Tiles."""
         of_kind = self.tiles if kind == "image" or self.video_tiles is None else self.video_tiles
         of_kind.normalised(tiles, out)
 
@@ -235,11 +239,11 @@ class TiledFamily:
         return {"image": {"pixel_values": np.zeros((1, 3, side, side), np.float32)}}
 
     def dummy_side(self) -> int:
-        """The side of the smallest tile that the tower takes."""
+        """Side of the smallest tile that the tower takes."""
         return self.tiles.side
 
     def kinds_of(self, inputs: Container[str]) -> set[str]:
-        """See Family. Where frames are given to the model as images are, they are images."""
+        """See Family. Frames passed to the model as images count as images."""
         names = {"image": "pixel_values", "video": "pixel_values_videos"}
         return {kind for kind, name in names.items() if name in inputs}
 
@@ -255,7 +259,7 @@ class TiledFamily:
                 )
 
     def model_settings(self) -> dict[str, Any]:
-        """What the model's config must say where it says it."""
+        """Required values of the model's config; missing values are allowed."""
         return {"image_token_id": self.image_token_id, "vision_config.image_size": self.tiles.side}
 
 

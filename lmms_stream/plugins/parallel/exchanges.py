@@ -1,4 +1,4 @@
-"""What ranks send each other of a tensor, and of its gradient on the way back."""
+"""Communication of a tensor between ranks, and of its gradient on the way back."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ Exchange = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
 def exchanged(tensor: torch.Tensor, group: dist.ProcessGroup, *, forth: Exchange, back: Exchange) -> torch.Tensor:
-    """What `forth` makes of a tensor with the ranks of a group, whose gradient becomes the tensor's by `back`."""
+    """Return the result of `forth` for a tensor and the ranks of a group; `back` maps its gradient to the tensor's."""
     made: torch.Tensor = _Exchanged.apply(tensor, group, forth, back)
     return made
 
 
 def swapped(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Row r of each rank's tensor, [ranks, …], becomes a row of rank r; gradients go the same way back."""
+    """Exchange rows: row r of each rank's tensor, [ranks, …], becomes a row of rank r; gradients take the same way
+    back.
+    """
     return exchanged(rows, group, forth=_swap, back=_swap)
 
 

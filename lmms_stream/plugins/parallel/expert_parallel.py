@@ -1,13 +1,13 @@
-"""A mixture's experts -> those of each rank, by the plan that transformers has for the model.
+"""A mixture's experts -> the experts of each rank, by transformers' plan for the model.
 
 A plan names the parameters that hold all experts of a block, one after another in their first dimension
-("grouped_gemm"): each rank of a group has some of these experts, as DTensors, and FSDP shards them again over the ranks
-that have the same. Ranks read packs of their own. Before a block's experts run, the ranks of a group send each other
-their tokens; each runs its experts for the tokens of all, and the sums of what experts make go back (dispatch).
+("grouped_gemm"). Each rank of a group has some of these experts, as DTensors, and FSDP shards them again over the ranks
+with the same experts. Ranks read different packs. Before a block's experts run, the ranks of a group send each other
+their tokens; each rank runs its experts for all tokens, and sends back the sums of the experts' outputs (dispatch).
 
-The rest of a plan is not followed: it has all ranks run the same tokens, and cuts attention as tensor parallelism does.
-transformers' own hooks are for inference. They sum what experts make outside of autograd, so that each rank's gradients
-of hidden states and of the router lack the experts of the others.
+Other parts of a plan are not used: they make all ranks run the same tokens, and cut attention like tensor parallelism.
+transformers' own hooks are for inference: they sum the experts' outputs outside of autograd, and each rank's gradients
+of hidden states and of the router lack the experts of the other ranks.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from ...train.run.distributed import takes_cpu_tensors
 from ...versions.transformers import GIVES_WEIGHTS_OF_CHOSEN_EXPERTS
 from .exchanges import exchanged, swapped
 
-# Tokens of each rank -> the ranks that have their experts -> what these make of them, at their own rank again.
+# Tokens of each rank -> the ranks with their experts -> the experts' outputs, back at the tokens' own rank.
 #
-# Ranks run packs of different lengths. Each sends as many rows as the longest of its group has, so that ranks ask each
-# other for one number in a forward pass, and not for counts of tokens at each block of experts.
+# Ranks run packs of different lengths. Each rank sends as many rows as the longest pack of its group has: ranks
+# exchange one number in a forward pass, instead of counts of tokens at each block of experts.
 
 Inputs = Mapping[str, torch.Tensor]
 
 
 class Dispatch(Protocol):
-    """How a module of experts is called, on tokens of this rank -> on those of all ranks of a group."""
+    """Arguments of a module of experts: for the tokens of this rank -> for the tokens of all ranks of a group."""
 
     def num_tokens(self, inputs: Inputs) -> int:
-        """Tokens of this rank."""
+        """Number of tokens of this rank."""
 
     def sent(self, inputs: Inputs, *, longest: int) -> dict[str, torch.Tensor]:
-        """What the module is called with for this rank's experts. longest: tokens of the rank that has the most."""
+        """Arguments of the module for this rank's experts. longest: the maximum tokens of a rank."""
 
     def returned(self, output: torch.Tensor) -> torch.Tensor:
-        """What it is to give for this rank's tokens and all experts."""
+        """Return the result for this rank's tokens and all experts."""
 
 
 class ByToken:
-    """As gpt-oss calls its experts: with each token once, the experts it goes to, and their weights.
+    """Arguments of gpt-oss's experts: each token once, its experts, and their weights.
 
-    hidden_states float[…, T, H], router_indices int64[T, k], routing_weights float[T, E] -> float[…, T, H]. An index of
-    no expert of this rank is one above the last, which the module passes over.
+    hidden_states float[…, T, H], router_indices int64[T, k], routing_weights float[T, E] -> float[…, T, H]. Indices of
+    other ranks' experts become num_own, one above the last, and the module skips them.
     """
 
     names = ("hidden_states", "router_indices", "routing_weights")
@@ -85,7 +85,7 @@ class ByToken:
 
 
 class ByExpert:
-    """As Llama 4 calls its experts: with all tokens for each expert, those that do not go to it as zeros.
+    """Arguments of Llama 4's experts: all tokens for each expert, with zeros for tokens of other experts.
 
     hidden_states float[E * T, H] -> float[E * T, H].
     """
@@ -113,13 +113,13 @@ class ByExpert:
 
 
 class OwnChoices:
-    """Tokens, each with the experts it goes to -> those that go to this rank's, once for each; and back.
+    """Tokens with their experts -> rows for this rank's experts, one per token and expert; and back.
 
-    hidden_states float[T, H], indices int64[T, k], weights float[T, k] -> float[n, H], int64[n, 1], float[n, 1].
-    The last row has no weight: it is there so that there are some, and all parameters of experts have a gradient.
+    hidden_states float[T, H], indices int64[T, k], weights float[T, k] -> float[n, H], int64[n, 1], float[n, 1]. The
+    last row has weight 0: even without any tokens, all parameters of experts get a gradient.
     """
 
-    names = (("hidden_states", "top_k_index", "top_k_weights"), ByToken.names)  # of the arguments of experts
+    names = (("hidden_states", "top_k_index", "top_k_weights"), ByToken.names)  # names of the arguments of experts
 
     def __init__(self, group: dist.ProcessGroup, num_experts: int):
         self._num_own = num_experts // group.size()
@@ -136,13 +136,15 @@ class OwnChoices:
         return hidden[tokens], *(pad(each, (0, 1))[:, None] for each in of_rows)
 
     def joined(self, made: torch.Tensor) -> torch.Tensor:
-        """What experts make of rows, float[n, H] -> the sums of tokens, float[T, H], zeros where none goes here."""
+        """Sum the experts' outputs of rows, float[n, H], for each token: float[T, H], zeros for tokens without experts
+        here.
+        """
         each = made.new_zeros(self._choices.numel(), made.shape[-1]).index_copy(0, self._chosen, made[:-1])
         return each.view(*self._choices, -1).sum(dim=1)
 
 
 class ByChoice:
-    """As transformers 5 calls experts: with each token once, the experts it goes to, and the weights of these.
+    """Arguments of experts in transformers 5: each token once, its experts, and their weights.
 
     hidden_states float[…, T, H], indices int64[T, k], weights float[T, k] -> float[…, T, H].
     """
@@ -170,21 +172,21 @@ class ByChoice:
 
 
 class Longest:
-    """The most tokens that a rank of a group runs at once."""
+    """Maximum number of tokens that a rank of a group runs at once."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
         self.num_tokens = 0
 
     def ask(self, num_tokens: int, device: torch.device) -> None:
-        """All ranks of the group call it; they exchange numbers on the CPU where the group can."""
+        """Exchange the numbers of all ranks of the group, each of which calls it; on the CPU if the group can."""
         longest = torch.tensor(num_tokens, device="cpu" if takes_cpu_tensors(self._group) else device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self._group)
         self.num_tokens = int(longest)
 
 
 def padded(tokens: torch.Tensor, longest: int, *, dim: int = 0, value: float = 0) -> torch.Tensor:
-    """Tokens along a dimension, with padding behind them.
+    """Tokens along a dimension, with padding after them.
 
     >>> padded(torch.ones(1, 2, 1), 3, dim=1).flatten().tolist()
     [1.0, 1.0, 0.0]
@@ -194,28 +196,29 @@ def padded(tokens: torch.Tensor, longest: int, *, dim: int = 0, value: float = 0
 
 
 def gathered(tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The tokens of all ranks, one rank's after another's: [n, …] -> [ranks * n, …]; gradients are summed."""
+    """Concatenate the tokens of all ranks: [n, …] -> [ranks * n, …]; gradients are summed."""
     return exchanged(tokens, group, forth=_gather, back=_scatter)
 
 
 def scattered(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over ranks of rows for the tokens of all, of this rank's tokens: [ranks * n, …] -> [n, …]."""
+    """Sum the rows of all ranks; return the sum for this rank's tokens: [ranks * n, …] -> [n, …]."""
     return exchanged(rows, group, forth=_scatter, back=_gather)
 
 
 def averaged(parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """A parameter of this rank alone, whose gradient is the sum over the packs of all ranks of a group, as their mean.
+    """Return a parameter of only this rank; its gradient, the sum over the packs of all ranks of a group, is divided
+    into a mean.
 
-    FSDP averages over the ranks that have the parameter; what all ranks have it averages over all.
+    FSDP averages over the ranks that have the parameter; gradients of all other parameters are averaged over all ranks.
     """
     return exchanged(parameter, group, forth=_same, back=_divide)
 
 
 def run_again_to(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor; where a block is run again for its backward pass, all of it that comes before this runs.
+    """Copy a tensor; when a block is run again for its backward pass, everything before the copy runs.
 
-    torch stops once it has all that the backward pass needs. That is sooner on a rank whose experts no token goes to,
-    and the others would wait for what it has yet to send.
+    torch stops recomputing once it has all tensors for the backward pass. A rank whose experts get no tokens would stop
+    earlier, and the other ranks would wait for its communication.
     """
     made: torch.Tensor = _Needed.apply(tensor)
     return made
@@ -225,7 +228,7 @@ class _Needed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tensor.new_empty(0))
-        return tensor.clone()  # no view, which FSDP's hooks would not follow
+        return tensor.clone()  # not a view: FSDP's hooks would not follow it
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -254,7 +257,9 @@ def _scatter(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 _OF_EXPERTS = "grouped_gemm"  # a plan's word for parameters of all experts of a block
-_EXPERTS = "moe_tp_experts"  # for the module that has them, where a plan for tensor parallelism alone is there
+_EXPERTS = (
+    "moe_tp_experts"  # a plan's word for the module of experts, if the model only has a plan for tensor parallelism
+)
 _CALLS: Mapping[tuple[str, ...], Callable[[dist.ProcessGroup, int], Dispatch]] = {
     **(dict.fromkeys(OwnChoices.names, ByChoice) if GIVES_WEIGHTS_OF_CHOSEN_EXPERTS else {ByToken.names: ByToken}),
     ByExpert.names: ByExpert,
@@ -262,10 +267,10 @@ _CALLS: Mapping[tuple[str, ...], Callable[[dist.ProcessGroup, int], Dispatch]] =
 
 
 def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
-    """Have each rank of a mesh hold and run some experts of a transformers model, which has no weights yet.
+    """Give each rank of a mesh some experts of a transformers model, which has no weights yet.
 
-    Returns the modules that hold experts, for shard_experts. ConfigError for a model without a plan, whose experts run
-    otherwise than is known here, and for a degree that does not divide the experts.
+    Return the modules that hold experts, for shard_experts. ConfigError for a model without a plan, for experts with
+    unsupported arguments, and for a degree that does not divide the experts.
     """
     longest = Longest(mesh.get_group())
     found = [model.get_submodule(name) for name in _names(model)]
@@ -288,8 +293,8 @@ def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
 def shard_experts(experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool) -> None:
     """Shard a module of split_experts over the ranks that have the same experts.
 
-    Each has some of them whole, or, where the ranks do not divide their number, a part of every one. ConfigError where
-    they cannot have equal parts.
+    Each rank has some of the experts whole, or, if the ranks do not divide their number, a part of every expert.
+    ConfigError if equal parts are not possible.
     """
     num_ranks = mesh["shard"].size()
     parts = {name: _part(each) for name, each in experts.named_parameters(recurse=False)}
@@ -315,8 +320,9 @@ def _part(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _names(model: Any) -> list[str]:
-    """The modules whose parameters hold experts, by the model's plan, in their order."""
-    # That of gpt-oss, until 5.0, and that of Llama 4, in late versions, is in its plan for tensor parallelism.
+    """Names of the modules whose parameters hold experts, by the model's plan, in their order."""
+    # The plans of gpt-oss (until 5.0) and of Llama 4 (late versions) for experts are in their plans for tensor
+    # parallelism.
     plans: list[Mapping[str, str]] = [getattr(model, name, None) or {} for name in ("_ep_plan", "_tp_plan")]
     words = (_OF_EXPERTS, _EXPERTS)
     plan, word = next(((each, word) for each in plans for word in words if word in each.values()), ({}, ""))
@@ -350,18 +356,18 @@ def _dispatch(experts: torch.nn.Module) -> Callable[[dist.ProcessGroup, int], Di
 
 
 class _Experts:
-    """Runs a module of experts with those of this rank, for the tokens of all ranks of its group.
+    """Runs this rank's experts of a module for the tokens of all ranks of its group.
 
-    asks: it is the first in the model, so that its ranks ask each other how many tokens they run.
+    asks: it is the first in the model, where the ranks exchange their numbers of tokens.
     """
 
     def __init__(self, dispatch: Dispatch, longest: Longest, mesh: DeviceMesh, *, asks: bool):
         self._dispatch, self._longest, self._asks, self._group = dispatch, longest, asks, mesh.get_group()
         self._whole: dict[str, Any] = {}
-        self._used: list[torch.Tensor] = []  # whose gradients other ranks wait for, or FSDP
+        self._used: list[torch.Tensor] = []  # other ranks, or FSDP, wait for their gradients
 
     def hook(self, experts: torch.nn.Module) -> None:
-        """Before the module is sharded, whose hooks are to come first and last."""
+        """Register the hooks, before the module is sharded: FSDP's hooks must come first and last."""
         experts.register_forward_pre_hook(self._begin, with_kwargs=True)
         experts.register_forward_hook(self._end)
 
@@ -383,6 +389,6 @@ class _Experts:
     def _end(self, experts: torch.nn.Module, _: Any, output: torch.Tensor) -> torch.Tensor:
         experts._parameters.update(self._whole)
         used, self._whole, self._used = self._used, {}, []
-        if used and not output.requires_grad:  # no token went to any of this rank's experts
+        if used and not output.requires_grad:  # no token has any of this rank's experts
             output = with_zeros(output, used)
         return run_again_to(self._dispatch.returned(output))

@@ -1,8 +1,8 @@
-"""A pack's tokens on several ranks: each runs the blocks on a part of them (sequence parallelism).
+"""A pack's tokens on several ranks: each runs the blocks on a part of the tokens (sequence parallelism).
 
-Only attention sees all tokens, by DeepSpeed-Ulysses (below); every other part of a transformer treats a token by
-itself. What is made of tokens (losses, logits) is gathered, so that all ranks of a group have the same; each has the
-gradients of its own part, and their sum is that of the pack.
+Only attention sees all tokens, by DeepSpeed-Ulysses (below); every other part of a transformer treats each token
+separately. Results of tokens (losses, logits) are gathered, and all ranks of a group have the same; each rank has the
+gradients of its own part, and their sum is the pack's gradient.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .exchanges import exchanged, swapped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GROUP = "sequence_group"  # the name by which blocks pass the group on to their attention
-ATTENTIONS = ("flash_attention_2", SDPA_VARLEN)  # that are told where samples begin, and need no mask
-_CHANGING_ROPE = ("dynamic", "longrope")  # rotary positions that depend on the furthest one
+GROUP = "sequence_group"  # name of the argument with the group, for attention
+ATTENTIONS = ("flash_attention_2", SDPA_VARLEN)  # attentions that get the bounds of samples, and need no mask
+_CHANGING_ROPE = ("dynamic", "longrope")  # rotary positions that depend on the largest position
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceParts:
-    """The tokens of a pack in equal parts, one after another, of which each rank of a group has one.
+    """The tokens of a pack in equal parts, one after another, one for each rank of a group.
 
-    The last part ends with padding where the degree does not divide the tokens: a segment of its own, without labels.
+    The last part ends with padding if the degree does not divide the tokens: a separate segment, without labels.
     """
 
     group: dist.ProcessGroup
@@ -46,9 +46,9 @@ class SequenceParts:
         return self.group.size()
 
     def own(self, inputs: Mapping[str, Any], *, of_tokens: Sequence[str]) -> dict[str, Any]:
-        """A model's arguments of which those of tokens are of this rank's part; attention has the bounds of all.
+        """Cut a model's arguments of tokens to this rank's part; attention gets the bounds of all samples.
 
-        of_tokens: names of those with a number for each token, where padding has 0.
+        of_tokens: names of arguments with a number for each token, padded with 0.
         """
         num_tokens = inputs["input_ids"].shape[-1]
         missing = -num_tokens % self.degree
@@ -68,14 +68,15 @@ class SequenceParts:
         return found
 
     def labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Those of this rank's part and of the token behind it, which the last of the part predicts: int64[1, n]."""
+        """Labels of this rank's part and of the next token, which the part's last token predicts: int64[1, n]."""
         start, stop = self._bounds(labels.shape[1])
         return labels[:, start : stop + 1]
 
     def whole(self, part: torch.Tensor, num_tokens: int, *, dim: int = 0) -> torch.Tensor:
-        """What all ranks have of their parts, without padding: the dimension `dim` is of tokens.
+        """Gather the parts of all ranks, without padding; dimension `dim` is of tokens.
 
-        All ranks are to make the same of it, as a loss: each takes the gradient of its own part from its own result.
+        All ranks must compute the same from the result, e.g. a loss: each takes the gradient of its own part from its
+        own result.
         """
         gather = partial(_gather, num_tokens=num_tokens, dim=dim)
         return exchanged(part, self.group, forth=gather, back=partial(_take, num_own=part.shape[dim], dim=dim))
@@ -88,10 +89,10 @@ class SequenceParts:
         every_learnt: torch.Tensor,
         num_tokens: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each target of a pack, and the logsumexp of its logits: float32[num_loss_tokens] each.
+        """Return the loss of each target of a pack, and the logsumexp of its logits: float32[num_loss_tokens] each.
 
-        losses, logs: of this rank's part, float32[n]; learnt: positions in the part at which they are predicted;
-        every_learnt: those in the pack.
+        losses, logs: of this rank's part, float32[n]; learnt: positions of predictions in the part; every_learnt: in
+        the pack.
         """
         start, stop = self._bounds(num_tokens)
         rows = losses.new_zeros(stop - start, 2).index_put((learnt,), torch.stack([losses, logs], dim=1))
@@ -103,7 +104,7 @@ class SequenceParts:
         return leave_out(choices, named, degree=self.degree)
 
     def _bounds(self, num_tokens: int) -> tuple[int, int]:
-        """First and one-past-last token of this rank's part, padding counted."""
+        """First and one-past-last token of this rank's part, including padding."""
         size = -(-num_tokens // self.degree)
         return self.group.rank() * size, (self.group.rank() + 1) * size
 
@@ -113,9 +114,9 @@ class SequenceParts:
 
 
 def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
-    """Have a model run on parts of the tokens, where there are ranks that share them.
+    """Make a model run on parts of the tokens, if ranks share tokens.
 
-    ConfigError for a model that cannot.
+    ConfigError for an unsupported model.
     """
     if (mesh := meshes.sp) is None:
         return
@@ -135,9 +136,9 @@ def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
 
 
 def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, is_of_text: bool) -> None:
-    """ConfigError for a model whose packs' tokens cannot be shared by as many ranks.
+    """Raise ConfigError for a model whose packs' tokens cannot be shared by `degree` ranks.
 
-    matrix_parts: ranks of which each has some of the heads in any case (tensor_parallel).
+    matrix_parts: ranks that already divide the heads (tensor_parallel).
     """
     text, asked = model.config.get_text_config(), f"train.sequence_parallel {degree}"
     if not is_of_text:
@@ -167,10 +168,10 @@ def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, i
 
 
 def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
-    """Leave those in `choices` that need no mask; returns why not the others.
+    """Keep only attentions without masks in `choices`; return the reason for each removed attention.
 
-    A mask would be made of the positions of a rank's part. named: the attention where there are no choices.
-    ConfigError where it needs a mask.
+    A mask would be made of only the positions of a rank's part. named: the attention if there are no choices.
+    ConfigError if it needs a mask.
     """
     if not choices and named not in ATTENTIONS:
         raise ConfigError(
@@ -184,7 +185,7 @@ def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
 
 
 def _gather(part: torch.Tensor, group: dist.ProcessGroup, *, num_tokens: int, dim: int) -> torch.Tensor:
-    """The parts of all ranks, without padding."""
+    """Gather the parts of all ranks, without padding."""
     first = part.movedim(dim, 0).contiguous()
     every = first.new_empty((group.size() * len(first), *first.shape[1:]))
     dist.all_gather_into_tensor(every, first, group=group)
@@ -192,7 +193,7 @@ def _gather(part: torch.Tensor, group: dist.ProcessGroup, *, num_tokens: int, di
 
 
 def _take(gradients: torch.Tensor, group: dist.ProcessGroup, *, num_own: int, dim: int) -> torch.Tensor:
-    """The gradient of this rank's part, of what all ranks make alike; padding has none."""
+    """Return the gradient of this rank's part, from the gradient of the whole, equal on all ranks; 0 for padding."""
     start = group.rank() * num_own
     held = gradients.movedim(dim, 0)[start : start + num_own]
     own = held.new_zeros((num_own, *held.shape[1:]))
@@ -200,16 +201,17 @@ def _take(gradients: torch.Tensor, group: dist.ProcessGroup, *, num_own: int, di
     return own.movedim(0, dim)
 
 
-# Attention of all tokens of a pack whose parts lie on several ranks: DeepSpeed-Ulysses (arXiv 2309.14509).
+# Attention of all tokens of a pack with parts on several ranks: DeepSpeed-Ulysses (arXiv 2309.14509).
 #
-# Before it, ranks exchange their tokens' heads, so that each has all tokens of a share of the heads; after it they
-# exchange them back. An attention function of transformers attends, with the bounds of the whole pack's samples.
+# Before attention, ranks exchange their tokens' heads, and each gets all tokens of a share of the heads; after
+# attention they exchange them back. An attention function of transformers attends, with the bounds of the whole pack's
+# samples.
 
 Attend = Callable[..., tuple[torch.Tensor, Any]]
 
 
 def register() -> None:
-    """Have transformers' flash attention see all tokens of a pack, where blocks run on parts of them."""
+    """Make transformers' flash attention see all tokens of a pack, if blocks run on parts of them."""
     from transformers import AttentionInterface
     from transformers.integrations.flash_attention import flash_attention_forward
 
@@ -217,8 +219,8 @@ def register() -> None:
 
 
 def over_heads(attend: Attend) -> Attend:
-    """An attention function of transformers that may be given a group: then it is called for a share of the heads."""
-    exchanging = torch.compiler.disable(attend_over_heads)  # what ranks exchange is no part of a block's graph
+    """Wrap an attention function of transformers: given a group, it is called for a share of the heads."""
+    exchanging = torch.compiler.disable(attend_over_heads)  # communication is not part of a block's graph
 
     def attend_to_all(
         module: torch.nn.Module,
@@ -246,7 +248,7 @@ def attend_over_heads(
     group: dist.ProcessGroup,
     others: Mapping[str, Any],
 ) -> torch.Tensor:
-    """Return what `attend` makes of all tokens of a pack, for this rank's tokens: float[1, T / degree, heads, d].
+    """Return the result of `attend` over all tokens of a pack, for this rank's tokens: float[1, T / degree, heads, d].
 
     of_part: query, key and value of a rank's tokens and all heads: float[1, heads, T / degree, d] each.
     """
@@ -265,7 +267,8 @@ def attend_over_heads(
 
 
 def repeated(heads: torch.Tensor, degree: int) -> torch.Tensor:
-    """Heads of keys or values, float[1, groups, t, d], each as often as it takes for the degree to divide them.
+    """Repeat heads of keys or values, float[1, groups, t, d], each the same number of times, until the degree divides
+    them.
 
     >>> repeated(torch.arange(3.0).view(1, 3, 1, 1), 2).flatten().tolist()
     [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
@@ -275,7 +278,9 @@ def repeated(heads: torch.Tensor, degree: int) -> torch.Tensor:
 
 
 def _to_heads(of_part: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """float[1, heads, T / degree, d] of a part -> float[1, heads / degree, T, d] of all tokens, in one exchange."""
+    """Exchange tokens for heads: float[1, heads, T / degree, d] of a part -> float[1, heads / degree, T, d] of all
+    tokens, in one exchange.
+    """
     degree, num_tokens = group.size(), of_part[0].shape[2]
     shares = [each[0].unflatten(0, (degree, -1)).transpose(1, 2).flatten(2) for each in of_part]  # [degree, t, h * d]
     widths = [share.shape[2] for share in shares]
@@ -287,7 +292,7 @@ def _to_heads(of_part: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list
 
 
 def _to_tokens(attended: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """float[1, T, heads / degree, d] -> float[1, T / degree, heads, d]."""
+    """Exchange heads for tokens: float[1, T, heads / degree, d] -> float[1, T / degree, heads, d]."""
     degree, (_, num_tokens, _, width) = group.size(), attended.shape
     sent = swapped(attended.reshape(degree, num_tokens // degree, -1), group)  # [degree, t, h * d]
     return sent.transpose(0, 1).reshape(1, num_tokens // degree, -1, width)
@@ -295,7 +300,9 @@ def _to_tokens(attended: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
 
 @contextmanager
 def _heads_of_key(module: torch.nn.Module, number: int) -> Iterator[None]:
-    """Inside, attention repeats each head of keys and values for so many of queries, which it reads from its module."""
+    """Set the number of query heads per head of keys and values in the attention's module, until the end of the
+    block.
+    """
     before: Any = getattr(module, "num_key_value_groups", None)
     if before is None or before == number:
         yield

@@ -1,15 +1,15 @@
-"""A model's matrices -> each rank's part of them, by the plan that transformers has for the model.
+"""A model's matrices -> each rank's part, by transformers' plan for the model.
 
-A plan names linear maps and how they are cut. "colwise": each rank computes some of the outputs, of the whole input.
-"rowwise": of its part of the input, each rank computes a part of the sum that is the output. Between the two, as in an
-attention or an MLP, ranks have heads or channels of their own, and nothing is sent (Shoeybi et al. 2019,
-https://arxiv.org/abs/1909.08053). "colwise_rep" joins the outputs, "rowwise_rep" cuts the input.
-"moe_tp_experts" names modules whose parameters hold all experts of a block, of which transformers cuts each, as MLPs.
-Here each rank has some of them whole, and computes what these make of the tokens: a part of the sum that is the output.
+A plan names linear maps and their cuts. "colwise": each rank computes some of the outputs, from the whole input.
+"rowwise": from its part of the input, each rank computes a part of the sum that is the output. Between the two, e.g. in
+an attention or an MLP, ranks have different heads or channels, and nothing is sent (Shoeybi et al. 2019,
+https://arxiv.org/abs/1909.08053). "colwise_rep" joins the outputs, "rowwise_rep" cuts the input. "moe_tp_experts" names
+modules whose parameters hold all experts of a block; transformers cuts each expert, like an MLP. Here each rank has
+some experts whole, and computes their outputs for the tokens: a part of the sum that is the output.
 
-transformers applies its plans for inference as it loads weights. Here weights come later, from rank 0, FSDP shards the
-parts again, and every parameter is to have its whole gradient: so all parameters are DTensors of the tensor parallel
-ranks, those that no plan names the same on each, and modules compute with the local tensors.
+transformers applies its plans for inference while it loads weights. Here weights come later, from rank 0, FSDP shards
+the parts again, and every parameter needs its whole gradient. Therefore all parameters are DTensors of the tensor
+parallel ranks; parameters outside of the plan are equal on each rank, and modules compute with the local tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...versions.transformers import plan_of_cuts
 from .exchanges import exchanged
 from .expert_parallel import OwnChoices
 
-# How a plan's word cuts the weight of a linear map, and its bias.
+# A plan's word -> the cuts of the weight and the bias of a linear map.
 _CUTS: Mapping[str, tuple[Placement, Placement]] = {
     "colwise": (Shard(0), Shard(0)),
     "colwise_rep": (Shard(0), Shard(0)),
@@ -42,16 +42,17 @@ _CUTS: Mapping[str, tuple[Placement, Placement]] = {
     "moe_tp_experts": (Shard(0), Shard(0)),
 }
 _EXPERTS = "moe_tp_experts"
-_OF_OWN_HEADS = "replicated_with_grad_allreduce"  # a norm that sees those of its rank alone
+_OF_OWN_HEADS = "replicated_with_grad_allreduce"  # a norm that sees only its rank's heads
 _LINEAR = ("colwise", "colwise_rep", "rowwise", "rowwise_rep")
-_HEAD_NORMS = ("q_norm", "k_norm")  # of each head by itself: each rank sees those of its heads
+_HEAD_NORMS = ("q_norm", "k_norm")  # norms of single heads: each rank sees only its own heads
 
 
 def cut_model(model: Any, mesh: DeviceMesh) -> None:
-    """Have each rank of a mesh hold and compute its part of a transformers model, which has no weights yet.
+    """Give each rank of a mesh its part of a transformers model, which has no weights yet, and make it compute with
+    this part.
 
     All ranks of the mesh run the model on the same inputs, and get the same outputs and the same losses. ConfigError
-    for a model without a plan, with a plan that cuts what cannot be cut here, and where the degree divides no heads.
+    for a model without a plan, for a plan with unsupported cuts, and for a degree that does not divide the heads.
     """
     plan = _plan(model)
     words = {name: plan[key] for name, _ in model.named_modules() if (key := re.sub(r"\d+", "*", name)) in plan}
@@ -89,7 +90,7 @@ def _parent(name: str) -> str:
 
 
 class _SharedInput:
-    """What several maps of a block read: its gradient is summed over them before it is summed over ranks, once."""
+    """Shared input of several maps of a block: its gradient is summed over the maps, then over ranks, once."""
 
     _given: torch.Tensor | None = None
     _copied: torch.Tensor | None = None
@@ -104,9 +105,9 @@ class _SharedInput:
 
 
 class _Part:
-    """Runs a module with the local tensors of its parameters. is_partial: it sees what this rank's part makes alone.
+    """Runs a module with the local tensors of its parameters. is_partial: it sees only results of this rank's part.
 
-    shared: of the maps whose outputs one other map reads, which comes after them. choices: of a module of experts.
+    shared: input shared by the maps before a rowwise map, which comes last. choices: of a module of experts.
     """
 
     def __init__(
@@ -120,12 +121,12 @@ class _Part:
     ):
         self._word, self._mesh = word, mesh
         self._shared, self._choices = shared, choices
-        self._of_gradients = [Partial()] if is_partial else None  # to be summed over ranks
+        self._of_gradients = [Partial()] if is_partial else None  # sums over ranks
         self._bias: torch.Tensor | None = None
         self._whole: dict[str, Any] = {}
 
     def hook(self, module: torch.nn.Module) -> None:
-        """Before the module is sharded, whose hooks are to come first and last."""
+        """Register the hooks, before the module is sharded: FSDP's hooks must come first and last."""
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._end)
 
@@ -166,7 +167,7 @@ class _Part:
 
 
 def _plan(model: Any) -> dict[str, str]:
-    """Names of modules, with * for numbers -> how they are cut."""
+    """Names of modules, with * for numbers -> a word for their cuts."""
     adapter = adapter_of(model)
     if adapter is not None and (adapter.config.get("peft_type") != "LORA" or adapter.config.get("use_dora")):
         raise ConfigError(
@@ -174,7 +175,7 @@ def _plan(model: Any) -> dict[str, str]:
             f"{adapter.config.get('peft_type')}: set it to 1, as ranks share the frozen weights in any case (FSDP)"
         )
     plan = plan_of_cuts(model)
-    if not any(word != "colwise_rep" or "*" in name for name, word in plan.items()):  # of the head alone
+    if not any(word != "colwise_rep" or "*" in name for name, word in plan.items()):  # only the head
         raise ConfigError(
             f"transformers has no plan for tensor parallelism of {type(model).__name__}: set train.tensor_parallel to "
             "1, and shard the model over more ranks"
@@ -196,7 +197,7 @@ def _check_words(model: Any, words: Mapping[str, str]) -> None:
 
 
 def _are_experts(module: torch.nn.Module) -> bool:
-    """Whether all that a module has are parameters of its experts, one after another, which it runs by choices."""
+    """Return whether a module has only parameters of its experts, one after another, and supported arguments."""
     own = list(module.parameters(recurse=False))
     is_called = tuple(inspect.signature(module.forward).parameters) in OwnChoices.names
     count = getattr(module, "num_experts", None)
@@ -204,7 +205,7 @@ def _are_experts(module: torch.nn.Module) -> bool:
 
 
 def _check_heads(model: Any, words: Mapping[str, str], degree: int) -> None:
-    """Heads are cut where the projections to them are, and nothing joins their outputs."""
+    """Raise ConfigError if the degree does not divide the heads, which a cut of their projections divides."""
     if not any(word == "colwise" and name.endswith(("q_proj", "k_proj")) for name, word in words.items()):
         return
     config = model.config.get_text_config()
@@ -219,7 +220,9 @@ def _check_heads(model: Any, words: Mapping[str, str], degree: int) -> None:
 
 
 def _divides(model: Any, name: str, word: str, degree: int) -> bool:
-    """Whether a map can be cut; a head whose vocabulary cannot be stays whole, others are refused."""
+    """Return whether a map can be cut. A head with an indivisible vocabulary stays whole; ConfigError for other
+    maps.
+    """
     module = model.get_submodule(name)
     cut = _CUTS[word][0]
     if word == _EXPERTS:
@@ -240,7 +243,7 @@ def _divides(model: Any, name: str, word: str, degree: int) -> bool:
 
 
 def _used_by(model: torch.nn.Module) -> dict[int, list[str]]:
-    """The names of the modules that have each parameter, by its id."""
+    """Id of each parameter -> names of the modules that have it."""
     found: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -249,33 +252,35 @@ def _used_by(model: torch.nn.Module) -> dict[int, list[str]]:
 
 
 def _is_shared(module: torch.nn.Module, words: Mapping[str, str], shared: Mapping[int, list[str]]) -> bool:
-    """Whether a map has the weight of another module that is not cut as it is, as a head that of an embedding."""
+    """Return whether a map shares its weight with a module that is cut differently, e.g. a head with an embedding."""
     return any(len({words.get(name) for name in shared[id(each)]}) > 1 for each in module.parameters(recurse=False))
 
 
 class _Inner(NamedTuple):
-    """How a map inside of another one is cut. is_partial: its gradient is a sum over ranks."""
+    """Cuts of a map inside of another map. is_partial: its gradient is a sum over ranks."""
 
     placements: tuple[Placement, Placement]
     is_partial: bool = False
 
 
 def base_of(module: torch.nn.Module) -> torch.nn.Module:
-    """The map that peft's stands around, or the module itself."""
+    """Return the map inside of peft's wrapper, or the module itself."""
     base = getattr(module, "base_layer", None)
     return base if isinstance(base, torch.nn.Module) else module
 
 
 def _adds_bias(module: torch.nn.Module, word: str) -> bool:
-    """Whether each rank would add the bias of a map with an adapter, whose outputs are summed with that of the map."""
+    """Return whether each rank would add the bias of a map with an adapter, whose outputs are summed over ranks with
+    the map's.
+    """
     has_bias = any(getattr(each, "bias", None) is not None for each in module.modules() if each is not module)
     return base_of(module) is not module and word.startswith("rowwise") and has_bias
 
 
 def _inner(model: Any, name: str, word: str) -> dict[str, _Inner]:
-    """The maps inside of one with LoRA: x W + x A B. A is cut as W where the input is, B where the output is.
+    """Cuts of the maps inside of a map with LoRA: x W + x A B. A rowwise W cuts A, a colwise W cuts B, like W itself.
 
-    The other of the two is the same on each rank, and has a gradient that is a sum over ranks.
+    The other of the two is equal on each rank, and its gradient is a sum over ranks.
     """
     module = model.get_submodule(name)
     if base_of(module) is module or word not in _LINEAR:
@@ -290,7 +295,7 @@ def _inner(model: Any, name: str, word: str) -> dict[str, _Inner]:
 
 
 def _inside(model: Any, known: Set[str], words: Mapping[str, str]) -> Iterator[str]:
-    """The modules that no plan cuts, and that see this rank's heads alone; ConfigError for those that are not known.
+    """Yield modules without a cut that see only this rank's heads; ConfigError for unknown modules.
 
     Their gradients are sums over ranks.
     """
@@ -314,22 +319,22 @@ def _inside(model: Any, known: Set[str], words: Mapping[str, str]) -> Iterator[s
 
 
 def copied(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What all ranks have, of which each computes something else: the gradient is the sum of theirs."""
+    """Return a tensor that all ranks have, for different computations: its gradient is the sum of theirs."""
     return exchanged(tensor, group, forth=_same, back=_sum)
 
 
 def summed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over ranks, which all have then."""
+    """Sum a tensor over ranks; all ranks get the sum."""
     return exchanged(tensor, group, forth=_sum, back=_same)
 
 
 def gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The parts of all ranks, one after another in the last dimension: [..., n] -> [..., n * ranks]."""
+    """Concatenate the parts of all ranks in the last dimension: [..., n] -> [..., n * ranks]."""
     return exchanged(tensor, group, forth=_join, back=_own)
 
 
 def split(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's part of the last dimension of what all ranks have: [..., n] -> [..., n / ranks]."""
+    """Return this rank's part of the last dimension of a tensor that all ranks have: [..., n] -> [..., n / ranks]."""
     return exchanged(tensor, group, forth=_own, back=_join)
 
 

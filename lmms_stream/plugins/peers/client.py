@@ -1,8 +1,8 @@
 """Files from the caches of other nodes instead of from the store. Name -> [peers] -> a file, or "ask the store".
 
-Each node has a server (server.py), whose addresses all know. A file's home, which follows from its name, says
-which node to take it from, or that nobody has it: then the one who asked fetches it from the store, and the others
-wait for that. A peer that does not answer costs seconds, and is left alone for a while: the store has everything.
+Each node has a server (server.py); all nodes know its address. A file's name determines its home. The home names the
+node to take the file from. If no node has the file, the first node that asks fetches it from the store, and the others
+wait. A peer that does not answer costs seconds, and is avoided for a while: the store has every file.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from ...errors import ConfigError, LmmsStreamError
 from ...storage.fetch_config import FetchTally
 
 T = TypeVar("T")
-SILENT_S = 5.0  # without a byte, after which a peer is given up
-PROGRESS_S = SILENT_S * 0.4  # the same of a question that is asked while another peer waits for its own answer
-SLOWEST = 1e6  # bytes a second of a transfer that goes on for longer than SILENT_S
-_AVOID_S = (30.0, 480.0)  # for which a peer that failed is left alone: the first time, and at most
-_PAUSE_S = (0.05, 1.0)  # between questions for a file that another node takes: the first, and at most
+SILENT_S = 5.0  # seconds without a byte, after which a peer has failed
+PROGRESS_S = SILENT_S * 0.4  # likewise, for a question of a server while another peer waits for its answer
+SLOWEST = 1e6  # minimum bytes a second of a transfer that takes longer than SILENT_S
+_AVOID_S = (30.0, 480.0)  # time to avoid a peer that failed: the first time, and at most
+_PAUSE_S = (0.05, 1.0)  # between questions for a file that another node fetches: the first, and at most
 _CHUNK = 1 << 20
 MIN_TOKEN = 16
 logger = logging.getLogger("lmms_stream")
 
 
 class PeerFailedError(Exception):
-    """A peer gave no answer, or none that can be used: the store is asked instead."""
+    """A peer gave no answer, or an invalid answer: the store is asked instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerGroup:
-    """Nodes that give each other files. addresses: of each node's server, "host:port"; node: the number of this one.
+    """Nodes that serve each other files. addresses: of each node's server, "host:port"; node: the number of this node.
 
-    token: what proves that a request comes from one of them. ConfigError for an address, a node or a token that
-    cannot be.
+    token: proves that a request comes from a node of the group. ConfigError for an invalid address, node or token.
     """
 
     addresses: tuple[str, ...]
@@ -63,12 +62,12 @@ class PeerGroup:
             host_and_port(address)
 
     def home_of(self, source: str, name: str) -> int:
-        """The node that knows who has a file."""
+        """Return the node that knows which nodes have a file."""
         return xxhash.xxh3_64_intdigest(f"{source}/{name}".encode()) % len(self.addresses)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of "10.0.0.1:29800" or "[fd00::1]:29800"; ConfigError for anything else."""
+    """Split "10.0.0.1:29800" or "[fd00::1]:29800" into host and port; ConfigError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not int(port) < 1 << 16:
         raise ConfigError(f"{address!r} is no peer's address: write it as host:port")
@@ -76,7 +75,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def address_of(host: str, port: int) -> str:
-    """The other way round.
+    """Join host and port to an address.
 
     >>> address_of("10.0.0.1", 80), address_of("fd00::1", 80)
     ('10.0.0.1:80', '[fd00::1]:80')
@@ -89,32 +88,34 @@ def address_of(host: str, port: int) -> str:
 
 
 class PeerClient:
-    """Requests of one process to the servers of the group. PeerFailedError: one failed, and is left alone for a while.
+    """Requests of one process to the servers of the group. PeerFailedError: a peer failed, and is avoided for a while.
 
-    Each request is a connection of its own, so that nothing is open across forks and in idle threads.
+    Each request opens a new connection: none stays open across forks and in idle threads.
     """
 
     def __init__(self, group: PeerGroup):
         self.group = group
         self._where = [host_and_port(address) for address in group.addresses]
-        self._avoided: dict[int, tuple[float, float]] = {}  # node -> until when, and for how long
+        self._avoided: dict[int, tuple[float, float]] = {}  # node -> end of the time to avoid it, and the duration
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PeerClient, (self.group,)
 
     @property
     def avoided(self) -> list[int]:
-        """Nodes that are left alone now."""
+        """Nodes that are avoided now."""
         now = time.monotonic()
         return [node for node, (until, _) in list(self._avoided.items()) if until > now]
 
     def ask(self, node: int, what: str, /, *, silent_s: float = SILENT_S, **message: Any) -> dict[str, Any]:
-        """The answer to a question. silent_s: without a byte, after which the peer is given up."""
+        """Return the answer to a question. silent_s: seconds without a byte, after which the peer has failed."""
         with closing(self._connection(node, silent_s)) as connection:
             return self._reach(node, lambda: dict(json.loads(self._send(connection, what, message).read(_CHUNK))))
 
     def take(self, node: int, path: Path, /, *, most: int, **message: Any) -> int | None:
-        """Copy a file of a peer to `path`; its bytes, or None where the peer has not got it. most: bytes to accept."""
+        """Copy a file of a peer to `path`; return its bytes, or None if the peer does not have the file. most: bytes to
+        accept.
+        """
         with closing(self._connection(node)) as connection, path.open("wb") as file:
             response = self._reach(node, lambda: self._send(connection, "file", message, may_lack=True))
             if response.status == 404:
@@ -125,7 +126,7 @@ class PeerClient:
                 piece = self._reach(node, partial(_piece, response, left, deadline))
                 file.write(piece)
                 left -= len(piece)
-        self._avoided.pop(node, None)  # it gives whole files again
+        self._avoided.pop(node, None)  # the peer serves whole files again
         return size
 
     def _connection(self, node: int, silent_s: float = SILENT_S) -> HTTPConnection:
@@ -144,7 +145,7 @@ class PeerClient:
         return response
 
     def _reach(self, node: int, call: Callable[[], T]) -> T:
-        """What a call gives that waits for a peer."""
+        """Return the result of a call that waits for a peer; PeerFailedError if the peer fails."""
         try:
             found = call()
         except LmmsStreamError:
@@ -155,7 +156,7 @@ class PeerClient:
         return found
 
     def _avoid(self, node: int, error: Exception) -> None:
-        """Leave a peer alone, each time for twice as long; requests that fail together are one failure."""
+        """Avoid a peer, each time for twice as long; requests that fail together count as one failure."""
         now = time.monotonic()
         until, pause = self._avoided.get(node, (0.0, _AVOID_S[0] / 2))
         if until > now:
@@ -186,22 +187,24 @@ def _piece(response: HTTPResponse, left: int, deadline: float) -> bytes:
 
 
 class Peers:
-    """The peers of the cache of one source, which names the same files on all nodes.
+    """The peers of the cache of one source, a name for the same files on all nodes.
 
-    tally: counts failures. server: the one of this node, if it runs in this process; kept while its files are served.
+    tally: counts failures. server: of this node, if it runs in this process; kept while its files are served.
     """
 
     def __init__(self, client: PeerClient, source: str, tally: FetchTally, *, server: object = None):
         self._client, self._source, self._tally, self.server = client, source, tally, server
-        self._waits: dict[str, tuple[float, float, float]] = {}  # name -> since when, when to ask again, the pause
+        self._waits: dict[
+            str, tuple[float, float, float]
+        ] = {}  # name -> start of the wait, time of the next question, the pause
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Peers, (self._client, self._source, self._tally)
 
     def givers(self, name: str, *, longest_s: float) -> Iterator[int | None]:
-        """Nodes to take a file from, each because the one before did not give it; no more: the store is to be asked.
+        """Yield nodes to take a file from, the next after a failure of the one before; after the last, ask the store.
 
-        None, once: another node is taking it, so that it will be there. longest_s: that this is said for at most.
+        Yield None, once, while another node fetches the file. longest_s: maximum time of this wait.
         """
         without: list[int] = []
         since, again_at, pause = self._waits.get(name, (time.monotonic(), 0.0, _PAUSE_S[0] / 2))
@@ -223,7 +226,7 @@ class Peers:
         self._waits.pop(name, None)
 
     def take(self, giver: int, name: str, path: Path, *, identity: str, most: int) -> bool:
-        """Whether a node gave a file, whose content has this identity; it is not checked."""
+        """Return whether a node served a file with this identity; the content is not checked."""
         try:
             size = self._client.take(giver, path, most=most, source=self._source, name=name, identity=identity)
         except PeerFailedError:
@@ -233,7 +236,7 @@ class Peers:
         return size is not None
 
     def refuse(self, giver: int, name: str) -> bool:
-        """Note that what a node gave is not what was wanted, and so is not taken: False."""
+        """Report that a node served wrong content, which is not used; return False."""
         self._tally.add(peer_failures=1)
         logger.warning(
             "peer %d (%s) gave a %s of another size or checksum than its index says: it is not used",
@@ -242,7 +245,7 @@ class Peers:
         return False
 
     def tell(self, name: str) -> None:
-        """Let others know that this node has a file."""
+        """Report to the file's home that this node has the file."""
         group = self._client.group
         home = group.home_of(self._source, name)
         if home in self._client.avoided:

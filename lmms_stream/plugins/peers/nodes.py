@@ -1,7 +1,7 @@
-"""Nodes that give each other shards: what of a dataset they share, and how they find each other. datasets -> caches.
+"""Nodes that serve each other shards: the shared part of a dataset, and how nodes find each other. datasets -> caches.
 
-The trainer does this where `fetch: {peers: true}` says so. A loop of one's own calls join_peers, where addresses are
-known, or meet_peers, which lets all processes tell each other theirs.
+The trainer uses this module with `fetch: {peers: true}`. Your own loop calls join_peers with known addresses, or
+meet_peers, which exchanges the addresses between all processes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def join_peers(
     serves: bool = True,
     listener: socket.socket | None = None,
 ) -> PeerServer | None:
-    """Take the shards of datasets from other nodes where they have them; each process of each node calls it.
+    """Take the shards of datasets from other nodes that have them; each process of each node calls this function.
 
-    addresses: of each node, "host:port", the same on all; node: the number of this one. token: the same on all, and
-    known to nobody else, as secrets.token_hex() gives. serves: this process starts the node's server, at its address
-    or with a listener that is there: one process of each node. The server ends with it, or with the datasets, and gives
-    what lies in their cache folders; begin to read when those of all nodes run, and end when all have read.
+    addresses: of each node, "host:port", equal on all nodes; node: the number of this node. token: a secret, equal on
+    all nodes, e.g. from secrets.token_hex(). serves: this process starts the node's server, at its address or with an
+    existing listener: one process of each node. The server ends with the process, or with the datasets, and serves the
+    files in their cache folders; begin to read when the servers of all nodes run, and end when all nodes have read.
 
-    Raises ConfigError for what cannot be, StorageError where the server does not start.
+    Raises ConfigError for invalid arguments, StorageError if the server does not start.
     """
     group = PeerGroup(addresses=tuple(addresses), node=node, token=token)
     datasets = dataset if isinstance(dataset, Sequence) else [dataset]
@@ -62,11 +62,11 @@ def meet_peers(
     gather: Callable[[Any], Sequence[Any]],
     world: World | None = None,
 ) -> PeerServer | None:
-    """join_peers, of processes that tell each other their addresses; all ranks of all nodes call it alike.
+    """Call join_peers after an exchange of addresses between the processes; all ranks of all nodes call it alike.
 
-    host: an address of this node that the others reach, at which the first of its ranks serves, at any port. gather:
-    gives what all ranks give it, in their order (torch.distributed.all_gather_object). world: default: torchrun's.
-    Nothing is done where there is one node.
+    host: an address of this node that the others reach; the node's first rank serves there, at any port. gather:
+    returns the values of all ranks, in their order (torch.distributed.all_gather_object). world: default: torchrun's.
+    Does nothing with a single node.
     """
     world = world or World.detect()
     if world.num_nodes == 1:
@@ -86,11 +86,11 @@ def meet_peers(
 
 
 def _shared(core: PackedDataset) -> list[StoredDataset]:
-    """The streams whose shards are copied to this node from a store."""
+    """Streams whose shards are copied to this node from a store."""
     return [each for each in core.stored if each.is_copied and not isinstance(each.storage, LocalStorage)]
 
 
 def _source(stored: StoredDataset) -> str:
-    """What the files of a dataset are known by, the same on all nodes."""
+    """Name of a dataset's files, equal on all nodes."""
     named = f"{stored.url} {stored.index_digest} {len(stored.shards)}"
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()

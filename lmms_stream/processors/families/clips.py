@@ -1,4 +1,6 @@
-"""Clips of sound -> mel features, as a folder's WhisperFeatureExtractor is set. Settings in, numbers of frames out."""
+"""Clips of sound -> mel features, by the settings of a folder's WhisperFeatureExtractor. Settings in, numbers of frames
+out.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _ALWAYS = {"dither": 0.0, "padding_value": 0.0, "feature_extractor_type": "Whisp
 
 
 class ClipShape(NamedTuple):
-    """start, num_samples: what is read of a clip, at the rate that the model reads. frames: of mel features.
+    """Part of a clip that is read. start, num_samples: in samples at the model's rate. frames: of mel features.
 
-    is_cut: whether more was wanted than is read.
+    is_cut: whether the wanted part is longer than the part read.
     """
 
     facts: AudioFacts
@@ -34,10 +36,11 @@ class ClipShape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clips:
-    """rate: samples a second. num_bins: mel bins. hop: samples from frame to frame. num_points: of a window.
+    """Settings of clips. rate: samples a second. num_bins: mel bins. hop: samples from frame to frame. num_points: of a
+    window.
 
-    max_samples: that are read of a clip; the rest is cut off. padded_to: samples that the family's own processor makes
-    of every clip, with silence behind it.
+    max_samples: limit of a clip; the rest is cut off. padded_to: samples of every clip after the family's own processor
+    has padded it with silence.
     """
 
     rate: int
@@ -49,9 +52,10 @@ class Clips:
 
     @staticmethod
     def of(values: Mapping[str, Any], *, name: str, max_seconds: float | None, reads_all: bool = False) -> Clips:
-        """values: a preprocessor_config.json. max_seconds: the user's setting, which can only lower the limit.
+        """Make clips from preprocessor_config.json. values: its content. max_seconds: the user's setting, which can
+        only lower the limit. name: the folder. reads_all: no limit at the length of a chunk.
 
-        ConfigError for settings that are not followed here. name: the folder. reads_all: clips longer than its chunks.
+        ConfigError for settings with unsupported values.
         """
         check_followed(values, _ALWAYS, name=name)
         try:
@@ -78,9 +82,9 @@ class Clips:
         return asdict(self)
 
     def read_of(self, facts: AudioFacts, start: int = 0, stop: int | None = None) -> tuple[int, bool]:
-        """Samples that are read of a clip, at the rate that is read, and whether there are more.
+        """Return the number of samples read of a clip, at the model's rate, and whether the wanted part has more.
 
-        start, stop: what of it is wanted, in these.
+        start, stop: the wanted part, in samples at the model's rate.
         """
         from ..media.sound import resampled_length
 
@@ -89,7 +93,7 @@ class Clips:
         return min(wanted, self.max_samples), wanted > self.max_samples
 
     def heard(self, shape: ClipShape) -> str:
-        """Describe for people what is read of a clip: seconds, where they begin, and mel frames."""
+        """Describe for people the part of a clip that is read: seconds, their start, and mel frames."""
         facts, seconds = shape.facts, shape.num_samples / self.rate
         read = f"{seconds:.2f} s" if shape.start == 0 else f"{seconds:.2f} s from second {shape.start / self.rate:.2f}"
         if abs(facts.samples / facts.rate - seconds) >= 0.01:
@@ -99,13 +103,13 @@ class Clips:
         return f"{read}{cut} at {self.rate:,} Hz{resampled} in {shape.frames:,} mel frames"
 
     def samples(self, shape: ClipShape, data: bytes) -> NDArray[np.float32]:
-        """Return what is read of a clip. Raises DataError if it cannot be decoded, or its facts are wrong."""
+        """Return the samples read of a clip. Raises DataError if it cannot be decoded, or its facts are wrong."""
         from ..media.sound import read_sound
 
         return read_sound(data, shape.facts, rate=self.rate, start=shape.start, num_samples=shape.num_samples)
 
     def features(self, shape: ClipShape, data: bytes, *, padded: bool) -> NDArray[np.float32]:
-        """float32[num_bins, frames]: of the clip with silence behind it, or of it alone."""
+        """Mel features of the clip, float32[num_bins, frames]. padded: with silence after the clip."""
         from ..media.sound import mel_features
 
         return mel_features(
@@ -119,7 +123,9 @@ class Clips:
 
 
 def check_model_settings(config: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """ConfigError where a model's config, sections as `section.name`, says another value than its processor."""
+    """Raise ConfigError if a model's config differs from the processor's values. expected: values by name,
+    `section.name` in sections.
+    """
     said = {**config}
     for section in ("audio_config", "vision_config"):
         said |= {f"{section}.{name}": value for name, value in (config.get(section) or {}).items()}
@@ -131,7 +137,7 @@ def check_model_settings(config: Mapping[str, Any], expected: Mapping[str, Any])
 
 
 def waveform_of(samples: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """uint8[1, H, W, 3]: a picture of a clip, for people to look at."""
+    """Picture of a clip, for people to look at: uint8[1, H, W, 3]."""
     from ..media.sound import waveform
 
     return waveform(samples)[None]

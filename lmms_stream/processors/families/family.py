@@ -1,4 +1,4 @@
-"""A family of models, and the media that it reads. Facts in, counts, positions and tensors out."""
+"""Interface of a family of models and its media. Facts in, counts, positions and tensors out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..media.facts import Facts
     from ..media.types import Interval
 
-# Names of a model's parts that read pictures and sounds, and of those behind them, which the text part reads.
+# Names of a model's parts that read pictures and sounds, and of the parts between these and the text part.
 _SIGHT, _SOUND, _BEHIND = (
     r"vis|image|vq",
     r"audio|sound|speech",
@@ -29,11 +29,11 @@ AUTO_CLASS = "AutoModelForImageTextToText"  # of transformers: the model_class o
 
 
 class Layout(NamedTuple):
-    """How a medium stands in a sample: all that its facts tell.
+    """Layout of a medium in a sample, derived only from its facts.
 
-    counts: tokens that each of its placeholders in the text becomes. patches: rows of the tower's input. text: what
-    stands in the text instead of the placeholder that the chat template wrote, "" where that stays. shape: what the
-    family itself needs to make tensors and positions. is_cut: whether the medium goes on behind what is read of it.
+    counts: number of tokens for each of its placeholders in the text. patches: rows of the tower's input. text:
+    replaces the placeholder that the chat template wrote; "" keeps the placeholder. shape: the family's own data for
+    tensors and positions. is_cut: whether only the beginning of the medium is read.
     """
 
     kind: str
@@ -57,113 +57,114 @@ class Family(Protocol):
 
     @property
     def num_axes(self) -> int:
-        """Axes of its own position_ids; 0 where a token has one position, its number in the sample."""
+        """Axes of the family's own position_ids; 0 if a token has a single position, its number in the sample."""
         ...
 
     @property
     def towers(self) -> Mapping[str, str]:
-        """Kind of media -> the module that reads it, as a path in the model's base model, or in the model where it lies
-        beside that. Kinds may share one. A family with one module for all kinds has `tower` instead.
+        """Kind of media -> the module that reads it, as a path in the model's base model, or in the model if the module
+        is outside the base model. Kinds may share a module. A family with a single module for all kinds has `tower`
+        instead.
         """
         ...
 
     @property
     def model_class(self) -> str:
-        """The class of transformers that loads its models; see FamilyMaker."""
+        """The class of transformers that loads the family's models; see FamilyMaker."""
         ...
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
-        """Names of inputs of the model that are one value a token, as Gemma 3's token_type_ids. Default: none."""
+        """Names of the model's inputs with one value per token, e.g. Gemma 3's token_type_ids. Default: empty."""
         ...
 
     @property
     def attentions(self) -> tuple[str, ...]:
-        """Implementations that may keep samples with media apart; the proof at the start of a run decides."""
+        """Attention implementations that may keep samples with media apart; the proof at the start of a run decides."""
         ...
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """Kind of media -> the token that the chat template writes for one. Other kinds the family cannot read."""
+        """Kind of media -> the token that the chat template writes for a medium. The family cannot read other kinds."""
         ...
 
     @property
     def repeated_tokens(self) -> Sequence[str]:
-        """The tokens that are repeated as often as layouts count. Default: all placeholders.
+        """Tokens that are repeated by the counts of layouts. Default: all placeholders.
 
-        A placeholder that a layout's text always replaces need be no token of the tokenizer.
+        A placeholder that a layout's text always replaces need not be a token of the tokenizer.
         """
         ...
 
     @property
     def surroundings(self) -> tuple[str, str]:
-        """Tokens that a template writes around a placeholder, which a layout's text replaces as well."""
+        """Tokens that a template writes around a placeholder; a layout's text replaces them as well."""
         ...
 
     @property
     def media_tokens(self) -> Sequence[str]:
-        """Tokens that are never learnt."""
+        """Tokens that are never trained on."""
         ...
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """All that can change a number of tokens or patches, as JSON values."""
+        """All settings that can change a number of tokens or patches, as JSON values."""
         ...
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
-        """Layout of a medium of one of its kinds. interval: of a video, instead of the settings' seconds.
+        """Layout of a medium of one of the family's kinds. interval: of a video, instead of the settings' seconds.
 
-        DataError for one that it cannot read.
+        DataError for a medium that the family cannot read.
         """
         ...
 
     def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
-        """The layouts of all media of a sample in their order, where they depend on one another; default: as given.
+        """Layouts of all media of a sample in their order, if they depend on one another; default: unchanged.
 
-        DataError for media that it cannot read together.
+        DataError for media that the family cannot read together.
         """
         ...
 
     def prepare_model(self, model: Any) -> None:
-        """Change the model's media part, by hooks, where it would read a medium otherwise beside others than alone.
+        """Change the model's media part, by hooks, if it would read a medium differently next to others than alone.
 
-        It is called once, before the model is sharded; by default nothing is changed.
+        Called once, before the model is sharded; by default nothing is changed.
         """
         ...
 
     def frames(self, layout: Layout) -> Sequence[int]:
-        """The numbers of the frames of a video that are read; none of other media."""
+        """Numbers of the frames that are read of a video; empty for other media."""
         ...
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[Any]:
-        """int64[num_axes, T] of a sample, from 0, or float32 for a model whose positions have fractions.
+        """Positions of a sample, from 0: int64[num_axes, T], or float32 for a model with fractional positions.
 
         layouts: of its media, in the order of their tokens.
         """
         ...
 
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
-        """Each of `token_inputs` -> int64[T] of a sample, which is 0 in padding and in samples without media.
+        """Each name in `token_inputs` -> int64[T] of a sample; values are 0 in padding and in samples without media.
 
-        It is not called where there are none. Arguments as in `positions`.
+        Not called for a batch without media. Arguments as in `positions`.
         """
         ...
 
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """Pixels that the tower sees of a medium, for people to look at: uint8[N, H, W, 3], an image or N frames.
 
-        DataError as `tensors` raises it.
+        DataError: see `tensors`.
         """
         ...
 
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
     ) -> dict[str, NDArray[Any]]:
-        """The model's own names -> arrays, which concatenate on axis 0. layouts, media: in the order of their tokens.
+        """The model's own names -> arrays to be concatenated on axis 0. layouts, media: in the order of their tokens.
 
-        memory: gives the arrays that large results are written into; they are returned without another copy.
+        memory: provides the arrays for large results; they are returned without another copy.
 
-        DataError for media that cannot be decoded, or are not what their facts say.
+        DataError for media that cannot be decoded, or do not match their facts.
         """
         ...
 
@@ -176,29 +177,31 @@ class Family(Protocol):
 
     @property
     def settings_of_calls(self) -> Mapping[str, Any]:
-        """Settings of images that transformers' processor takes from calls and not from folders. Default: none."""
+        """Settings of images that transformers' processor takes from calls and not from folders. Default: empty."""
         ...
 
     def limits(self, kind: str) -> Mapping[str, Any]:
-        """Settings of images or videos that a user can change, as transformers' processor names them. Default: none."""
+        """Settings of images or videos that a user can change, by their names in transformers' processor. Default:
+        empty.
+        """
         ...
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        """Kind -> the smallest inputs of that kind that the tower takes."""
+        """Kind -> the smallest inputs of this kind that the tower takes."""
         ...
 
     def kinds_of(self, inputs: Container[str]) -> set[str]:
-        """Kinds of media that inputs of these names hold."""
+        """Kinds of media in inputs with these names."""
         ...
 
     def check_model(self, config: Mapping[str, Any]) -> None:
-        """config: of a model, as its config.json. ConfigError where it reads media other than these are made."""
+        """Raise ConfigError if the model reads other media than this family makes. config: the model's config.json."""
         ...
 
 
 def towers_of(family: Family, named: Callable[[], Iterable[str]] = tuple) -> Mapping[str, str]:
-    """Return the module of each kind of media, also for a family with one tower for all kinds, or without a name of
-    one. named: the names of the parts of a model, to search for a tower without a name. Raise ConfigError if none is
+    """Return the module of each kind of media, also for a family with one tower for all kinds, or with an unnamed
+    tower. named: the names of the parts of a model, to search for an unnamed tower. Raise ConfigError if no tower is
     found.
     """
     towers: Mapping[str, str] | None = getattr(family, "towers", None)
@@ -221,7 +224,7 @@ def _found_tower(kind: str, names: Sequence[str]) -> str:
 
 
 class FamilyMaker(Protocol):
-    """The FAMILY of a family's file, mostly its class."""
+    """The FAMILY of a family's file, mostly the family's class."""
 
     @property
     def model_types(self) -> tuple[str, ...]: ...
@@ -233,17 +236,17 @@ class FamilyMaker(Protocol):
 
     @property
     def model_class(self) -> str:
-        """The class of transformers that its models are loaded and exported with: the name of an auto class, or of the
-        class itself where no auto class loads it. Default: AutoModelForImageTextToText.
+        """The class of transformers that loads and exports the family's models: the name of an auto class, or of the
+        class itself if no auto class loads it. Default: AutoModelForImageTextToText.
         """
         ...
 
     def of(self, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Family:
-        """The family of a folder. ConfigError for files or settings that it cannot follow."""
+        """Make the family of a folder. ConfigError for files or settings with unsupported values."""
         ...
 
 
 class TokenIds(Protocol):
-    """The id of a token of the folder's tokenizer. ConfigError if the text is not a single token."""
+    """Id of a token of the folder's tokenizer. ConfigError if the text is not a single token."""
 
     def __call__(self, token: str) -> int: ...

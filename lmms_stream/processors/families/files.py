@@ -1,4 +1,4 @@
-"""A processor's folder or hub id -> its settings, as transformers' save_pretrained writes them."""
+"""A processor's folder or hub id -> its settings, in the format of transformers' save_pretrained."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
-    """name: the folder or hub id. image, video, sound: what their processors are set to; processor: what the whole is
-    set to. config: of the model. sound, processor and config are {} where no file says.
+    """Settings of a folder. name: the folder or hub id. image, video, sound: settings of each kind's processor;
+    processor: settings of the whole processor. config: of the model. sound, processor and config are {} without a file.
 
-    processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
-    are to be taken.
+    processor_class: transformers' name of the class, "" without a file. chat_templates: by name; {} to use the
+    tokenizer's.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ProcessorFiles:
 
 
 def check_followed(values: Mapping[str, Any], followed: Mapping[str, Any], *, name: str) -> None:
-    """ConfigError for settings with other values than these, which alone are followed here. name: the folder."""
+    """Raise ConfigError for settings with unsupported values. followed: the supported values. name: the folder."""
     for key, value in followed.items():
         if values.get(key, value) != value:
             raise ConfigError(
@@ -51,7 +51,9 @@ def check_followed(values: Mapping[str, Any], followed: Mapping[str, Any], *, na
 
 
 def read_files(path: str) -> ProcessorFiles:
-    """ConfigError for what is no processor of images or videos, and for files that cannot be read."""
+    """Read the settings of a folder. ConfigError for a folder without a processor of images, videos or sounds, and for
+    unreadable files.
+    """
     folder = Path(path) if Path(path).is_dir() else _of_hub(path)
     found = {name: _values(folder / name, path) for name in (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG)}
     nested = found[_PROCESSOR]
@@ -62,7 +64,7 @@ def read_files(path: str) -> ProcessorFiles:
         return first or second
 
     image = settings("image_processor", _IMAGE)
-    # Older folders have no settings of their own for videos, and transformers takes those of images.
+    # Older folders have no settings for videos; transformers then uses the settings of images.
     video = settings("video_processor", _VIDEO) or image
     sound = nested.get("feature_extractor") or found[_IMAGE]
     if not image and not sound:
@@ -84,7 +86,7 @@ def read_files(path: str) -> ProcessorFiles:
 
 
 def has_media(path: str) -> bool:
-    """Whether a folder or hub id has a processor of media, or is of a model that reads some."""
+    """Return whether a folder or hub id has a processor of media, or is of a model that reads media."""
     folder = Path(path) if Path(path).is_dir() else _of_hub(path)
     if any(_values(folder / name, path) for name in (_IMAGE, _VIDEO, _PROCESSOR)):
         return True

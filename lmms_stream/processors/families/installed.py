@@ -1,7 +1,7 @@
-"""The processor of the installed transformers for a folder, and families whose media only that processor reads.
+"""The installed transformers' processor of a folder, and families whose media only this processor reads.
 
-When such a family is made, the processor is run on a few small media. Its answers show text and tokens of a medium,
-and the names of its tensors. A family with a file of its own states the facts that cannot be found in this way.
+When such a family is made, the processor is run on a few small media. Its answers show text and tokens of a medium, and
+the names of its tensors. A family with a file of its own states the facts that cannot be found by this test.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """ids: int64[T] of the media alone. tensors: by the names and in the shapes of our family."""
+    """Result of a processor. ids: int64[T] of only the media. tensors: by the names and in the shapes of our family."""
 
     ids: NDArray[np.int64]
     tensors: Mapping[str, NDArray[Any]]
 
 
 class Installed:
-    """transformers' processor at a path or hub id. It is loaded when it is first asked, in each process anew.
+    """transformers' processor at a path or hub id. Each process loads it at its first use.
 
     limits: of images and videos, instead of the folder's.
     """
@@ -51,7 +51,7 @@ class Installed:
 
     @cached_property
     def processor(self) -> Any:
-        """Raises what transformers raises if it cannot be loaded; ConfigError for a class that is not in there."""
+        """Load the processor. Raise transformers' errors if loading fails; ConfigError for an unknown class."""
         from transformers import AutoProcessor, PreTrainedTokenizerBase, __version__
 
         with _quiet():
@@ -80,7 +80,7 @@ class Installed:
         return self._ask("audio", 1, self.sound(samples, rate))
 
     def pictures(self, images: Sequence[Any]) -> dict[str, Any]:
-        """The arguments for images [H, W, 3], or for tensors [3, H, W]."""
+        """Arguments for images [H, W, 3], or for tensors [3, H, W]."""
         from PIL import Image
 
         opened = [Image.fromarray(each) if isinstance(each, np.ndarray) else each for each in images]
@@ -90,7 +90,7 @@ class Installed:
         return {"images": [opened], **({"images_kwargs": settings} if settings else {})}
 
     def film(self, frames: Any, numbers: Sequence[int], facts: VideoFacts) -> dict[str, Any]:
-        """The arguments for frames [N, H, W, 3], or for a tensor [N, 3, H, W]."""
+        """Arguments for frames [N, H, W, 3], or for a tensor [N, 3, H, W]."""
         from transformers.video_utils import VideoMetadata
 
         known = {"total_num_frames": facts.frames, "fps": facts.fps, "duration": facts.frames / facts.fps}
@@ -100,11 +100,13 @@ class Installed:
         return {"videos": [pixels], "videos_kwargs": {**settings, "video_metadata": [metadata]}}
 
     def sound(self, samples: NDArray[np.float32], rate: int) -> dict[str, Any]:
-        """The arguments for a clip of one channel."""
+        """Arguments for a clip of one channel."""
         return {"audio": [samples], "sampling_rate": rate}
 
     def chosen(self, num_frames: int, fps: float, asked: Mapping[str, Any]) -> list[int]:
-        """The numbers of the frames that it reads of a video. asked: fps or num_frames, instead of the folder's."""
+        """Numbers of the frames that the processor reads of a video. asked: fps or num_frames, instead of the
+        folder's.
+        """
         from transformers.video_utils import VideoMetadata
 
         videos = self.processor.video_processor
@@ -123,7 +125,9 @@ class Installed:
         return [min(max(int(number), 0), num_frames - 1) for number in found]
 
     def of_size(self, kind: str, size: ImageFacts | VideoFacts, numbers: Sequence[int]) -> Answer:
-        """Answer for an image of a size, or for frames of a video, by their shapes only; see `shape_alone`."""
+        """Answer for an image of a size, or for frames of a video, by shapes only: tensors without values (device
+        "meta").
+        """
         import torch
 
         shape = (3, size.height, size.width)
@@ -138,20 +142,20 @@ class Installed:
 
     def _called(self, given: Mapping[str, Any], *, text: str) -> Mapping[str, Any]:
         processor = self.processor
-        # transformers takes settings out of what it is given, and another call may follow.
+        # transformers removes settings from its arguments, and another call may follow.
         copied = {name: {**value} if isinstance(value, dict) else value for name, value in given.items()}
         with _quiet():
             made: Mapping[str, Any] = processor(text=[text], **copied, add_special_tokens=False, return_tensors="pt")
         return made
 
     def asked(self, kind: str, number: int, given: dict[str, Any], *, text: str) -> Answer:
-        """The answer about media given as arguments. number: how many there are; text: what stands for each."""
+        """Answer about media given as arguments. number: of media; text: stands for each medium."""
         try:
             made = self._called(given, text="and".join([text] * number))
         except ValueError:
             if kind != "video":
                 raise
-            # Until 5.0 SmolVLM's processor takes videos as it takes images, in a list for each text.
+            # Until 5.0 SmolVLM's processor takes videos like images: a list for each text.
             settings = {**given["videos_kwargs"], "video_metadata": [given["videos_kwargs"]["video_metadata"]]}
             listed = {"videos": [given["videos"]], "videos_kwargs": settings}
             made = self._called(listed, text="and".join([text] * number))
@@ -161,7 +165,7 @@ class Installed:
 
 
 def model_types_of(processor_class: str) -> tuple[str, ...]:
-    """The types of models that have a processor of this class."""
+    """Types of models with a processor of this class."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     return tuple(kind for kind, name in PROCESSOR_MAPPING_NAMES.items() if name == processor_class)
@@ -174,7 +178,7 @@ def surrounded(family: Family, kind: str) -> str:
 
 
 def _array(tensor: Any) -> NDArray[Any]:
-    """float32 for numbers with fractions; of a tensor without values, zeros that take no memory."""
+    """Convert fractions to float32; return zeros that take no memory for a tensor without values."""
     if tensor.device.type == "meta":
         return np.broadcast_to(np.float32(0) if tensor.is_floating_point() else np.int64(0), tuple(tensor.shape))
     made: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
@@ -183,7 +187,7 @@ def _array(tensor: Any) -> NDArray[Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, transformers warns of nothing, and torch uses one thread: this process may be forked, or was."""
+    """Context without warnings of transformers and with one torch thread: this process may be forked, or was."""
     import torch
     from transformers.utils import logging
 
@@ -199,14 +203,14 @@ def _quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-SIZES = ".shapes"  # behind the name of an input: the shapes of its arrays, which are stored one behind the other
+SIZES = ".shapes"  # suffix of an input's name: the shapes of its arrays, stored one behind the other
 RECIPE = "write a family of your own (docs/families.md) and give it to MultimodalProcessor.from_pretrained"
 _PATCH = 14 * 14 * 3  # numbers of an image that count as a row of the tower's input
 Same = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 
 
 class Shape(NamedTuple):
-    """numbers: of the frames of a video that are read."""
+    """Facts of a medium. numbers: of the frames of a video that are read."""
 
     facts: ImageFacts | VideoFacts
     numbers: tuple[int, ...] = ()
@@ -214,11 +218,11 @@ class Shape(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Facts of a kind of media. written: by the chat template. tokens: that are repeated, the most frequent first.
-    beside: other tokens of its own. ragged: names of tensors whose shapes differ between media, with the others.
+    """Facts of a kind of media. written: text by the chat template. tokens: the repeated tokens, the most frequent
+    first. beside: other tokens of the kind. tensors: name -> whether its shape differs between media.
 
-    values: name of an input of one value a token -> its value for each of the repeated tokens. is_alone: several in a
-    sample become something else than each alone.
+    values: name of an input with one value per token -> its value for each repeated token. is_alone: the processor
+    reads several media of a sample differently than each alone.
     """
 
     written: str
@@ -233,7 +237,7 @@ class Kind(NamedTuple):
 class AsInstalled:
     """See Family. It has no pixels of its own: ByInstalled reads them.
 
-    towers: None where they are found in the model. own_features, own_tensors: what a file of the family says.
+    towers: None to search for them in the model. own_features, own_tensors: from the family's file.
     """
 
     name: str
@@ -250,7 +254,7 @@ class AsInstalled:
     own_tensors: Same
     dummies: Mapping[str, Mapping[str, NDArray[Any]]] = field(repr=False)
 
-    num_axes: ClassVar[int] = 0  # of positions that the processor says: it says none
+    num_axes: ClassVar[int] = 0  # of positions from the processor: none
     surroundings: ClassVar[tuple[str, str]] = ("", "")
 
     @property
@@ -282,7 +286,7 @@ class AsInstalled:
         return {"family": self.name, "settings": self.settings_digest, **said}
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
-        """A question of ByInstalled: a placeholder that becomes one token."""
+        """Return a layout for ByInstalled's question: a placeholder that becomes one token."""
         if kind == "audio":
             sound = cast("AudioFacts", facts)
             assert self.clips is not None
@@ -293,7 +297,7 @@ class AsInstalled:
         return Layout(kind, (1,), 0, "", Shape(size, numbers))
 
     def _numbers(self, facts: VideoFacts, interval: Interval | None) -> tuple[int, ...]:
-        """The frames that the installed processor chooses of the section that is read."""
+        """Frames that the installed processor chooses from the section that is read."""
         settings = self.settings
         start, end = settings.video_start or 0.0, settings.video_end
         choice = FrameChoice(fps=1.0, frame_num=None, min_frames=1, max_frames=NO_LIMIT, start=start, end=end)
@@ -329,7 +333,7 @@ class AsInstalled:
         return f"{layout.shape.num_samples / self.clips.rate:.2f} s at {self.clips.rate:,} Hz"
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
-        """See Family. It is not asked for any."""
+        """See Family; never called, as num_axes is 0."""
         return np.zeros((0, len(input_ids)), np.int64)
 
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
@@ -337,7 +341,7 @@ class AsInstalled:
         made = {name: np.zeros(len(input_ids), np.int64) for name in self.token_inputs}
         tokens = [number for each in self.kinds.values() for number in each.tokens.values()]
         at = np.flatnonzero(np.isin(input_ids, tokens))
-        parts = [(kind, at) for kind in self.kinds]  # of samples without layouts, by their tokens alone
+        parts = [(kind, at) for kind in self.kinds]  # for samples without layouts, only by their tokens
         if layouts:
             bounds = np.cumsum([sum(layout.counts) for layout in layouts])[:-1]
             parts = [(each.kind, part) for each, part in zip(layouts, np.split(at, bounds), strict=True)]
@@ -348,7 +352,7 @@ class AsInstalled:
         return made
 
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
-        """See Family: an image or frames as they are stored."""
+        """See Family: the stored image or frames."""
         from ..media.images import decode_image
         from ..media.video import read_frames
 
@@ -364,20 +368,20 @@ class AsInstalled:
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
     ) -> dict[str, NDArray[Any]]:
-        """See Family: they are ByInstalled's."""
+        """See Family: ByInstalled makes the tensors."""
         raise NotImplementedError
 
     def of_installed(self, made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """See Family. Arrays of a shape of their own become rows of numbers, with their shapes beside them."""
+        """See Family. Arrays of varying shapes become rows of numbers, with their shapes in inputs next to them."""
         ragged = {name: value for each in self.kinds.values() for name, value in each.tensors.items()}
         return in_rows({name: values for name, values in self.own_tensors(made).items() if name in ragged}, ragged)
 
     def num_rows(self, tensors: Mapping[str, NDArray[Any]]) -> int:
-        """Rows of the tower's input, as far as they can be told: patches of 14 x 14 pixels."""
+        """Estimate the rows of the tower's input: patches of 14 x 14 pixels."""
         return max(1, sum(each.size for each in tensors.values() if each.dtype.kind == "f") // _PATCH)
 
     def model_inputs(self, model: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Inputs of a batch on any device: arrays of several shapes are padded with zeros, as the processor does."""
+        """Inputs of a batch on any device: arrays of several shapes are padded with zeros, like the processor's."""
         made = {name: values for name, values in inputs.items() if not name.endswith(SIZES)}
         for name, sizes in inputs.items():
             if name.endswith(SIZES):
@@ -386,7 +390,7 @@ class AsInstalled:
         return made
 
     def features(self, base: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
-        """See Family: by the model's own method, which is given the arguments that it has."""
+        """See Family. Calls the model's own method with the arguments that it accepts."""
         if self.own_features is not None:
             return self.own_features(base, kind, inputs)
         method = getattr(base, f"get_{kind}_features", None)
@@ -400,7 +404,7 @@ class AsInstalled:
 
     @property
     def never_together(self) -> tuple[str, ...]:
-        """Two kinds of media that models take for one another, as one token stands for both; see Family."""
+        """Two kinds of media with the same token, which models cannot tell apart; see Family."""
         tokens = {kind: number for kind, number in self.token_ids.items() if kind in self.dummies}
         return tuple(kind for kind, number in tokens.items() if [*tokens.values()].count(number) > 1)
 
@@ -420,7 +424,7 @@ class AsInstalled:
         return f"holds {kinds}, and {self.name} has one token for both, so that a model cannot tell them apart in a row"
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        """See Family: of the smallest medium that was asked about."""
+        """See Family: inputs of the smallest medium of the test."""
         return self.dummies
 
     def kinds_of(self, inputs: Container[str]) -> set[str]:
@@ -428,7 +432,7 @@ class AsInstalled:
         return {kind for kind, named in self.dummies.items() if next(iter(named)) in inputs}
 
     def check_model(self, config: Mapping[str, Any]) -> None:
-        """See Family. Positions along axes, where a model has some, are counted by the model itself."""
+        """See Family. The model itself counts positions along axes, if it has any."""
         for kind, each in self.kinds.items():
             known = {**each.tokens}.values()
             for name in (f"{kind}_token_id", f"{kind}_token_index"):
@@ -437,17 +441,17 @@ class AsInstalled:
 
     @property
     def token_ids(self) -> Mapping[str, int]:
-        """Kind of media -> the token that stands for one."""
+        """Kind of media -> the token that stands for a medium."""
         return {kind: next(iter(each.tokens.values())) for kind, each in self.kinds.items()}
 
 
 def as_it_is(made: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """The tensors of a processor as it gives them."""
+    """Return the tensors of a processor unchanged."""
     return made
 
 
 def in_rows(tensors: Mapping[str, NDArray[Any]], ragged: Mapping[str, bool]) -> dict[str, NDArray[Any]]:
-    """Tensors of which those that are ragged become rows of numbers, with their shapes beside them."""
+    """Flatten ragged tensors to rows of numbers, and add their shapes."""
     found: dict[str, NDArray[Any]] = {}
     for name, values in tensors.items():
         found[name] = _in_a_row(values) if ragged[name] else values
@@ -457,13 +461,13 @@ def in_rows(tensors: Mapping[str, NDArray[Any]], ragged: Mapping[str, bool]) -> 
 
 
 def _in_a_row(values: NDArray[Any]) -> NDArray[Any]:
-    if values.size and not any(values.strides):  # of a shape alone, which takes no memory
+    if values.size and not any(values.strides):  # only a shape, without memory
         return np.broadcast_to(values.flat[0], values.size)
     return values.reshape(-1)
 
 
 def _padded(values: Any, sizes: Sequence[Sequence[int]]) -> Any:
-    """One array of arrays that lie one behind the other: along the first axis, padded along the others."""
+    """Join arrays that are stored one behind the other: along the first axis, padded along the others."""
     most = [max(size[axis] for size in sizes) for axis in range(len(sizes[0]))]
     out = values.new_zeros((sum(size[0] for size in sizes), *most[1:]))
     row = done = 0

@@ -1,4 +1,4 @@
-"""A processor of any family -> its kinds of media: the installed one is asked about a few small ones."""
+"""A processor of any family -> its kinds of media: the installed processor is run on a few small media."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("lmms_stream")
-_SIDES = ((64, 64), (96, 40), (40, 300), (16, 16))  # width and height of the images that are asked about
+_SIDES = ((64, 64), (96, 40), (40, 300), (16, 16))  # width and height of the images in the test
 _NUM_FRAMES = (2, 7)
 _SECONDS = (0.8, 1.5)
-_RARE = 8  # tokens that are repeated so much more seldom than another only happen to stand twice
+_RARE = 8  # tokens with this factor fewer repeats than the most frequent token are repeated by chance
 _READ_BY = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
 _NOT_FOLLOWED = ("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "use_audio_in_video")
 ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager")
@@ -37,10 +37,10 @@ ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eag
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """See FamilyMaker: what the processor of a family does not say itself.
+    """See FamilyMaker: facts of a family that its processor does not provide.
 
-    of_installed: its tensors -> those that batches hold. towers: None where they are found by their names in the model.
-    is_of_rows: the model can read each row of the tensors alone, so the smallest input is one row.
+    of_installed: the processor's tensors -> tensors of batches. towers: None to search for them by their names in the
+    model. is_of_rows: the model can read each row of the tensors alone, and the smallest input is one row.
     """
 
     name: str = ""
@@ -54,7 +54,7 @@ class Described:
     is_of_rows: bool = False
 
     def of(self, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Family:
-        """See FamilyMaker. ConfigError for a processor that cannot be loaded or asked."""
+        """See FamilyMaker. ConfigError for a processor that cannot be loaded or tested."""
         name = self.name or files.processor_class or files.model_type
         for setting in _NOT_FOLLOWED:
             if (value := getattr(settings, setting)) is not None:
@@ -93,7 +93,7 @@ class Described:
 
 
 class _Asked:
-    """The processor of a folder, and what it answers."""
+    """The processor of a folder, and its answers."""
 
     def __init__(self, installed: Installed, processor: Any, described: Described, files: ProcessorFiles):
         self.installed = installed
@@ -109,17 +109,19 @@ class _Asked:
         self.names = {number: token for token, number in self.added.items()}
 
     def kinds(self) -> tuple[dict[str, Kind], dict[str, dict[str, NDArray[Any]]]]:
-        """The kinds of media that it reads, and the smallest inputs of each. ConfigError where there are none."""
+        """Kinds of media that the processor reads, and the smallest inputs of each. ConfigError if it reads no
+        media.
+        """
         kinds, dummies, reasons = {}, {}, []
         for kind, name in _READ_BY.items():
             if getattr(self.processor, name, None) is None:
                 continue
             try:
                 kinds[kind], dummies[kind] = self._kind(kind)
-            except Exception as error:  # noqa: BLE001 - whatever a processor of any model raises
+            except Exception as error:  # noqa: BLE001 - any error of a processor of any model
                 reasons.append(f"{kind}: {_first_line(error)}")
         if "video" in dummies and dummies["video"].keys() == dummies.get("image", {}).keys():
-            del dummies["video"]  # frames are given to the model as images are
+            del dummies["video"]  # frames are passed to the model like images
         if not kinds:
             raise ConfigError(
                 f"processor {self.path!r} ({type(self.processor).__name__}) cannot be asked which tokens and tensors "
@@ -148,7 +150,7 @@ class _Asked:
             tensors[name] = len({array.shape[1:] for array in arrays}) > 1
         if not any(made[0][name].dtype.kind == "f" for name in tensors):
             raise ValueError(f"no tensors of numbers beside the tokens, but {', '.join(made[0])}")
-        # Some models read the axis of tokens of a medium of one token as another axis.
+        # For a medium of one token, some models mistake the axis of tokens for another axis.
         counts = [int(np.isin(answer.ids, [*tokens.values()]).sum()) for answer in answers]
         several = [each for each, count in zip(made, counts, strict=True) if count > 1] or made
         smallest = min(several, key=lambda each: sum(each[name].size for name in tensors))
@@ -157,24 +159,24 @@ class _Asked:
         return Kind(written, tokens, beside, tensors, values, is_alone), in_rows(dummy, tensors)
 
     def _answers(self, kind: str, written: str) -> list[Answer]:
-        """The answers about all media that the processor takes (it may refuse small ones); at least two."""
+        """Return the answers about all media that the processor takes (it may refuse small media); at least two."""
         answers, refusals = [], []
         for given in self._media(kind):
             try:
                 answers.append(self.installed.asked(kind, 1, given, text=written))
-            except Exception as error:  # noqa: BLE001 - whatever a processor of any model raises
+            except Exception as error:  # noqa: BLE001 - any error of any model's processor
                 refusals.append(error)
         if len(answers) < 2:
             raise refusals[0]
         return answers
 
     def _reads_several(self, written: str) -> bool:
-        """Whether two images of a sample become what each becomes alone."""
+        """Return whether two images of a sample become the same tokens as each alone."""
         random = np.random.default_rng(1)
         images = [random.integers(1, 255, (height, width, 3), np.uint8) for width, height in _SIDES[:2]]
         try:
             both = self.installed.asked("image", 2, self.installed.pictures(images), text=written).ids
-        except Exception:  # noqa: BLE001 - whatever a processor of any model raises
+        except Exception:  # noqa: BLE001 - any error of any model's processor
             return False
         each = [
             self.installed.asked("image", 1, self.installed.pictures([image]), text=written).ids for image in images
@@ -183,12 +185,12 @@ class _Asked:
         return np.array_equal(both, np.concatenate([each[0], between, each[1]]))
 
     def _written(self, kind: str) -> str:
-        """Text of the chat template for a medium: from its first special token to the last, or all of it."""
+        """Text of the chat template for a medium: from its first special token to its last, or all of the text."""
 
         def text(media: int) -> str:
             content = [{"type": "text", "text": "first"}, *[{"type": kind}] * media, {"type": "text", "text": "last"}]
             said = [{"role": "user", "content": content}]
-            # The tokenizer's own method: those of some processors have a template for videos that the folder has not.
+            # The tokenizer's own method: some processors have a template for videos that is not in the folder.
             return str(self.processor.tokenizer.apply_chat_template(said, tokenize=False, chat_template=self.template))
 
         without, one, two = (text(number) for number in (0, 1, 2))
@@ -224,7 +226,7 @@ class _Asked:
         return [self.installed.pictures([random.integers(1, 255, (h, w, 3), np.uint8)]) for w, h in _SIDES]
 
     def _repeated(self, answers: Sequence[Answer]) -> dict[str, int]:
-        """The tokens that stand in a row, and the one that the processor names."""
+        """Named tokens that are repeated in a row, the most frequent first."""
         names = self.names
         counts: dict[int, int] = {}
         for answer in answers:
@@ -247,7 +249,9 @@ def _is_of_tokens(arrays: Sequence[NDArray[Any]], answers: Sequence[Answer]) -> 
 
 
 def _by_token(name: str, arrays: Sequence[NDArray[Any]], answers: Sequence[Answer], tokens: Any) -> dict[int, int]:
-    """The value of each repeated token; ValueError where others have one, too, or values do not follow from tokens."""
+    """Value of each repeated token; ValueError if other tokens have a value, too, or if values do not follow from
+    tokens.
+    """
     found: dict[int, int] = {}
     for array, answer in zip(arrays, answers, strict=True):
         for number, value in zip(answer.ids.tolist(), array[0].tolist(), strict=True):
@@ -266,7 +270,7 @@ def _clips(processor: Any, settings: MediaSettings) -> Clips:
 
 
 def _model_types(files: ProcessorFiles) -> tuple[str, ...]:
-    """The folder's, or all whose processor in transformers is of this class."""
+    """Types of the folder's model, or of all models whose processor in transformers is of this class."""
     if files.model_type:
         return (files.model_type,)
     return model_types_of(files.processor_class)

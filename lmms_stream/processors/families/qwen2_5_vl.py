@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: as Qwen2-VL, but positions along time count seconds."""
+"""Qwen2.5-VL: like Qwen2-VL, but positions along time count seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .files import ProcessorFiles
 from .qwen_vl import Qwen2VL
 from .vision import Section
 
-_RELEASED = 2  # tokens a second of the models that were released
-_UNSAID = 4  # of a config that does not say
+_RELEASED = 2  # tokens a second of the released models
+_UNSAID = 4  # default of a config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen25VL(Qwen2VL):
-    """See Family. tokens_per_second: what a second adds to the positions along time."""
+    """See Family. tokens_per_second: advance of the positions along time per second."""
 
     tokens_per_second: int = _RELEASED
 
@@ -34,7 +34,7 @@ class Qwen25VL(Qwen2VL):
         return {} if tower is None else {"tokens_per_second": tower.get("tokens_per_second", _UNSAID)}
 
     def steps(self, section: Section, num_frames: int) -> float:
-        """See FramesOfTheirOwn. By the arithmetic of the installed model's own code, whose numbers are float32."""
+        """See FramesOfTheirOwn. Uses the float32 arithmetic of the installed model's own code."""
         seconds = self.videos.temporal_patch_size * section.seconds / num_frames
         if CUTS_SECONDS_OF_FRAMES:
             return int(seconds) * self.tokens_per_second

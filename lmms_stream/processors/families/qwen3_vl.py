@@ -1,4 +1,4 @@
-"""Qwen3-VL: pairs of frames stand apart in the text, each behind the second at which it is shown."""
+"""Qwen3-VL: pairs of frames are separate in the text, each after its time in seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VL(QwenVL):
-    """See Family. frame_max_pixels: of a frame of a video, besides the limits on those of all its frames."""
+    """See Family. frame_max_pixels: of a frame of a video, in addition to the limits on the pixels of all its
+    frames.
+    """
 
     frame_max_pixels: int | None = None
 
@@ -54,7 +56,7 @@ class Qwen3VL(QwenVL):
         return {**super().description, **limit}
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
-        """See QwenVL. A video of one frame is read as if it were shown twice."""
+        """See QwenVL. A single frame is read twice."""
         videos, section = self.videos, self.choice.section(facts, interval)
         num_frames = self.choice.num_frames(section)
         height, width = self._fitting(max(num_frames, videos.temporal_patch_size), facts.height, facts.width)
@@ -76,17 +78,17 @@ class Qwen3VL(QwenVL):
         return [(1, height, width, steps)] * num_times
 
     def _seconds(self, frames: tuple[int, ...], fps: float) -> list[float]:
-        """The second in the middle of each group of frames, of which the last may hold its last frame several times."""
+        """The second in the middle of each group of frames; the last group may repeat its last frame."""
         size = self.videos.temporal_patch_size
         times = [frame / fps for frame in frames]
         times += times[-1:] * (-len(times) % size)
         return [(first + last) / 2 for first, last in zip(times[::size], times[size - 1 :: size], strict=True)]
 
     def _fitting(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
-        """Height and width of frames whose sides are whole numbers of tokens, within the limits on pixels of them all.
+        """Height and width of frames with sides in whole numbers of tokens, within the limits on pixels of all frames.
 
-        That is smart_resize of transformers' Qwen3VLVideoProcessor, in whose arithmetic it is written; versions before
-        5.18 refuse sides shorter than a token's.
+        The same arithmetic as smart_resize of transformers' Qwen3VLVideoProcessor; versions before 5.18 refuse sides
+        shorter than a token's.
         """
         videos = self.videos
         factor, group = videos.patch_size * videos.merge_size, videos.temporal_patch_size
@@ -94,7 +96,7 @@ class Qwen3VL(QwenVL):
         new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
         num_pixels = round(num_frames / group) * group * new_height * new_width
         max_pixels = videos.max_pixels
-        if self.frame_max_pixels is not None:  # never below the processor's own lower limit, which it would grow to
+        if self.frame_max_pixels is not None:  # never below the processor's own lower limit
             max_pixels = min(max_pixels, max(videos.min_pixels, num_frames * self.frame_max_pixels))
         if num_pixels > max_pixels:
             shrink = math.sqrt((num_frames * height * width) / max_pixels)

@@ -1,7 +1,7 @@
-"""Code that the Qwen-VL families share: a grid of patches for each medium, three axes of positions, tensors of patches.
+"""Shared code of the Qwen-VL families: a grid of patches for each medium, three axes of positions, tensors of patches.
 
-The counts are those of transformers' Qwen2VLImageProcessor and of the families' video processors; the positions are
-those of the models' get_rope_index, of one sample.
+The counts equal those of transformers' Qwen2VLImageProcessor and of the families' video processors; the positions equal
+those of the models' get_rope_index for one sample.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MAX_ASPECT = 200  # the longer side over the shorter one; transformers refuses 
 
 
 class PatchGrid(NamedTuple):
-    """width, height: of what the tower sees. grid: of its patches, along time, height and width.
+    """Size of a medium in the tower. width, height: in pixels. grid: of its patches, along time, height and width.
 
-    section, num_frames: what is read of a video. steps: what a step of the grid along time adds to the positions there,
-    of which the whole number counts.
+    section, num_frames: the part of a video that is read. steps: advance of the positions along time for a step of the
+    grid, rounded down.
     """
 
     facts: ImageFacts | VideoFacts
@@ -61,7 +61,7 @@ class QwenVL:
 
     model_types: ClassVar[tuple[str, ...]] = ()
     processor_classes: ClassVar[tuple[str, ...]] = ()
-    name: ClassVar[str] = ""  # as people call it
+    name: ClassVar[str] = ""  # for people
     num_axes: ClassVar[int] = 3
     towers: ClassVar[Mapping[str, str]] = {"image": "visual", "video": "visual"}
     model_class: ClassVar[str] = AUTO_CLASS
@@ -108,12 +108,12 @@ class QwenVL:
 
     @classmethod
     def further(cls, files: ProcessorFiles) -> Mapping[str, Any]:
-        """Fields that a family has besides."""
+        """Additional fields of a family."""
         return {}
 
     @classmethod
     def of_sound(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Mapping[str, Any]:
-        """Fields of a family that reads sound, too."""
+        """Fields of a family that also reads sound."""
         return {}
 
     @property
@@ -144,7 +144,7 @@ class QwenVL:
         raise NotImplementedError
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
-        """The numbers of so many frames of a section."""
+        """Numbers of num_frames frames of a section."""
         raise NotImplementedError
 
     def frames(self, layout: Layout) -> tuple[int, ...]:
@@ -153,22 +153,25 @@ class QwenVL:
         return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
 
     def grid_of(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """The patches of frames of that size, of which the last is repeated where a patch needs it."""
+        """Grid of patches of frames of a size; the last frame is repeated to fill a patch."""
         videos = self.videos
         num_steps = -(-num_frames // videos.temporal_patch_size)
         return num_steps, height // videos.patch_size, width // videos.patch_size
 
     def runs(self, layout: Layout) -> list[tuple[int, int, int, float]]:
-        """For each placeholder of a medium: its grid of tokens along time, height and width, and the steps of time."""
+        """Return for each placeholder of a medium its grid of tokens along time, height and width, and the steps of
+        time.
+        """
         shape: PatchGrid = layout.shape
         merge = (self.images if layout.kind == "image" else self.videos).merge_size
         return [(shape.grid[0], shape.grid[1] // merge, shape.grid[2] // merge, shape.steps)]
 
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
-        """See Family. A medium begins where the text before it ends, and text goes on behind its largest position.
+        """See Family. A medium begins at the end of the text before, and the text resumes after the medium's largest
+        position.
 
-        transformers has text go on behind the largest side of a video since 5.3, though its frames go on for longer;
-        the models were trained as it is written here.
+        Since 5.3, transformers resumes the text after the largest side of a video, even before its last frame; the
+        models were trained on the positions of this method.
         """
         runs = [run for layout in layouts for run in self.runs(layout)]
         if not runs:
@@ -270,7 +273,7 @@ class QwenVL:
                 )
 
     def model_settings(self) -> dict[str, Any]:
-        """Values that the model's config must have, if it has them."""
+        """Required values of the model's config; missing values are allowed."""
         return {
             "image_token_id": self.image_token_id,
             "video_token_id": self.video_token_id,
@@ -281,7 +284,7 @@ class QwenVL:
 
 
 class FramesOfTheirOwn(QwenVL):
-    """Qwen2-VL and Qwen2.5-VL: each frame has the limits of an image of its own, and pairs of frames are read."""
+    """Qwen2-VL and Qwen2.5-VL: each frame has the limits of an image, and frames are read in pairs."""
 
     def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
         """See QwenVL."""
@@ -305,14 +308,15 @@ class FramesOfTheirOwn(QwenVL):
 
 
 def _along_time(times: NDArray[np.int64], steps: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The positions of steps of time by the arithmetic of the models' code, whose numbers are float32."""
+    """Positions of steps of time by the models' float32 arithmetic."""
     return (times.astype(np.float32) * steps).astype(np.int64)
 
 
 def fitting(height: int, width: int, vision: Vision) -> tuple[int, int]:
-    """Height and width nearest to an image's whose sides are whole numbers of tokens, within the limits on pixels.
+    """Return the height and width nearest to an image's, with sides in whole numbers of tokens, within the limits on
+    pixels.
 
-    That is smart_resize of transformers' Qwen2VLImageProcessor, in whose arithmetic it is written.
+    The same arithmetic as smart_resize of transformers' Qwen2VLImageProcessor.
 
     >>> fitting(480, 640, Vision.of({"min_pixels": 3136, "max_pixels": 200704}, name=""))
     (364, 504)
@@ -332,7 +336,7 @@ def fitting(height: int, width: int, vision: Vision) -> tuple[int, int]:
 
 
 def check_aspect(height: int, width: int) -> None:
-    """DataError for sides of which one is more than 200 times the other."""
+    """Raise DataError if one side is more than 200 times the other."""
     if height > _MAX_ASPECT * width or width > _MAX_ASPECT * height:
         raise DataError(
             f"it has {width} x {height} pixels, and one side may be {_MAX_ASPECT} times the other at most: cut or "
@@ -340,7 +344,7 @@ def check_aspect(height: int, width: int) -> None:
         )
 
 
-# Qwen2-VL: two frames a second, and a pair of frames is a step of time, whatever time lies between them.
+# Qwen2-VL: two frames a second, and a pair of frames is a step of time, for any interval between them.
 
 
 class Qwen2VL(FramesOfTheirOwn):

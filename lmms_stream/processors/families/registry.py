@@ -1,4 +1,4 @@
-"""A processor's folder, or a model's type -> its family, which alone is imported."""
+"""A processor's folder, or a model's type -> its family; no other family is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...registry import Registry
 from .family import FamilyMaker
 from .files import ProcessorFiles
 
-# A family stands here by the `model_type` of each of its models, and by the class of each of its processors.
+# Keys of a family: the `model_type` of each of its models, and the class of each of its processors.
 FAMILIES = Registry[FamilyMaker](
     "families",
     {
@@ -32,9 +32,9 @@ FAMILIES = Registry[FamilyMaker](
 
 
 def family_of(files: ProcessorFiles) -> FamilyMaker:
-    """Return the family of the processor's class, or else of the model's type, that the files name.
+    """Return the family of the processor's class, or else of the model's type, by the files.
 
-    The processor of any other folder is run to learn what it does (probe.py).
+    The processor of any other folder is run in a test (probe.py).
     """
     family = FAMILIES.get(files.processor_class or files.model_type)
     if family is not None:
@@ -45,5 +45,5 @@ def family_of(files: ProcessorFiles) -> FamilyMaker:
 
 
 def family_of_model(model_type: str) -> FamilyMaker | None:
-    """Return the family of models whose configs have this type; None for models without a family of their own."""
+    """Return the family of models whose configs have this type; None for models without a family."""
     return FAMILIES.get(model_type)

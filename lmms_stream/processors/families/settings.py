@@ -10,26 +10,26 @@ from ...errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaSettings:
-    """How media are read. None: as the processor's files say."""
+    """Settings for reading media. None: the value in the processor's files."""
 
     # Media
-    image_min_pixels: int | None = None  # of an image, as the tower sees it, at least
-    image_max_pixels: int | None = None  # the same, at most
-    # of a frame, at least; of all frames of a video together where the family counts so (Qwen3-VL)
+    image_min_pixels: int | None = None  # minimum of an image in the tower
+    image_max_pixels: int | None = None  # maximum of an image in the tower
+    # minimum of a frame, or of all frames of a video together, depending on the family (Qwen3-VL)
     video_min_pixels: int | None = None
-    video_max_pixels: int | None = None  # the same, at most
-    frame_max_pixels: int | None = None  # of a frame, at most, where video_max_pixels is of all frames (Qwen3-VL)
-    video_max_frames: int | None = None  # of a video, at most
-    fps: float | None = None  # frames a second that are read, equally far apart
-    frame_num: int | None = None  # frames of a video that are read, equally far apart, instead of fps
-    # of LLaVA-OneVision: one of so many frames of a video has all its tokens, the others have a quarter; the model has
-    # to be built with it, too (model.slow_every)
+    video_max_pixels: int | None = None  # maximum, likewise
+    frame_max_pixels: int | None = None  # maximum of a frame, if video_max_pixels limits all frames together (Qwen3-VL)
+    video_max_frames: int | None = None  # maximum of a video
+    fps: float | None = None  # frames read per second of video, evenly spaced
+    frame_num: int | None = None  # frames read of a video, evenly spaced, instead of fps
+    # of LLaVA-OneVision: one in every slow_every frames of a video has all its tokens, the others have a quarter; the
+    # model needs the same setting (model.slow_every)
     slow_every: int | None = None
-    frame_times: bool | None = None  # of LLaVA-OneVision: whether the text says when the frames of a video are shown
-    video_start: float | None = None  # second at which videos begin whose parts do not say their own
-    video_end: float | None = None  # second at which they end
-    audio_max_length: float | None = None  # seconds of a sound that are read, at most; no more than the family reads
-    use_audio_in_video: bool | None = None  # whether the sound of a video is read with its frames
+    frame_times: bool | None = None  # of LLaVA-OneVision: write the times of a video's frames in the text
+    video_start: float | None = None  # start of videos in seconds, for parts without their own start
+    video_end: float | None = None  # end of videos in seconds, likewise
+    audio_max_length: float | None = None  # maximum seconds read of a sound, within the family's limit
+    use_audio_in_video: bool | None = None  # read the sound of a video with its frames
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.")
@@ -45,7 +45,7 @@ class MediaSettings:
                 raise ConfigError(f"processor.{name} must be a whole number of at least 1, got {value!r}")
         for name in ("fps", "video_start", "video_end", "audio_max_length"):
             if (number := getattr(self, name)) is not None:
-                object.__setattr__(self, name, float(number))  # 2 and 2.0 measure the same, under the same name
+                object.__setattr__(self, name, float(number))  # 2 and 2.0 measure the same, by the same name
         if self.audio_max_length is not None and not 0 < self.audio_max_length < float("inf"):
             raise ConfigError(
                 f"processor.audio_max_length must be seconds of a sound, above 0, got {self.audio_max_length!r}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Section(NamedTuple):
-    """The frames [first, first + num_frames) of a video, which are shown for so many seconds."""
+    """Frames [first, first + num_frames) of a video, shown for `seconds` seconds."""
 
     first: int
     num_frames: int
@@ -32,10 +32,10 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameChoice:
-    """fps frames a second, or frame_num where that is given; at least min_frames and at most max_frames of them.
+    """Number of frames to read: fps frames a second, or frame_num if given; from min_frames to max_frames.
 
-    Neither is more than the section has. start, end: the section, in seconds, of videos that do not say their own; end
-    None: to the end of the video.
+    The number never exceeds the section's frames. start, end: the section in seconds, for videos without their own
+    interval; end None: to the end of the video.
     """
 
     fps: float
@@ -46,12 +46,14 @@ class FrameChoice:
     end: float | None = None
 
     def section(self, video: VideoFacts, interval: Interval | None = None) -> Section:
-        """interval: the video's own. DataError where the video ends before the section begins."""
+        """Return the section of a video that is read. interval: the video's own. DataError if the video ends before the
+        section begins.
+        """
         frames = (interval or Interval(self.start, self.end)).frames(video)
         return Section(frames.start, len(frames), len(frames) / video.fps)
 
     def num_frames(self, section: Section) -> int:
-        """How many are read of a section."""
+        """Number of frames that are read of a section."""
         wanted = self.frame_num
         if wanted is None:
             wanted = max(int(section.seconds * self.fps), self.min_frames)
@@ -59,7 +61,7 @@ class FrameChoice:
 
 
 def starts_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
-    """The first frame of each of num_frames parts of a section.
+    """First frame of each of num_frames parts of a section.
 
     >>> starts_of_equal_parts(Section(100, 10, 1.0), 4)
     (100, 102, 105, 107)
@@ -68,7 +70,7 @@ def starts_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
 
 
 def middles_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
-    """The frame in the middle of each of num_frames parts of a section.
+    """Middle frame of each of num_frames parts of a section.
 
     >>> middles_of_equal_parts(Section(100, 10, 1.0), 4)
     (101, 103, 106, 108)
@@ -78,7 +80,7 @@ def middles_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]
 
 
 def ends_and_between(section: Section, num_frames: int) -> tuple[int, ...]:
-    """The first frame and the last and, equally far apart, those between, to the nearest; halves to the even one.
+    """First and last frame and evenly spaced frames between, rounded to the nearest; halves to the even number.
 
     >>> ends_and_between(Section(100, 10, 1.0), 4)
     (100, 103, 106, 109)
@@ -98,7 +100,7 @@ _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resampl
 class Vision:
     """Patches of patch_size x patch_size pixels of temporal_patch_size frames; merge_size x merge_size become a token.
 
-    min_pixels, max_pixels: of what is cut into patches. mean, std: of red, green and blue from 0 to 1.
+    min_pixels, max_pixels: of the resized image. mean, std: of red, green and blue from 0 to 1.
     """
 
     patch_size: int
@@ -111,7 +113,7 @@ class Vision:
 
     @staticmethod
     def of(values: Mapping[str, Any], *, name: str) -> Vision:
-        """values: a preprocessor_config.json. ConfigError for settings that are not followed here. name: the folder."""
+        """Read the settings in preprocessor_config.json. ConfigError for unsupported settings. name: the folder."""
         check_followed(values, _ALWAYS, name=name)
         size = values.get("size") or {}
         try:
@@ -143,11 +145,11 @@ class Vision:
 
     @property
     def patch_values(self) -> int:
-        """Numbers of a patch: a row of the tower's input."""
+        """Numbers in a patch: a row of the tower's input."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
     def patches(self, frames: NDArray[np.uint8], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """float32[P, patch_values] of frames uint8[N, H, W, 3] whose sides are whole numbers of tokens.
+        """Patches of frames, float32[P, patch_values]. frames: uint8[N, H, W, 3], sides in whole numbers of tokens.
 
         out: see to_patches.
         """
@@ -165,7 +167,9 @@ class Vision:
 
 
 def check_decoded(shape: tuple[int, ...], facts: ImageFacts) -> None:
-    """DataError unless an image of shape (height, width, …) has its facts' size, or that of one of JPEG's scales."""
+    """Raise DataError unless an image of shape (height, width, …) has its facts' size, or this size at one of JPEG's
+    scales.
+    """
     from ..media.images import SCALES
 
     if any(shape[:2] == (-(-facts.height // scale), -(-facts.width // scale)) for scale in (1, *SCALES)):
@@ -176,14 +180,14 @@ def check_decoded(shape: tuple[int, ...], facts: ImageFacts) -> None:
     )
 
 
-# How towers of square tiles are set.
+# Settings of towers of square tiles.
 
 NO_LIMIT = 1 << 31  # of frames
 _LIMITS_OF_PIXELS = ("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels")
 
 
 def square_side(size: Mapping[str, Any] | int | None, *, name: str, default: int) -> int:
-    """The side of a size that a folder's file says; ConfigError for one that is no square. name: the folder."""
+    """Side of a size in a folder's file; ConfigError for a size that is not a square. name: the folder."""
     if isinstance(size, int):
         return size
     said = {key: value for key, value in (size or {}).items() if value is not None}
@@ -194,7 +198,7 @@ def square_side(size: Mapping[str, Any] | int | None, *, name: str, default: int
 
 
 def numbers_of_tiles(files: ProcessorFiles, settings: MediaSettings, *, side: int) -> tuple[int, int]:
-    """The least and the most tiles that an image is cut into: the folder's limits, which give way to the user's."""
+    """Minimum and maximum number of tiles of an image: the user's limits override the folder's."""
     lowest, highest = int(files.image.get("min_patches", 1)), int(files.image.get("max_patches", 12))
     if settings.image_max_pixels is not None:
         highest = max(1, settings.image_max_pixels // side**2)
@@ -206,7 +210,7 @@ def numbers_of_tiles(files: ProcessorFiles, settings: MediaSettings, *, side: in
 
 
 def refuse_pixels(settings: MediaSettings, names: Sequence[str] = _LIMITS_OF_PIXELS, *, family: str) -> None:
-    """ConfigError for limits on pixels that are set, of a family whose tiles have one size."""
+    """Raise ConfigError for limits on pixels, for a family whose tiles have one size."""
     for name in names:
         if (value := getattr(settings, name)) is not None:
             raise ConfigError(
@@ -223,7 +227,9 @@ def choice_of(
     num_frames: int | None = None,
     max_frames: int = NO_LIMIT,
 ) -> FrameChoice:
-    """The user's settings, those of a folder's file, or the defaults given here: frames a second, or a number."""
+    """Choice of frames by the user's settings, or a folder's file, or the defaults in the arguments: frames a second,
+    or a number.
+    """
     said_fps, said_num = settings.fps, settings.frame_num
     if said_fps is None and said_num is None:
         said_fps, said_num = files.video.get("fps"), files.video.get("num_frames")

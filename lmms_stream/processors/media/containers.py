@@ -1,4 +1,4 @@
-"""Containers of videos and sounds, opened by PyAV. bytes -> a stream in them; frames, average rates, samples."""
+"""Containers of videos and sounds, opened by PyAV. bytes -> a stream; frames, average rates, samples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ...errors import ConfigError, DataError, LmmsStreamError
 from .formats import media_format
 from .types import AudioFacts, VideoFacts
 
-MAX_FRAME_PIXELS = 178_956_970  # of a video: as many as Pillow decodes of an image, against decompression bombs
-_DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others by their name
+MAX_FRAME_PIXELS = 178_956_970  # of a video: Pillow's limit for an image, against decompression bombs
+_DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others: same name
 
 
 @contextmanager
 def opened(
     data: bytes, kind: Literal["video", "audio"], *, is_strict: bool = False, subject: str = "it"
 ) -> Iterator[tuple[Any, Any]]:
-    """The container and its stream of a kind, to be decoded in one thread.
+    """Open a container and its stream of a kind, to be decoded in one thread.
 
-    is_strict: what the decoder finds wrong is an error. What PyAV cannot read or decode inside becomes a DataError, in
-    which the media are called subject. ConfigError where PyAV is missing.
+    is_strict: flaws found by the decoder are errors. PyAV's errors inside the context become a DataError. subject: name
+    of the media in this error. ConfigError if PyAV is missing.
     """
     av = _library()
     name = media_format(data) or ""
     try:
-        # With the format that the first bytes say, so that no other (a playlist, say) is tried, which may read files.
+        # Only the format of the first bytes: another demuxer (e.g. for playlists) might read files.
         with av.open(BytesIO(data), format=_DEMUXERS.get(name, name)) as container:
             stream = container.streams.best(kind)
             if stream is None or stream.codec_context is None:
@@ -41,7 +41,7 @@ def opened(
             stream.thread_type, stream.codec_context.thread_count = "NONE", 1
             options = {"err_detect": "crccheck+explode"} if is_strict else {}
             if kind == "video":
-                options["max_pixels"] = str(MAX_FRAME_PIXELS)  # also of frames that are larger than the header says
+                options["max_pixels"] = str(MAX_FRAME_PIXELS)  # also of frames that are larger than in the header
             stream.codec_context.options = options
             yield container, stream
     except LmmsStreamError:
@@ -52,7 +52,7 @@ def opened(
 
 
 def has_sound(data: bytes) -> bool:
-    """Whether a video has sound beside its frames."""
+    """Return whether a video has sound."""
     with opened(data, "video") as (container, _):
         return bool(container.streams.audio)
 
@@ -76,9 +76,9 @@ _PACKET_IS_FRAME = {"mov": ("h264", "hevc", "mpeg4", "vp9", "av1", "mjpeg", "pro
 
 
 def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
-    """The facts about a video. is_checked: all of it is decoded, and must need no repair.
+    """Return the facts about a video. is_checked: decode all of it, without repairs.
 
-    DataError for a video without frames, for what cannot be decoded, and for frames that are too large.
+    DataError for a video without frames, for undecodable data, and for frames that are too large.
     """
     with opened(data, "video") as (container, stream):
         listed = _listed_frames(data, container, stream)
@@ -108,7 +108,7 @@ def _decoded_facts(data: bytes, *, is_checked: bool) -> VideoFacts:
 
 
 def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
-    """The facts about a sound, all of which is decoded; DataError for one without samples, or of several rates."""
+    """Decode a whole sound; return its facts. DataError for a sound without samples, or with several rates."""
     samples, rates = 0, set()
     with opened(data, "audio", is_strict=is_checked) as (container, stream):
         for frame in container.decode(stream):
@@ -126,14 +126,14 @@ def _size_shown(frame: Any) -> tuple[int, int]:
 
 
 class _Listed(NamedTuple):
-    """fps: None where the frames are not equally long."""
+    """Frames listed in a header. fps: None for frames of different durations."""
 
     num_frames: int
     fps: float | None
 
 
 def _listed_frames(data: bytes, container: Any, stream: Any) -> _Listed | None:
-    """The frames that the header lists, where decoding gives exactly these; None where that is not certain."""
+    """Return the frames in the header's list, if decoding gives exactly these; None if this is uncertain."""
     codec, entries = stream.codec_context.name, list(stream.index_entries)
     container_name = container.format.name.partition(",")[0]
     if codec not in _PACKET_IS_FRAME.get(container_name, ()) or not entries or len(entries) != stream.frames:
@@ -163,8 +163,9 @@ def _decodes_from(data: bytes, entry: Any, stream: Any) -> bool:
 
 
 def _first_slice_is_idr(packet: bytes, context: Any) -> bool:
-    """Types of NAL units, stored after their lengths (ISO 14496-15, 5.3 and 8.3; types: ITU-T H.264, 7.4.1, and H.265,
-    7.4.2.2)."""
+    """Return whether the first slice of a packet is an IDR picture. NAL units are stored after their lengths (ISO
+    14496-15, 5.3 and 8.3; types: ITU-T H.264, 7.4.1, and H.265, 7.4.2.2).
+    """
     extradata, is_h264 = context.extradata or b"", context.name == "h264"
     length_at = 4 if is_h264 else 21
     if len(extradata) <= length_at:
@@ -181,15 +182,15 @@ def _first_slice_is_idr(packet: bytes, context: Any) -> bool:
 
 
 def _packet_times(data: bytes) -> list[int | None]:
-    """When each packet of a video is shown, in units of its time base; nothing is decoded."""
+    """Presentation time of each packet of a video, in units of its time base; nothing is decoded."""
     with opened(data, "video") as (container, stream):
         return [packet.pts for packet in container.demux(stream) if packet.size]
 
 
 def _average_rate(times: Sequence[int | None], container: Any, stream: Any) -> float:
-    """Frames a second, from the times of frames; the number of the header if it is as exact as the times."""
+    """Frames a second, from the times of frames; the header's number if it agrees with the times."""
     said = stream.average_rate or stream.guessed_rate
-    if container.format.name == "avi" and said and stream.frames:  # it has frames of one length, and no times
+    if container.format.name == "avi" and said and stream.frames:  # AVI has frames of one length, and no times
         return float(said * len(times) / stream.frames)
     known = sorted(time for time in times if time is not None)
     if len(known) < 2 or known[0] == known[-1]:

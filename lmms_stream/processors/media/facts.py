@@ -1,4 +1,4 @@
-"""Media -> the facts about them, exact: from the header where that is exact, and otherwise counted by decoding once."""
+"""Media -> exact facts: from the header if it is exact, otherwise by decoding once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SOUND_OF_VIDEO = ("sound_samples", "sound_rate")  # in a part of type video: Aud
 
 
 def facts_of(data: bytes, kind: str) -> Facts:
-    """The facts about an image, a video or a sound, given as the bytes of its file.
+    """Facts about an image, a video or a sound. data: the bytes of its file.
 
-    Images, WAV, FLAC, and MP4, MOV and AVI at a constant rate are read from their headers; of those videos one frame is
-    decoded. All others are decoded once. DataError for broken bytes and for media of nothing; ConfigError where PyAV is
-    needed and missing.
+    Images, WAV, FLAC, and MP4, MOV and AVI at a constant rate are read from their headers; a single frame of these
+    videos is decoded. All others are decoded once. DataError for broken bytes and for empty media; ConfigError if PyAV
+    is needed and missing.
     """
     if kind == "image":
         return image_facts(data)
@@ -43,7 +43,7 @@ def facts_of(data: bytes, kind: str) -> Facts:
 
 
 def sound_of_video(data: bytes) -> AudioFacts | None:
-    """The facts about the sound of a video, all of which is decoded; None for a video without sound."""
+    """Decode the sound of a video; return its facts, or None for a video without sound."""
     from .containers import has_sound, sound_facts
 
     return sound_facts(data) if has_sound(data) else None
@@ -61,9 +61,9 @@ def sound_to_store(data: bytes) -> dict[str, int]:
 
 
 def stored_sound(part: Mapping[str, Any]) -> AudioFacts | None:
-    """The facts about the sound of a video that a stored part has; None for a part without them.
+    """Facts about the sound of a video in a stored part; None for a part without these facts.
 
-    DataError where they are no whole numbers above 0.
+    DataError unless they are whole numbers above 0.
     """
     values = [part[name] for name in SOUND_OF_VIDEO if name in part]
     if not values:
@@ -78,7 +78,7 @@ def stored_sound(part: Mapping[str, Any]) -> AudioFacts | None:
 
 
 def checked_facts(data: bytes, kind: str) -> Facts:
-    """Like facts, with all of the media decoded: DataError if any part is broken."""
+    """Return facts like facts_of, after decoding all of the media: DataError if any part is broken."""
     if kind == "image":
         check_image(data)
         return image_facts(data)
@@ -95,11 +95,11 @@ def checked_facts(data: bytes, kind: str) -> Facts:
 
 
 def stored_facts(part: Mapping[str, Any]) -> Facts | None:
-    """The facts that a stored part has; None for a part without them, as earlier versions stored it.
+    """Facts in a stored part; None for a part without facts, from earlier versions.
 
-    DataError where they are no numbers above 0.
+    DataError unless they are numbers above 0.
     """
-    if part.get("type") == "image":  # most media by far: the rest says the same of them, in three times the time
+    if part.get("type") == "image":  # most media are images: a shortcut in a third of the time
         width, height = part.get("width"), part.get("height")
         if type(width) is int and type(height) is int and width > 0 and height > 0:
             return ImageFacts(width, height)
@@ -128,16 +128,16 @@ _STREAMINFO = 0
 
 
 def sound_facts_of_header(data: bytes) -> AudioFacts | None:
-    """None for other files, and for those whose header does not say how many samples there are."""
+    """Return the facts in the header; None for other files, and for a header without the number of samples."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return _wav(data)
     return _flac(data) if data[:4] == b"fLaC" else None
 
 
 def _wav(data: bytes) -> AudioFacts | None:
-    """RIFF chunks (Microsoft and IBM, 1991): "fmt " says of what size samples are, "data" holds them.
+    """RIFF chunks (Microsoft and IBM, 1991): "fmt " has the size of samples, "data" has the samples.
 
-    What was written to a pipe does not say how many they are, and what was cut has fewer: None.
+    None for a header without their number (written to a pipe), and for a file that was cut.
     """
     offset, frame_bytes, rate = 12, 0, 0
     while offset + 8 <= len(data):
@@ -156,7 +156,7 @@ def _wav(data: bytes) -> AudioFacts | None:
 
 
 def _flac(data: bytes) -> AudioFacts | None:
-    """STREAMINFO, the first metadata block (RFC 9639, 8.2): 20 bits of rate and 36 of samples, 0 where not known."""
+    """STREAMINFO, the first metadata block (RFC 9639, 8.2): 20 bits of rate and 36 of samples, 0 if not known."""
     if len(data) < 26 or data[4] & 0x7F != _STREAMINFO:
         return None
     packed = int.from_bytes(data[18:26], "big")
@@ -164,15 +164,15 @@ def _flac(data: bytes) -> AudioFacts | None:
     return AudioFacts(samples, rate) if rate and samples else None
 
 
-# The media of a stored sample: places of its parts, and their facts. Nothing is decoded.
+# The media of a stored sample: byte ranges and facts of its parts. Nothing is decoded.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaPart:
-    """kind: "image", "audio", "video" or what the sample calls it; mime: as the sample says, "" where it does not.
+    """A medium of a sample. kind: "image", "audio", "video" or the sample's own name; mime: from the sample, or "".
 
-    facts: as the sample says, None where it does not. interval: of a video, the seconds that are read of it. sound: of
-    a video, the facts about its sound, as the sample says.
+    facts: from the sample, or None. interval: of a video, the seconds to read. sound: of a video, the sample's facts
+    about its sound.
     """
 
     kind: str
@@ -193,13 +193,15 @@ class MediaPart:
 
     @property
     def image_size(self) -> tuple[int, int] | None:
-        """Width and height in pixels as shown, from the header; None for what is no image of a kind that is known."""
+        """Width and height in pixels, turned by EXIF, from the header; None for anything but an image of a known
+        format.
+        """
         return image_size(self.data) if self.real_mime.startswith("image/") else None
 
 
 def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
-    """The part of a message that is not text; DataError for a span outside of the sample's media, for facts that are no
-    numbers above 0, and for an interval that is none.
+    """Read a part of a message that is not text. DataError for a span outside of the sample's media, for facts that are
+    not numbers above 0, and for an invalid interval.
     """
     kind, span = str(part.get("type")), part.get("span")
     if not isinstance(span, Sequence) or len(span) != 2 or not all(type(number) is int for number in span):
@@ -217,6 +219,6 @@ def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
 
 
 def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaPart]:
-    """All media of a sample in the order of its messages; DataError for one whose span is wrong."""
+    """All media of a sample in the order of its messages; DataError for a wrong span."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return [media_part(part, media) for content in contents for part in content if part["type"] != "text"]

@@ -1,4 +1,4 @@
-"""Formats of media, by their first bytes. bytes -> MIME type; whether they end too early."""
+"""Formats of media, by their first bytes. bytes -> MIME type; whether a file ends too early."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIMES: dict[str, dict[str, str]] = {
     "mp3": {"audio": "audio/mpeg"},
     "flac": {"audio": "audio/flac"},
     "m4a": {"audio": "audio/mp4"},
-    "ogg": {"audio": "audio/ogg", "video": "video/ogg"},  # these may hold either: the reference says which
+    "ogg": {"audio": "audio/ogg", "video": "video/ogg"},  # either kind is possible: the reference specifies it
     "mp4": {"video": "video/mp4", "audio": "audio/mp4"},
     "webm": {"video": "video/webm", "audio": "audio/webm"},
     "mkv": {"video": "video/x-matroska", "audio": "audio/x-matroska"},
@@ -59,14 +59,14 @@ _BRANDS = {
 _EBML = b"\x1a\x45\xdf\xa3"
 _DOCTYPE_ID = b"\x42\x82"
 _SEGMENT_ID = b"\x18\x53\x80\x67"
-_UNKNOWN_RIFF_BYTES = 0x7FFF0000  # so many or more are said by programs that write to a pipe
+_UNKNOWN_RIFF_BYTES = 0x7FFF0000  # this size or more is written by programs that write to a pipe
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _FRAMES_BYTES = 1 << 14  # more than two frames of AAC
 _BITMAP_HEADER_BYTES = (12, 40, 52, 56, 64, 108, 124)
 
 
 def media_format(data: bytes) -> str | None:
-    """The name of the format that the first bytes say (a key of the table above); None when they say none."""
+    """Name of the format by the first bytes (a key of _MIMES); None if unknown."""
     for start, name in _STARTS.items():
         if data.startswith(start):
             return name if name != "mp3" else _behind_tags(data)
@@ -92,7 +92,7 @@ def media_format(data: bytes) -> str | None:
 
 
 def mime_type(data: bytes, kind: Kind) -> str:
-    """The MIME type of media of a kind; DataError when the bytes are of no known format, or of another kind."""
+    """MIME type of media of a kind; DataError for bytes of no known format, or of another kind."""
     name = media_format(data)
     if name is None and (problem := if_lfs_pointer(data)):
         raise DataError(f"it {problem}")
@@ -105,13 +105,13 @@ def mime_type(data: bytes, kind: Kind) -> str:
 
 
 def usual_kind(data: bytes) -> Kind | None:
-    """The kind of media that a file usually holds, by its first bytes; None for bytes of no known format."""
+    """Usual kind of media in a file, by its first bytes; None for bytes of no known format."""
     kinds: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
     return next((kinds[kind] for kind in _MIMES.get(media_format(data) or "", {})), None)
 
 
 def shown_mime(data: bytes, kind: str) -> str | None:
-    """The MIME type that the first bytes say, of that kind where the format holds several; None when they say none."""
+    """MIME type by the first bytes, of the kind if the format has several; None for bytes of no known format."""
     mimes = _MIMES.get(media_format(data) or "", {})
     return mimes.get(kind) or next(iter(mimes.values()), None)
 
@@ -122,9 +122,9 @@ def extension_of(mime: str) -> str:
 
 
 def is_cut_short(data: bytes) -> bool:
-    """Whether the file is shorter than its outermost header says, for containers of videos and sounds that have one.
+    """Return whether the file is shorter than in its outermost header, for containers of videos and sounds with a size.
 
-    What was written to a pipe does not say its size. The others are RIFF (WAV, AVI), Matroska and ISO media.
+    These are RIFF (WAV, AVI), Matroska and ISO media. Files written to a pipe have no size.
     """
     if data[:4] == b"RIFF":
         size = int.from_bytes(data[4:8], "little")
@@ -154,7 +154,7 @@ def _boxes_end(data: bytes) -> int:
 
 
 def _document_type(data: bytes) -> bytes:
-    """The DocType of an EBML header, from among its elements (RFC 8794, 6 and 11.2.4); b"" where it has none."""
+    """DocType of an EBML header, from among its elements (RFC 8794, 6 and 11.2.4); b"" without a DocType."""
     size, offset = _vint(data, len(_EBML))
     stop = min(offset + size, len(data))
     while offset < stop:
@@ -169,7 +169,9 @@ def _document_type(data: bytes) -> bytes:
 
 
 def _vint(data: bytes, offset: int) -> tuple[int, int]:
-    """A number of variable size, and the offset behind it; its first byte's leading zeros say how many bytes follow."""
+    """Read a number of variable size; return it and the offset behind it. The leading zeros of its first byte are the
+    number of bytes that follow.
+    """
     first = data[offset : offset + 1] or b"\x80"
     stop = offset + _vint_width(first[0])
     return int.from_bytes(data[offset:stop], "big") & ((1 << 7 * (stop - offset)) - 1), stop
@@ -180,7 +182,9 @@ def _vint_width(first: int) -> int:
 
 
 def _behind_tags(data: bytes) -> str:
-    """The format of a sound with an ID3 tag: of what begins behind the tag, whose size has 7 bits a byte, or MP3."""
+    """Return the format of a sound with an ID3 tag, by the bytes behind the tag, or MP3. The tag's size has 7 bits a
+    byte.
+    """
     size = 0
     for byte in data[6:10]:
         size = size << 7 | byte & 0x7F
@@ -189,14 +193,18 @@ def _behind_tags(data: bytes) -> str:
 
 
 def _is_transport_stream(data: bytes) -> bool:
-    """Packets of an MPEG transport stream (ISO 13818-1, 2.4.3): each begins with a sync byte, in M2TS after a time."""
+    """Check for packets of an MPEG transport stream (ISO 13818-1, 2.4.3): each begins with a sync byte, in M2TS after a
+    time.
+    """
     first, size = (0, 188) if data[:1] == b"G" else (4, 192)
     starts = range(first, min(len(data), first + 3 * size), size)
     return len(starts) > 1 and all(data[start] == ord("G") for start in starts)
 
 
 def _is_adts_frame(data: bytes) -> bool:
-    """A frame of AAC (ISO 14496-3, 1.A.2.2) with a rate that exists, behind which another begins, or the data end."""
+    """Check for a frame of AAC (ISO 14496-3, 1.A.2.2) with a valid rate, followed by another frame or the end of the
+    data.
+    """
     if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0 or data[2] >> 2 & 15 > 12:
         return False
     size = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
@@ -205,7 +213,7 @@ def _is_adts_frame(data: bytes) -> bool:
 
 
 def _is_mp3_frame(data: bytes) -> bool:
-    """A frame header of MPEG audio, layer II or III (ISO 11172-3, 2.4.1.3), with values that exist."""
+    """Check for a frame header of MPEG audio, layer II or III (ISO 11172-3, 2.4.1.3), with valid values."""
     if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE0 != 0xE0:
         return False
     version, layer, bitrate, rate = data[1] >> 3 & 3, data[1] >> 1 & 3, data[2] >> 4, data[2] >> 2 & 3
@@ -217,7 +225,7 @@ MIN_BASE64 = 44  # characters; a shorter text is a path
 
 
 def looks_like_base64(text: str) -> bool:
-    """Whether a text is media in base64, and not a path: its alphabet, and a known format in its first bytes."""
+    """Return whether a text is media in base64, and not a path: its alphabet, and a known format in its first bytes."""
     import base64
 
     if len(text) < MIN_BASE64 or not _BASE64.fullmatch(text):

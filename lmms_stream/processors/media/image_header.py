@@ -1,4 +1,4 @@
-"""The header of an image -> its size as it is shown; images that are small enough, or decoded wholly to check them."""
+"""The header of an image -> its size in the shown orientation; size limits; a full decode as a check."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-MAX_DECODED_PIXELS = 1 << 33  # of all frames of an animation that is checked; Pillow has a limit for each
+MAX_DECODED_PIXELS = 1 << 33  # of all frames of a checked animation; Pillow has a limit for each frame
 JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
 _LOSSY_QUALITY = 95
-_OF_ONE_BIT = ("tiff_ccitt", "group3", "group4")  # compressions of TIFF that hold black and white alone
+_OF_ONE_BIT = ("tiff_ccitt", "group3", "group4")  # compressions of TIFF for only black and white
 _ORIENTATION = 0x0112  # EXIF's tag
-ON_ITS_SIDE = (5, 6, 7, 8)  # its values for an image that is turned by 90 degrees to be shown
-_MAY_ORIENT = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # where Pillow's `info` says it
+ON_ITS_SIDE = (5, 6, 7, 8)  # values for an image that is turned by 90 degrees
+_MAY_ORIENT = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # with it, in Pillow's `info`
 _PNG_MAY_ORIENT = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
 _PNG_HEAD_BYTES = 1 << 16  # of a PNG, in which an animation is announced
 _PNG_CHUNK = struct.Struct(">I4s")
@@ -38,12 +38,12 @@ def image_facts(data: bytes) -> ImageFacts:
     DataError for a header that Pillow cannot read, and for an image beyond its guard against decompression bombs.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
+        warnings.simplefilter("ignore")  # Pillow warns of large images, and of harmless flaws
         return _facts(_open(data), data)
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height as shown, from the header; None for what is no image whose header Pillow reads."""
+    """Width and height in the shown orientation, from the header; None if Pillow cannot read the header."""
     try:
         return image_facts(data)
     except DataError:
@@ -51,11 +51,12 @@ def image_size(data: bytes) -> tuple[int, int] | None:
 
 
 def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts]:
-    """The image as it is, its header checked; one of more than max_pixels made smaller, in its format and aspect.
+    """Return the image and its facts after checking its header; an image of more than max_pixels is made smaller, in
+    its format and aspect.
 
-    Its facts are returned with it. Decoded are only an image that is made smaller, and one of 32 bits, whose pixels
-    alone tell which value is white. DataError as `image_facts` and `eight_bits` raise it, and for an animation that
-    would have to be made smaller, because it would lose its frames.
+    Only images that are made smaller are decoded, and images of 32 bits, because only their pixels show which value is
+    white. DataError: see `image_facts` and `eight_bits`; also for an animation of more than max_pixels, because it
+    would lose its frames.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,7 +85,7 @@ def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts
 
 
 def has_more_frames(data: bytes) -> bool:
-    """Return whether an image has frames or pages after the first, which alone is read; False if that is not known."""
+    """Return whether an image has frames or pages after the first (only the first is read); False if unknown."""
     name = media_format(data)
     if name == "png":
         return b"acTL" in data[:_PNG_HEAD_BYTES]
@@ -94,12 +95,12 @@ def has_more_frames(data: bytes) -> bool:
         warnings.simplefilter("ignore")
         try:
             return bool(getattr(_open(data), "is_animated", False))
-        except Exception:  # noqa: BLE001 - of damaged frames behind the first
+        except Exception:  # noqa: BLE001 - damaged frames behind the first
             return False
 
 
 def check_image(data: bytes) -> None:
-    """Decode an image with all its frames; DataError where any of it is broken or missing."""
+    """Decode an image with all its frames; DataError if any part is broken or missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = _open(data)
@@ -124,16 +125,16 @@ def check_image(data: bytes) -> None:
 
 
 def _is_whole_jpeg(data: bytes, image: Image) -> bool:
-    """DataError where pixels are missing; False where Pillow must say."""
+    """Return whether a JPEG is decoded completely; DataError for missing pixels; False if Pillow must decide."""
     colors: Literal["RGB", "CMYK"] = "CMYK" if image.mode == "CMYK" else "RGB"
     return strictly_decoded(data, width=image.width, height=image.height, colors=colors) is not None
 
 
 def orientation_of(image: Image) -> int:
-    """How an image that Pillow opened is turned to be shown, 1 to 8 as EXIF counts; 1 where it does not say.
+    """Orientation of an image opened by Pillow, 1 to 8 in EXIF's numbers; 1 without an orientation.
 
-    The same that ImageOps.exif_transpose goes by, without decoding. A PNG may say it behind its pixels: those are known
-    once it is loaded.
+    Same result as ImageOps.exif_transpose, without decoding. A PNG may store the orientation behind its pixels; load
+    such a PNG first.
     """
     need("PIL", by="images")
     from PIL import Image
@@ -142,7 +143,7 @@ def orientation_of(image: Image) -> int:
         return 1
     try:
         orientation = Image.Image.getexif(image).get(_ORIENTATION, 1)  # PngImageFile.getexif decodes the image
-    except Exception:  # noqa: BLE001 - damaged EXIF data say nothing, and do no harm to the image
+    except Exception:  # noqa: BLE001 - damaged EXIF data have no meaning, and do no harm to the image
         return 1
     return orientation if orientation in range(1, 9) else 1
 
@@ -158,7 +159,9 @@ def _facts(image: Image, data: bytes) -> ImageFacts:
 
 
 def _says_more_behind_pixels(data: bytes) -> bool:
-    """Whether chunks that may hold EXIF or XMP data come after the pixels of a PNG, where Pillow's header ends."""
+    """Return whether chunks for EXIF or XMP data come after the pixels of a PNG, beyond the header that Pillow
+    reads.
+    """
     offset, is_behind = 8, False
     while offset + _PNG_CHUNK.size <= len(data):
         size, name = _PNG_CHUNK.unpack_from(data, offset)
@@ -171,10 +174,10 @@ def _says_more_behind_pixels(data: bytes) -> bool:
 
 
 def pillow_format(data: bytes, *, subject: str = "it") -> str:
-    """Pillow's name of the format of an image, "" if it is not an image. Pillow can read HEIC then, or a DataError is
-    raised.
+    """Pillow's name of the format of an image, "" if it is not an image. For HEIC, enable Pillow to read it or raise
+    DataError.
 
-    subject: the image, as the error calls it.
+    subject: name of the image in the error.
     """
     name = (media_format(data) or "").upper()
     if name != "HEIC":
@@ -213,21 +216,21 @@ def _resized(image: Image, width: int, height: int) -> bytes:
     from PIL import Image
 
     form = "JPEG" if image.format == "MPO" else image.format
-    image.draft(None, (width, height))  # decodes a JPEG at the smallest of its scales that is large enough
+    image.draft(None, (width, height))  # decodes a JPEG at its smallest sufficient scale
     image.load()  # a PNG may have EXIF data behind its pixels
     found = {"exif": _exif_to_keep(image), "icc_profile": image.info.get("icc_profile")}
     kept: dict[str, Any] = {name: value for name, value in found.items() if value}
-    image = eight_bits(image)  # interpolated values would leave the range by which they are shown
+    image = eight_bits(image)  # interpolated values would leave their range
     if image.mode in ("1", "P", "PA"):  # Pillow does not interpolate these modes
-        has_alpha = "transparency" in image.info and form != "GIF"  # a GIF would lose the colors of what is transparent
+        has_alpha = "transparency" in image.info and form != "GIF"  # a GIF would lose the colors of transparent pixels
         image = image.convert("L" if image.mode == "1" else "RGBA" if has_alpha else "RGB")
     if form in ("JPEG", "WEBP", "AVIF"):
         kept["quality"] = _LOSSY_QUALITY
     if form == "WEBP":
-        kept["exact"] = True  # keeps the colors of what is transparent
+        kept["exact"] = True  # keeps the colors of transparent pixels
     if form == "TIFF" and image.info.get("compression") in _OF_ONE_BIT:
         kept["compression"] = "tiff_adobe_deflate"
-    # Band by band: together Pillow makes black of all that is transparent, whose colors are shown where alpha is not.
+    # Band by band: together, Pillow would turn transparent pixels black, and their colors are shown without the alpha.
     bands = [band.resize((width, height), Image.Resampling.LANCZOS) for band in image.split()]
     small = Image.merge(image.mode, bands)
     buffer = BytesIO()
@@ -236,7 +239,7 @@ def _resized(image: Image, width: int, height: int) -> bytes:
 
 
 def _exif_to_keep(image: Image) -> bytes | None:
-    """EXIF data that say how the image is turned, also where its XMP data say it; None if there are none."""
+    """EXIF data with the orientation of the image, also if only its XMP data have it; None without EXIF data."""
     need("PIL", by="images")
     from PIL import Image
 
@@ -252,20 +255,20 @@ def _exif_to_keep(image: Image) -> bytes | None:
     return exif.tobytes()
 
 
-# A JPEG -> its pixels, by simplejpeg, which tells what libjpeg makes up where data are missing. Pillow does not.
+# A JPEG -> its pixels, by simplejpeg. It reports pixels that libjpeg makes up for missing data; Pillow does not.
 
-# The warning of libjpeg when it fills in pixels that the data lack: a JPEG that was cut short and closed with an end
-# marker, and damaged codes. It warns of harmless things, too.
+# libjpeg's warnings when it fills in pixels missing in the data: a JPEG that was cut short and closed with an end
+# marker, and damaged codes. It warns of harmless flaws, too.
 _LOSSES = ("premature end of data segment", "bad Huffman code", "bad arithmetic code")
 
 
 def strictly_decoded(
     data: bytes, *, width: int, height: int, scale: int = 1, colors: Literal["RGB", "CMYK"] = "RGB", subject: str = "it"
 ) -> NDArray[np.uint8] | None:
-    """[height, width, colors]: a JPEG at 1/scale of its size, which width and height are of.
+    """Decode a JPEG at 1/scale of its size: [height, width, colors]. width, height: after scaling.
 
-    None for what simplejpeg refuses otherwise, and where it is missing: Pillow is to decode or refuse that. DataError
-    for a JPEG without all of its pixels; subject: the image, as the error calls it.
+    None if simplejpeg is missing, or refuses for another reason: then Pillow decodes or refuses. DataError for a JPEG
+    with missing pixels; subject: name of the image in the error.
     """
     decoder = _simplejpeg()
     if decoder is None:
@@ -292,20 +295,20 @@ def _simplejpeg() -> Any:
 
 # Grey images of more than 8 bits a pixel -> 8 bits. Pillow's own conversion clips their values at 255.
 
-_WITHOUT_RANGE = ("I", "F")  # Pillow's modes of 32 bits, in which the format does not say which value is white
+_WITHOUT_RANGE = ("I", "F")  # Pillow's modes of 32 bits, without a defined value of white
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
 def has_unknown_range(image: Image) -> bool:
-    """Whether only the pixels of an image tell which of its values is white."""
+    """Return whether only the pixels of an image show which value is white."""
     return image.mode in _WITHOUT_RANGE
 
 
 def eight_bits(image: Image) -> Image:
-    """The image with 8 bits a channel: grey of 12 and 16 bits by its high bits, as Pillow makes them of colors.
+    """Return the image with 8 bits a channel: the high bits of grey with 12 and 16 bits, like Pillow's own for colors.
 
-    Whole numbers of 32 bits and floats are taken as they are where all are from 0 to 255, and floats that are all from
-    0 to 1 by their share of 1. Other images are returned unchanged. DataError for other values.
+    Whole numbers of 32 bits and floats keep their values if all are from 0 to 255; floats from 0 to 1 are scaled to
+    255. Other images are returned unchanged. DataError for other values.
     """
     if not (has_unknown_range(image) or image.mode.startswith("I;16")):
         return image

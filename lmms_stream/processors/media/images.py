@@ -1,7 +1,7 @@
-"""Bytes of an image -> its pixels as they are shown.
+"""Bytes of an image -> its pixels, turned by EXIF.
 
-A JPEG is decoded by simplejpeg where that is installed and takes it, which halves the time. It and Pillow are the same
-libjpeg-turbo and give the same pixels, so that a run can go on where the other decoder is. All else is Pillow's.
+simplejpeg decodes a JPEG if it is installed and accepts the file, in half the time. It and Pillow use the same
+libjpeg-turbo and give the same pixels: a run can resume with the other decoder. Pillow decodes all other images.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .image_header import JPEG_FORMATS, ON_ITS_SIDE, eight_bits, orientation_of,
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_PIXELS = 178_956_970  # what Pillow decodes at most: twice its MAX_IMAGE_PIXELS
-SCALES = (8, 4, 2)  # a JPEG's coefficients give it at these fractions at once; Pillow knows no others
-MIN_SCALED_SIDE = 16  # pixels of what is decoded at a fraction: below, decoders round sizes in ways of their own
+MAX_PIXELS = 178_956_970  # Pillow's limit: twice its MAX_IMAGE_PIXELS
+SCALES = (8, 4, 2)  # a JPEG's coefficients allow only these fractions
+MIN_SCALED_SIDE = 16  # minimum side in pixels after scaling: below, decoders round sizes differently
 _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -39,15 +39,15 @@ _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
 def decode_image(
     data: bytes, *, min_width: int = 0, min_height: int = 0, max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
-    """[H, W, 3] RGB as shown: EXIF's orientation is applied, and modes become RGB as by Pillow's convert("RGB"), after
-    `eight_bits`.
+    """Decode an image to RGB: [H, W, 3]. EXIF's orientation is applied, and modes become RGB like Pillow's
+    convert("RGB"), after `eight_bits`.
 
-    With min_width and min_height a JPEG comes at the smallest of 1/8, 1/4, 1/2 and all of its size that has at least as
-    many pixels in both directions. DataError for broken bytes, and for an image of more than max_pixels by its header:
-    it is not decoded.
+    With min_width and min_height a JPEG is decoded at 1/8, 1/4, 1/2 or all of its size: the smallest scale with enough
+    pixels in both directions. DataError for broken bytes, and for an image with more than max_pixels in its header,
+    without decoding.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
+        warnings.simplefilter("ignore")  # Pillow warns of large images, and of harmless flaws
         image = _opened(data, max_pixels)
         try:
             if image.format in JPEG_FORMATS:
@@ -57,7 +57,7 @@ def decode_image(
                 pixels = _decoded_jpeg(data, image, _scale(image.size, min_width, min_height))
             else:
                 pixels = _decoded(image)
-                orientation = orientation_of(image)  # a PNG may tell it behind its pixels, and a TIFF is turned by now
+                orientation = orientation_of(image)  # a PNG may store it behind its pixels, and a TIFF is turned by now
         except (MemoryError, DataError):
             raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
@@ -67,18 +67,18 @@ def decode_image(
 
 
 def _opened(data: bytes, max_pixels: int) -> Image:
-    """The image with its header read; its pixels are decoded later."""
+    """Open an image and read its header; its pixels are decoded later."""
     need("PIL", by="images")
     from PIL import Image
 
-    mime_type(data, "image")  # an error for what is none
+    mime_type(data, "image")  # raises DataError for other data
     name = pillow_format(data, subject="the image")
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=[name])
         width, height = image.size
     except Image.DecompressionBombError as error:
         try:
-            image = Image.OPEN[name][0](BytesIO(data), "")  # as Image.open does it, but for its guard: to tell the size
+            image = Image.OPEN[name][0](BytesIO(data), "")  # like Image.open without its guard: to report the size
         except Exception:  # noqa: BLE001 - some formats guard themselves
             raise DataError(f"{error}: make the image smaller, or remove it") from error
         width, height = image.size
@@ -94,7 +94,7 @@ def _opened(data: bytes, max_pixels: int) -> Image:
 
 
 def _scale(size: tuple[int, int], min_width: int, min_height: int) -> int:
-    """The largest of the scales at which both sides keep their minimum; 1 where none does."""
+    """Return the largest scale at which both sides keep their minimum; 1 if no scale does."""
     least = (max(min_width, MIN_SCALED_SIDE), max(min_height, MIN_SCALED_SIDE))
     if min_width < 1 and min_height < 1:
         return 1
@@ -105,9 +105,9 @@ def _scale(size: tuple[int, int], min_width: int, min_height: int) -> int:
 
 
 def _decoded_jpeg(data: bytes, image: Image, scale: int) -> NDArray[np.uint8]:
-    """A JPEG at 1/scale of its size, rounded up.
+    """Decode a JPEG at 1/scale of its size, rounded up.
 
-    One of CMYK has the colors that Pillow gives it.
+    CMYK is converted with Pillow's colors.
     """
     width, height = (-(-side // scale) for side in image.size)
     is_cmyk = image.mode == "CMYK"
@@ -122,6 +122,6 @@ def _decoded_jpeg(data: bytes, image: Image, scale: int) -> NDArray[np.uint8]:
 
 def _decoded(image: Image) -> NDArray[np.uint8]:
     image.load()
-    image.info.pop("transparency", None)  # of a palette: it would be converted beside the pixels, for nothing
+    image.info.pop("transparency", None)  # of a palette: a needless conversion
     shown = eight_bits(image)
     return np.array(shown if shown.mode == "RGB" else shown.convert("RGB"))

@@ -26,13 +26,13 @@ def to_patches(
     std: Sequence[float],
     out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """[N, H, W, 3] -> [t * h * w, 3 * temporal_patch_size * patch_size**2], with h and w of patches.
+    """Cut frames into patches: [N, H, W, 3] -> [t * h * w, 3 * temporal_patch_size * patch_size**2], with h and w in
+    patches.
 
-    The last frame is repeated until temporal_patch_size divides their number. Rows go by time, then by groups of
-    merge_size x merge_size patches, which stay together; a row goes by channel, frame, and the pixels of the patch.
-    Values are (x / 255 - mean) / std in float32, with the bits that transformers' slow processor gives.
-    out: rows that are filled and returned, such as those of an image in an array of several; new memory costs more time
-    than the patches.
+    The last frame is repeated until temporal_patch_size divides their number. Rows are ordered by time, then by groups
+    of merge_size x merge_size patches; the values of a row by channel, frame, and the pixels of the patch. Values are
+    (x / 255 - mean) / std in float32, with the same bits as transformers' slow processor. out: rows to fill and return,
+    e.g. an image's part of a larger array; new memory costs more time than the patches.
     """
     num_frames, height, width, _ = frames.shape
     multiple = patch_size * merge_size
@@ -107,7 +107,7 @@ def _normalise(
     green: NDArray[np.float32],
     blue: NDArray[np.float32],
 ) -> None:
-    """A row of pixels -> a row of values of each channel.
+    """Normalise a row of pixels to a row of values of each channel.
 
     x / 255 in float32 has the bits of transformers' x * (1 / 255) in float64, rounded, for all 256 values of x.
     """
@@ -124,13 +124,13 @@ def _normalise(
 def _copy_patch(
     values: NDArray[np.float32], offset: int, stride: int, patch_size: int, pixels: NDArray[np.float32]
 ) -> None:
-    """Copy patch_size rows of so many values, the first at an offset, each a stride behind the one before it."""
+    """Copy patch_size rows of patch_size values, from an offset of `values` on, `stride` values apart."""
     if patch_size < LANES:
         for n in range(patch_size * patch_size):
             pixels[n] = values[offset + n // patch_size * stride + n % patch_size]
         return
     source, target = values.ctypes.data + 4 * offset, pixels.ctypes.data
-    last = 4 * (patch_size - LANES)  # the last lanes of a row may have values of those before them
+    last = 4 * (patch_size - LANES)  # the last lanes of a row may overlap the lanes before
     for _ in range(patch_size):
         for at in range(0, last, 4 * LANES):
             _copy_lanes(np.uintp(source + at), np.uintp(target + at))

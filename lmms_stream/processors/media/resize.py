@@ -1,9 +1,9 @@
-"""Pixels -> pixels of another size, bit for bit as Pillow's filters give them, by compiled loops.
+"""Pixels -> pixels of another size, bit for bit equal to Pillow's filters, by compiled loops.
 
 Pillow (src/libImaging/Resample.c) makes each pixel of a new width a weighted sum of the pixels around it in its row,
-rounds it to 8 bits, and does the same with the height; weights are whole numbers of 2^-22. Here one loop does both: it
-adds up rows of bytes, many bytes in one vector instruction. For the width a band of rows is transposed before, so that
-the pixels of a column lie side by side.
+rounds it to 8 bits, and repeats this for the height; weights are whole numbers of 2^-22. Here one loop does both: it
+adds up rows of bytes, many bytes in one vector instruction. For the width, a band of rows is transposed first, and the
+pixels of a column become contiguous.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 PRECISION_BITS = 22  # of a weight
 HALF = np.int32(1 << (PRECISION_BITS - 1))
-# Filter -> its number, and the pixels on each side that it reaches, times the scale where an image is made smaller.
+# Filter -> its number, and its reach in pixels on each side, times the scale if an image is made smaller.
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 FILTERS: dict[Filter, tuple[int, float]] = {"bilinear": (0, 1.0), "bicubic": (1, 2.0), "lanczos": (2, 3.0)}
 BILINEAR, BICUBIC = FILTERS["bilinear"][0], FILTERS["bicubic"][0]
 # The parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing".
 CUBIC = -0.5
 BAND = 64  # rows that are resized in width together
-SPAN = 1024  # bytes of a row that are added up together: these sums stay in the fastest cache
+SPAN = 1024  # bytes of a row that are added up together: their sums stay in the fastest cache
 TILE = 16  # rows and columns that are transposed together
-TERMS = 5  # rows that are added together: the filter's reach where an image hardly changes its size
+TERMS = 5  # rows that are added together: the filter's reach if an image hardly changes its size
 
 
 def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter = "bicubic") -> NDArray[np.uint8]:
-    """[..., H, W, 3] -> [..., height, width, 3], as Pillow's resize with that filter gives, bit for bit.
+    """Resize an image, bit for bit like Pillow's resize with the filter: [..., H, W, 3] -> [..., height, width, 3].
 
-    The image itself where it has that size.
+    An image of this size is returned itself.
     """
     *frames, old_height, old_width, channels = image.shape
     if (old_width, old_height) == (width, height):
@@ -72,8 +72,8 @@ def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArra
 def _weights(
     size: int, new_size: int, filter: int, reach: float
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """For each new pixel: the weights of the old pixels (then zeros), the first old pixel, and the number of old
-    pixels. The steps are those of Pillow, with the same roundings.
+    """Return for each new pixel: the weights of the old pixels (then zeros), the first old pixel, and the number of old
+    pixels. The steps and roundings equal Pillow's.
     """
     scale = size / new_size
     stretch = max(scale, 1.0)
@@ -131,7 +131,7 @@ def _resize_rows(
     new_columns = np.empty(out.shape[1] * band, np.uint8)
     sums = np.empty(3 * band, np.int32)
     for begin in range(0, num_rows, band):
-        row = min(begin, num_rows - band)  # the last band may have rows of the one before it
+        row = min(begin, num_rows - band)  # the last band may have rows of the band before
         _transpose(source, row * row_bytes, band, row_bytes, columns, 0, band)
         for pixel in range(len(weights)):
             at = 3 * band * pixel
@@ -171,9 +171,9 @@ def _add_rows(
     sums: NDArray[np.int32],
     out: NDArray[np.uint8],
 ) -> None:
-    """Write the weighted sum of rows of bytes, the first at an offset, each a stride behind the one before it.
+    """Write the weighted sum of rows of bytes, from an offset of `source` on, `stride` bytes apart.
 
-    The weights behind the last are zeros, and stand at the last row again, so that rows are always added by fives.
+    Rows are always added by fives: zero weights follow the last weight, and repeat the last row.
     """
     width = len(out)
     last = offset + (number - 1) * stride
@@ -224,7 +224,7 @@ def _transpose(
             for column in range(row_bytes):
                 target[target_offset + column * target_row_bytes + row] = source[offset + row * row_bytes + column]
         return
-    # The last tile of each row and column may have bytes of the one before it.
+    # The last tile of each row and column may have bytes of the tile before.
     for begin in range(0, row_bytes, TILE):
         column = min(begin, row_bytes - TILE)
         for begin_row in range(0, num_rows, TILE):
@@ -236,9 +236,9 @@ def _transpose(
 
 @intrinsic
 def _transpose_tile(typing_context: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> Any:
-    """Transpose the 16 rows of 16 bytes at an address, each a stride behind the one before it.
+    """Transpose the 16 rows of 16 bytes at an address, `stride` bytes apart.
 
-    Interleaving row n with row n + 8, four times over, is the transposition; LLVM has an instruction for each.
+    Four times, row n is interleaved with row n + 8, for the full transposition; LLVM has an instruction for each step.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Bytes of a sound -> its samples: float32, one channel, at a rate that a model reads.
+"""Bytes of a sound -> its samples: float32, one channel, at the model's rate.
 
-libsndfile, by soundfile, decodes WAV, FLAC, Ogg and MP3; PyAV the rest, and where the two count other samples than the
-stored facts say. Channels are averaged, then soxr resamples, as librosa's load does.
+libsndfile, by soundfile, decodes WAV, FLAC, Ogg and MP3. PyAV decodes the rest, and sounds for which libsndfile's
+number of samples differs from the stored facts. Channels are averaged, then soxr resamples, like librosa's load.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...errors import ConfigError, DataError
 from .containers import opened
 from .types import AudioFacts
 
-_MARGIN_S = 1  # read behind what is needed: more than the filter of the resampler reaches
+_MARGIN_S = 1  # seconds read after the needed part: more than the reach of the resampler's filter
 _FULL_SCALE = {"u1": 128.0, "i2": 2.0**15, "i4": 2.0**31, "i8": 2.0**63}  # of whole numbers, by their NumPy type
 
 
 def resampled_length(samples: int, rate: int, to: int) -> int:
-    """Samples that so many become at another rate: a part of one counts as one.
+    """Number of samples after resampling to another rate, rounded up.
 
     >>> resampled_length(44100, 44100, 16000), resampled_length(3, 44100, 16000)
     (16000, 2)
@@ -33,9 +33,9 @@ def resampled_length(samples: int, rate: int, to: int) -> int:
 def read_sound(
     data: bytes, facts: AudioFacts, *, rate: int, start: int = 0, num_samples: int | None = None
 ) -> NDArray[np.float32]:
-    """float32[n] at a rate: those from sample `start` on, num_samples of them, or all; counted at that rate.
+    """Read a sound at a rate: float32[n], from sample `start` on, num_samples or all, counted at this rate.
 
-    n follows from the facts alone (resampled_length). DataError for what cannot be decoded, and for other facts.
+    n follows only from the facts (resampled_length). DataError for undecodable sounds, and for other facts.
     """
     total = resampled_length(facts.samples, facts.rate, rate)
     stop = total if num_samples is None else min(start + num_samples, total)
@@ -49,7 +49,9 @@ def read_sound(
 
 
 def _by_soundfile(data: bytes, facts: AudioFacts, limit: int) -> NDArray[np.float32] | None:
-    """The first `limit` samples, float32[limit, channels]; None for what libsndfile does not read as the facts say."""
+    """Return the first `limit` samples, float32[limit, channels]; None if libsndfile cannot read them or disagrees with
+    the facts.
+    """
     soundfile = _library("soundfile")
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
@@ -81,7 +83,7 @@ def _by_av(data: bytes, facts: AudioFacts, limit: int) -> NDArray[np.float32]:
 
 
 def _values(frame: Any) -> NDArray[np.float32]:
-    """float32[samples, channels] from -1 to 1."""
+    """Samples of a frame from -1 to 1: float32[samples, channels]."""
     array = frame.to_ndarray()
     array = array.T if frame.format.is_planar else array.reshape(frame.samples, -1)
     kind = array.dtype.str[1:]
@@ -91,7 +93,9 @@ def _values(frame: Any) -> NDArray[np.float32]:
 
 
 def _of_width(piece: NDArray[np.float32], num_channels: int) -> NDArray[np.float32]:
-    """A frame with fewer channels than others has the mean of its own on all, so that the mean of all is theirs."""
+    """Repeat the mean of a frame's channels on num_channels, if it has fewer: the mean of all channels stays the
+    same.
+    """
     if piece.shape[1] == num_channels:
         return piece
     return np.repeat(piece.mean(axis=1, keepdims=True), num_channels, axis=1)
@@ -108,18 +112,18 @@ def _library(name: str) -> Any:
         ) from error
 
 
-# Samples of a clip -> its mel features, as transformers' WhisperFeatureExtractor computes them.
+# Samples of a clip -> its mel features, equal to transformers' WhisperFeatureExtractor.
 
-_SILENCE = -10.0  # log10 of the least power that is told apart
-_RANGE = 8.0  # powers of ten below the loudest that are told apart
-_TAIL_HOPS = 4  # of silence behind a clip, so that what is computed ends as if silence went on
+_SILENCE = -10.0  # log10 of the lowest power
+_RANGE = 8.0  # powers of ten from the loudest to the lowest value
+_TAIL_HOPS = 4  # hops of silence computed after a clip; further silence has the same values as their end
 
 
 @lru_cache(maxsize=8)
 def mel_filters(num_bins: int, num_points: int, rate: int) -> NDArray[np.float64]:
-    """float64[num_points // 2 + 1, num_bins]: how much of each frequency is in each bin; 0 to 8000 Hz.
+    """Share of each frequency in each bin, 0 to 8000 Hz: float64[num_points // 2 + 1, num_bins].
 
-    Triangles between points that are equally far apart on Slaney's scale, each of the same area.
+    Triangles of equal area between points that are evenly spaced on Slaney's scale.
     """
     ends = _mel(np.array([0.0, 8000.0]))
     points = _hertz(np.linspace(ends[0], ends[1], num_bins + 2))
@@ -132,7 +136,7 @@ def mel_filters(num_bins: int, num_points: int, rate: int) -> NDArray[np.float64
 
 
 def _mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Slaney's scale: a line to 1000 Hz, which is 15, and a logarithm above."""
+    """Slaney's scale: linear to 1000 Hz (15 mel), logarithmic above."""
     logarithmic = 15.0 + np.log(np.maximum(hertz, 1000.0) / 1000.0) * (27.0 / np.log(6.4))
     return np.where(hertz >= 1000.0, logarithmic, 3.0 * hertz / 200.0)
 
@@ -144,10 +148,10 @@ def _hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 def mel_features(
     samples: NDArray[np.float32], *, num_bins: int, num_points: int, hop: int, rate: int, padded_to: int = 0
 ) -> NDArray[np.float32]:
-    """float32[num_bins, frames] of a clip, a frame for each whole hop of its samples.
+    """Mel features of a clip, a frame for each whole hop of its samples: float32[num_bins, frames].
 
-    padded_to: the clip is read as if silence followed up to so many samples (0: none does). The window's num_points are
-    centred, so that a clip must be longer than half of them where no silence follows.
+    padded_to: number of samples to which the clip is extended by silence (0: none). The window's num_points are
+    centred: without silence, a clip must be longer than half of them.
     """
     length = max(len(samples), padded_to)
     computed = min(length, (-(-len(samples) // hop) + _TAIL_HOPS) * hop) if padded_to else length
@@ -162,7 +166,7 @@ def mel_features(
 def _log_powers(
     samples: NDArray[np.float32], num_bins: int, num_points: int, hop: int, rate: int
 ) -> NDArray[np.float32]:
-    """By torch, whose rounding it then has: of quiet frequencies beside loud ones NumPy differs by 6e-5."""
+    """Log powers by torch, for the same rounding: NumPy differs by 6e-5 for quiet frequencies next to loud ones."""
     import torch
 
     threads = torch.get_num_threads()
@@ -185,9 +189,10 @@ _PAPER, _INK, _LINE = (255, 255, 255), (38, 90, 160), (200, 200, 200)
 
 
 def waveform(samples: NDArray[np.float32], *, width: int = WIDTH, height: int = HEIGHT) -> NDArray[np.uint8]:
-    """uint8[height, width, 3]: time from left to right; in each column, from the lowest to the highest sample there.
+    """Draw a waveform, uint8[height, width, 3]: time from left to right; each column from its lowest to its highest
+    sample.
 
-    The loudest reaches the edge.
+    The loudest sample reaches the edge.
     """
     picture = np.full((height, width, 3), _PAPER, np.uint8)
     picture[height // 2] = _LINE

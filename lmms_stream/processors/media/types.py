@@ -1,4 +1,4 @@
-"""Facts of media, from which their tokens are counted; the seconds of a video to read; memory of arrays. Pure."""
+"""Facts of media, the basis of their token counts; the seconds of a video to read; memory of arrays. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ...errors import DataError
 
 
 class ImageFacts(NamedTuple):
-    """In pixels, as the image is shown: its EXIF orientation is applied."""
+    """Size of an image in pixels, with its EXIF orientation applied."""
 
     width: int
     height: int
 
 
 class VideoFacts(NamedTuple):
-    """width, height: in pixels, as it is shown: rotated where it says so. frames: that decoding gives. fps: average."""
+    """Facts of a video. width, height: in pixels, after its rotation. frames: number of decoded frames. fps:
+    average.
+    """
 
     width: int
     height: int
@@ -29,7 +31,7 @@ class VideoFacts(NamedTuple):
 
 
 class AudioFacts(NamedTuple):
-    """samples: of each channel, that decoding gives. rate: of them a second."""
+    """Facts of a sound. samples: number of decoded samples of each channel. rate: samples a second."""
 
     samples: int
     rate: int
@@ -48,33 +50,32 @@ FACT_TYPES: dict[str, type[ImageFacts] | type[VideoFacts] | type[AudioFacts]] = 
 
 
 class Memory(Protocol):
-    """Gives memory for arrays of media."""
+    """Allocator of arrays of media."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An uninitialised array of that name; arrays of a name are joined on axis 0."""
+        """Return an uninitialised array; arrays of the same name are joined on axis 0."""
         ...
 
 
 def new_memory(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Memory of its own for each array."""
+    """Allocate an array in new memory."""
     return np.empty(shape, dtype)
 
 
 # The seconds of a video to read -> an interval -> the frames in it.
 
 INTERVAL_KEYS = ("video_start", "video_end")
-_ROUNDING = 1e-6  # of a frame: seconds times frames a second may miss a whole number by so much
+_ROUNDING = 1e-6  # of a frame: rounding error of seconds times frames a second
 
 
 class Interval(NamedTuple):
-    """Seconds [start, end) of a video; end None, or behind the video's: to its end."""
+    """Seconds [start, end) of a video; end None, or behind the video's end: to its end."""
 
     start: float = 0.0
     end: float | None = None
 
     def frames(self, video: VideoFacts) -> range:
-        """Return the numbers of its frames. DataError if there are none, because the video ends before the interval
-        begins."""
+        """Return the numbers of its frames. DataError if the video ends before the interval begins."""
         first = max(0, math.ceil(self.start * video.fps - _ROUNDING))
         stop = video.frames if self.end is None else min(video.frames, math.ceil(self.end * video.fps - _ROUNDING))
         if first >= stop:
@@ -86,7 +87,7 @@ class Interval(NamedTuple):
 
     @property
     def said(self) -> dict[str, float]:
-        """The fields of a part for it."""
+        """Fields of a part for the interval."""
         return {name: value for name, value in zip(INTERVAL_KEYS, self, strict=True) if value is not None}
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
-"""Bytes of a video -> chosen frames as they are shown, of one size.
+"""Bytes of a video -> chosen frames, turned, and resized to one size.
 
-Frames are numbered as decoding all of them would yield them. Packets are read first, without decoding: sorted by the
-times at which they are shown, they number the frames. Then only the groups of pictures with chosen frames are decoded,
-and in these no frame that is neither chosen nor referred to. Where packets do not tell the numbers (no times, as in
-AVI with B frames; frames that are not shown), all frames up to the last chosen one are decoded and counted.
+Frames are numbered in the order of a full decode. Packets are read first, without decoding: sorted by presentation
+times, they number the frames. Then only the groups of pictures with chosen frames are decoded, without frames that are
+neither chosen nor reference frames. If packets do not determine the numbers (AVI with B frames has no times; some
+frames are never shown), all frames up to the last chosen frame are decoded and counted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .containers import opened
 from .formats import mime_type
 from .resize import Filter, resize
 
-_CODECS_THAT_SKIP = ("h264", "mpeg4", "mpeg2video")  # what they call no reference is none (HEVC: for some frames only)
-_TIMED_CONTAINERS = ("mov", "matroska")  # their packets say when they are shown
-_CODECS_IN_ORDER = ("mjpeg", "mpeg4")  # of others FFmpeg cannot say surely whether frames are reordered
+_CODECS_THAT_SKIP = ("h264", "mpeg4", "mpeg2video")  # reliable marks of non-reference frames (not HEVC's)
+_TIMED_CONTAINERS = ("mov", "matroska")  # with presentation times in their packets
+_CODECS_IN_ORDER = ("mjpeg", "mpeg4")  # for other codecs FFmpeg cannot reliably detect reordered frames
 
 
 def read_frames(
     data: bytes, indices: Sequence[int], *, num_frames: int, width: int, height: int, filter: Filter = "bicubic"
 ) -> NDArray[np.uint8]:
-    """[len(indices), height, width, 3] RGB: the frames of those numbers, from 0, as shown: rotated, then resized.
+    """Read the frames of the numbers `indices`, from 0, turned, then resized: RGB [len(indices), height, width, 3].
 
-    num_frames: of the whole video, by its facts. filter: see resize. indices may come in any order, and more than
-    once. DataError for a number that the video has not, and for a video that cannot be decoded.
+    num_frames: of the whole video, by its facts. filter: see resize. indices may come in any order, and more than once.
+    DataError for a number outside of the video, and for a video that cannot be decoded.
     """
     wrong = [index for index in indices if not 0 <= index < num_frames]
     if wrong:
@@ -54,7 +54,7 @@ def read_frames(
 
 
 def _frames(data: bytes, numbers: Sequence[int], num_frames: int) -> Iterator[tuple[int, Any]]:
-    """The frames of those numbers; then, where packets did not tell all of them, frames from the first on."""
+    """Yield frames with their numbers; if packets do not find all of `numbers`, yield the frames from the first on."""
     left = set(numbers)
     with _opened(data) as (container, stream):
         packets = [_Packet.of(packet) for packet in container.demux(stream) if packet.size]
@@ -75,7 +75,7 @@ def _frames(data: bytes, numbers: Sequence[int], num_frames: int) -> Iterator[tu
 
 
 class _Packet(NamedTuple):
-    time: int | None  # when it is shown
+    time: int | None  # presentation time
     is_key: bool
     is_shown: bool
 
@@ -85,11 +85,11 @@ class _Packet(NamedTuple):
 
 
 def _shown_order(packets: Sequence[_Packet], num_frames: int, form: str, codec: Any) -> list[int] | None:
-    """The packets of frames 0, 1, … as numbers in the order of decoding; None where packets do not tell it.
+    """Return the packets of frames 0, 1, … as numbers in the order of decoding; None if packets do not determine it.
 
-    They tell it where as many are to be shown as the video has frames, each at a time of its own. AVI, Ogg and some
-    Matroska files have no such times, and those that FFmpeg makes up are wrong where frames are reordered: then they
-    ascend in the order of decoding.
+    The order is known if the number of shown packets equals the number of frames, each at a different time. AVI, Ogg
+    and some Matroska files have no times. FFmpeg's substitutes are wrong for reordered frames: they ascend in the order
+    of decoding.
     """
     times = [packet.time for packet in packets]
     shown = [n for n, packet in enumerate(packets) if packet.is_shown]
@@ -101,10 +101,11 @@ def _shown_order(packets: Sequence[_Packet], num_frames: int, form: str, codec: 
 
 
 def _ranges(packets: Sequence[_Packet], chosen: Sequence[int]) -> list[tuple[int, int, set[int]]]:
-    """Packets to decode, [start, stop) in the order of decoding, from a key frame to the last chosen one.
+    """Packets to decode, [start, stop) in the order of decoding, from a key frame to the last chosen packet.
 
-    Beside each range are its chosen packets. A range begins with the last key frame that is decoded and shown before
-    its packet: frames of an open group, decoded after a key frame and shown before it, may refer to those before it.
+    With each range come its chosen packets. A range begins with the last key frame that is decoded and shown before its
+    packet: frames of an open group, decoded after a key frame and shown before it, may refer to frames before the key
+    frame.
     """
     ranges: list[tuple[int, int, set[int]]] = []
     for number in sorted(chosen):
@@ -119,9 +120,9 @@ def _ranges(packets: Sequence[_Packet], chosen: Sequence[int]) -> list[tuple[int
 
 
 def _decoded_ranges(data: bytes, ranges: Sequence[tuple[int, int, set[int]]]) -> Iterator[Any]:
-    """The frames of ranges of packets; those that no frame refers to are decoded only where they are chosen.
+    """Yield the frames of ranges of packets; frames without references to them are decoded only if they are chosen.
 
-    Ends early where a range cannot be decoded by itself: then the video is decoded from its first frame on.
+    Ends early if a range cannot be decoded by itself: the caller then decodes the video from its first frame on.
     """
     with suppress(DataError), _opened(data) as (container, stream):
         context = stream.codec_context
@@ -140,7 +141,7 @@ def _decoded_ranges(data: bytes, ranges: Sequence[tuple[int, int, set[int]]]) ->
 
 
 def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
-    """The container and its video stream; DataError for what is no video."""
+    """Open the container and its video stream; DataError if the data is not a video."""
     mime_type(data, "video")
     return opened(data, "video", subject="the video")
 
