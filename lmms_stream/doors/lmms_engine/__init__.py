@@ -1,4 +1,4 @@
-"""LMMS Engine's modules by their names below this package: `lmms_engine.train` is `lmms_stream.lmms_engine.train`.
+"""LMMS Engine's modules with its names, below this package: `lmms_engine.train` is `lmms_stream.lmms_engine.train`.
 
 mapping_func    tables of datasets, processors and models; register_dataset, register_processor
 datasets/       DatasetConfig and the datasets, processors and collators, by all their names

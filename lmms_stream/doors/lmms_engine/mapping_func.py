@@ -1,4 +1,4 @@
-"""LMMS Engine's tables of datasets, processors and models, and what adds to them."""
+"""LMMS Engine's tables of datasets, processors and models, and functions to register more."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _MEMBERS = ("columns", "schema", "description", "measure", "process")
 
 
 def register_dataset(dataset_type: str) -> Callable[[C], C]:
-    """Return a decorator: configs with this dataset_type are read by the class, a subclass of one of ours.
+    """Return a decorator: configs with this dataset_type use the class, a subclass of our datasets.
 
-    Its rows are those of `vision`, unless its row_kind says "text" or "image". ConfigError for a type that is there,
-    and for a class that is none of ours, or reads rows itself.
+    Its row_kind is "text" or "image"; without row_kind, rows are rows of `vision`. ConfigError for an existing type,
+    for a class that is not a subclass of ours, and for a class that reads rows itself.
     """
 
     def add(made_by: C) -> C:
@@ -68,11 +68,11 @@ def register_dataset(dataset_type: str) -> Callable[[C], C]:
 
 
 def register_processor(processor_type: str) -> Callable[[C], C]:
-    """Return a decorator: a processor_config with this processor_type is of the class.
+    """Return a decorator: a processor_config with this processor_type uses the class.
 
-    It is made of the ProcessorConfig, and build() is called where there is one. It is a Processor as ours
-    (processors/base.py), or has process(images, hf_messages) as LMMS Engine's, with images of Pillow, which gives
-    input_ids, labels and what the model needs besides; its lengths are then measured by processing.
+    The class is called with the ProcessorConfig, then build() if it exists. The class is a Processor like ours
+    (processors/base.py), or has LMMS Engine's process(images, hf_messages) with Pillow images, returning input_ids,
+    labels and the model's other inputs; lengths are then measured by processing.
     """
 
     def add(made_by: C) -> C:
@@ -92,7 +92,7 @@ def register_processor(processor_type: str) -> Callable[[C], C]:
 
 
 class EngineProcessor:
-    """A processor with LMMS Engine's process(images, hf_messages), as one of ours. said: its processor_config."""
+    """Adapter from LMMS Engine's process(images, hf_messages) to our Processor. said: its processor_config."""
 
     columns = ("messages", "media")
     schema = "messages"
@@ -104,7 +104,7 @@ class EngineProcessor:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """Its class, the text of that, and its config."""
+        """The class, its source code, and its config."""
         kind = type(self._made)
         return {"class": kind.__qualname__, "code": inspect.getsource(kind), "config": self._said}
 
@@ -136,7 +136,7 @@ def register_model(
     model_class: type[transformers.PreTrainedModel],
     model_general_type: str = "causal_lm",
 ) -> None:
-    """Let transformers make a model of a config with this model_type."""
+    """Register a model with transformers, for configs with this model_type."""
     transformers.AutoConfig.register(model_type, model_config, exist_ok=True)
     _auto_class(model_general_type).register(model_config, model_class, exist_ok=True)
 
@@ -144,7 +144,7 @@ def register_model(
 def create_model_from_pretrained(
     load_from_pretrained_path: str, model_general_type: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """Return the class of transformers' that loads the model of a folder or hub id."""
+    """Return the class of transformers that loads the model of a folder or hub id."""
     config = transformers.AutoConfig.from_pretrained(load_from_pretrained_path, trust_remote_code=trust_remote_code)
     return _class_of(config, model_general_type)
 
@@ -152,7 +152,7 @@ def create_model_from_pretrained(
 def create_model_from_config(
     model_type: str, config: Mapping[str, Any], model_general_type: str | None = None
 ) -> tuple[Any, transformers.PretrainedConfig]:
-    """Return the class of transformers' that makes a model of this type, and its config."""
+    """Return the class of transformers that builds a model of this type, and the model's config."""
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"model_type {model_type!r} is unknown to the transformers that is installed: correct it")
     made = CONFIG_MAPPING[model_type](**config)

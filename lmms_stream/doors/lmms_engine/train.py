@@ -19,10 +19,9 @@ __all__ = ["FSDP2SFTTrainer", "TrainRunner", "TrainingArguments"]
 
 @dataclass
 class TrainingArguments(transformers.TrainingArguments):
-    """transformers' arguments, and those that LMMS Engine has besides, with its defaults.
+    """Arguments of transformers and LMMS Engine, with LMMS Engine's defaults.
 
-    What becomes of each is said when they are made: it is done, a warning says why it cannot matter, or it is refused
-    by a ConfigError.
+    Construction checks each argument: apply the argument, or warn why the argument has no effect, or raise ConfigError.
     """
 
     use_muon: bool | None = False
@@ -54,18 +53,18 @@ class TrainingArguments(transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         fsdp: Any = self.__dict__["fsdp_config"]
-        self.fsdp_config = None  # of FSDP2, not of transformers' own Trainer
+        self.fsdp_config = None  # for FSDP2, not for transformers' own Trainer
         said = {name: getattr(self, name) for name in TRAINER_ARGS} | {"fsdp_config": fsdp}
-        # dtypes have defaults that cannot matter, and remove_unused_columns is transformers' own
+        # dtypes have defaults without effect, and remove_unused_columns belongs to transformers
         said |= dict.fromkeys(("reduce_dtype", "output_dtype", "remove_unused_columns"))
         super().__post_init__()
         setattr(self, LAUNCHED, trainer_values(said, source="TrainingArguments"))
 
 
 class TrainRunner:
-    """A run of a launch file. config: its sections, as YAML has them; ConfigError for what cannot be kept.
+    """A run of a launch file. config: its sections as parsed from YAML; ConfigError for unsupported values.
 
-    build() makes the dataset and the model, run() trains, from the latest checkpoint on if there is one.
+    build() makes the dataset and the model; run() trains, and resumes from the latest checkpoint if there is one.
     """
 
     def __init__(self, config: Mapping[str, Any]):

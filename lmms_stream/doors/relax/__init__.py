@@ -1,13 +1,13 @@
 """Prompts for reinforcement learning, behind Relax's names: rows of files or shards -> samples -> groups for rollouts.
 
 sample          a sample: generated and rewarded; samples as JSON and arrays, written atomically
-row_files       rows by number: lines of JSON, samples of shards; row_groups: of Parquet
-rows            typed text -> files, folders and slices -> the rows of all, as one sequence
+row_files       rows by number: lines of JSON, samples of shards; row_groups: rows of Parquet
+rows            typed text -> files, folders and slices -> all rows as one sequence
 prompts         a row -> messages -> a sample: the text of its prompt, its media, its length; MultimodalConfig
 cursor          IndexManager: an epoch, its shuffled order, and the position in it
-base            BaseDataset: what both datasets share, the order and the batches
+base            BaseDataset: base class of both datasets, the order and the batches
 dataset         Dataset: all samples in memory
-streaming       StreamingDataset: samples made on demand, chunks of them in the background; SampleBuffer
+streaming       StreamingDataset: samples made on demand, chunks prepared in the background; SampleBuffer
 arguments       the flags, with their defaults
 opening         arguments -> datasets, functions
 in_flight       groups that were handed out and have not come back
@@ -16,11 +16,11 @@ rollouts        RolloutManager: groups -> rollouts of finished groups
 
 Relax's own module paths, which re-export these names:
 
-utils/data              the datasets, their readers, a row's way to a sample
+utils/data              the datasets, their readers, making a sample of a row
 utils/types             Sample
 utils/misc              load_function
 utils/multimodal        limits on media
-engine/rollout          the data sources, what a rollout function gives
+engine/rollout          the data sources, results of rollout functions
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flags of rollout data, as Relax has them, with their defaults."""
+"""Relax's flags of rollout data, with Relax's defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...errors import ConfigError
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """What a flag of this type is given as."""
+    """Parse the JSON object of a flag."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -21,7 +21,7 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-# flag, type, default, what it says
+# flag, type, default, help
 _VALUES: tuple[tuple[str, Any, Any, str], ...] = (
     ("--prompt-data", str, None, "name .jsonl and .parquet files, folders or MDS datasets, each with @[START:STOP]"),
     ("--input-key", str, "input", "name the column of prompts"),
@@ -79,7 +79,7 @@ _DEFAULTS = {
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The parser, with Relax's flags of rollout data. Of flags that it has already, its own stay."""
+    """Add Relax's flags of rollout data to the parser and return it. Existing flags of the parser stay unchanged."""
     known = set(parser._option_string_actions)
     group = parser.add_argument_group("rollout data")
     for flag, kind, default, what in _VALUES:
@@ -100,7 +100,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     return parser
 
 
-# Settings of Relax's that change prompts or their media, and that nothing here does.
+# Settings of Relax that change prompts or their media and have no effect here.
 _UNHEARD = (
     "audio_sample_rate", "dump_details", "frame_factor", "image_resize_scale_factor", "opd_teacher_audio_key",
     "opd_teacher_video_key", "video_fps", "video_fps_max_frames", "video_fps_min_frames", "video_max_token_num",
@@ -109,7 +109,7 @@ _UNHEARD = (
 
 
 def refuse_unheard(args: Any, names: Sequence[str] = _UNHEARD) -> None:
-    """ConfigError for settings of Relax's that are set and would not be heard."""
+    """Raise ConfigError if args set an unsupported setting of Relax."""
     given = [name for name in names if getattr(args, name, None) not in (None, False)]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')} ({name})" for name in given)
@@ -120,7 +120,7 @@ def refuse_unheard(args: Any, names: Sequence[str] = _UNHEARD) -> None:
 
 
 def setting(args: Any, name: str) -> Any:
-    """A setting by its name; its default where args do not have it."""
+    """Return a setting by name, or its default if args do not have it."""
     if name not in _DEFAULTS:
         raise ConfigError(f"{name} is no setting of rollout data")
     return getattr(args, name, _DEFAULTS[name])

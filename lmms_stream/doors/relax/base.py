@@ -1,4 +1,4 @@
-"""What eager and lazy datasets share: the order of an epoch, samples by number, batches, counts of what is dropped."""
+"""Base class of eager and lazy datasets: the order of an epoch, samples by number, batches, counts of dropped rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .prompts import OVERLONG, MultimodalConfig, Outcome, Prompts
 from .rows import open_rows
 from .sample import Sample
 
-STEP = 64  # rows looked at together where samples are counted
-MARK_EVERY = 256  # samples for each of which one position is kept
+STEP = 64  # rows read together while samples are counted
+MARK_EVERY = 256  # the position of each MARK_EVERY-th sample is kept
 OnError = Literal["error", "skip"]
 
 
@@ -30,21 +30,21 @@ class BaseDataset(ABC):
     """Samples of rows in the order of an epoch.
 
     path: .jsonl and .parquet files, folders, MDS datasets, in folders or stores, lists of them, each with @[START:STOP]
-    (see open_rows). tokenizer: a fast tokenizer of transformers', or its folder or hub id. processor: None for prompts
-    without media; with one, the media of prompts become multimodal_inputs, images as PIL's. max_length: in tokens; rows
-    whose prompts have more are dropped, never cut, and counted (num_overlong).
-    prompt_key, label_key, tool_key, metadata_key: columns. multimodal_keys: kind of media -> column. system_prompt:
-    comes before each prompt. apply_chat_template: prompts become texts, with apply_chat_template_kwargs as variables of
-    the template. custom_prompt_func: (prompt, row) -> prompt. seed: of shuffle. multimodal_config: limits on images.
-    teacher_prompt_key: column of what a teacher is asked, which becomes metadata["opd_teacher_prompt"] as prompts
-    become texts; teacher_multimodal_keys: kind of media -> column of what it is shown (teacher_multimodal_inputs).
-    on_error: "skip" drops and counts (num_unreadable) rows that cannot be read; "error" raises a DataError that
-    names the row.
-    order: of shuffled epochs, "own", or "relax" for Relax's permutation, which takes 8 bytes a row.
-    cache_limit: room on this node for copies of what lies in stores, as bytes or "500mb" (None: no limit). Files of
-    JSON lines that do not fit are read by ranges of their store instead, and shards not used for longest give way.
+    (see open_rows). tokenizer: a fast tokenizer of transformers, or its folder or hub id. processor: None for prompts
+    without media; with a processor, the media of prompts become multimodal_inputs, with images as PIL images.
+    max_length: in tokens; rows with longer prompts are dropped, never cut, and counted (num_overlong). prompt_key,
+    label_key, tool_key, metadata_key: columns. multimodal_keys: kind of media -> column. system_prompt: system message
+    added before each prompt. apply_chat_template: render prompts as text, with
+    apply_chat_template_kwargs as variables of the template. custom_prompt_func: (prompt, row) -> prompt. seed: seed of
+    shuffle. multimodal_config: limits on images.
+    teacher_prompt_key: column of the teacher's prompt, rendered into metadata["opd_teacher_prompt"] like the prompt.
+    teacher_multimodal_keys: kind of media -> column of the teacher's media (teacher_multimodal_inputs). on_error:
+    "skip" drops unreadable rows and counts them (num_unreadable); "error" raises a DataError that names the row. order:
+    order of shuffled epochs: "own", or "relax" for Relax's permutation (8 bytes a row).
+    cache_limit: space on this node for copies of remote data, as bytes or "500mb" (None: no limit). JSON-lines files
+    that do not fit are read from the store by byte ranges; the least recently used shards are evicted.
 
-    The order is that of the rows until `shuffle` is called. Samples are not to be changed: `copy` them first.
+    Rows keep their order until `shuffle` is called. Do not change samples: `copy` them first.
     Raises ConfigError, DataError, StorageError.
     """
 
@@ -109,22 +109,22 @@ class BaseDataset(ABC):
         self._rows = open_rows(path, columns=self._prompts.columns, cache_limit=cache_limit)
         self._on_error = on_error
         self.may_drop = max_length is not None or on_error == "skip"
-        self._dropped = np.zeros(self.num_rows // 8 + 1 if self.may_drop else 0, np.uint8)  # a bit a row
+        self._dropped = np.zeros(self.num_rows // 8 + 1 if self.may_drop else 0, np.uint8)  # one bit per row
         self.num_overlong = 0
         self.num_unreadable = 0
-        self.num_processed = 0  # rows that samples were made of, each time that they were
-        self.epochs_crossed = 0  # ends of epochs that the last batch has passed
-        self._marks_of: Permutation | None = None  # the order that the marks are of
+        self.num_processed = 0  # rows made into samples, counted each time
+        self.epochs_crossed = 0  # ends of epochs passed by the last batch
+        self._marks_of: Permutation | None = None  # the order for which the marks were counted
         self.index_manager = IndexManager(self.num_rows, seed, shuffle=False, order=order)
 
     @property
     def num_rows(self) -> int:
-        """Rows that the path names, dropped ones among them."""
+        """Number of rows in path, including dropped rows."""
         return self._rows.num_rows
 
     @property
     def digest(self) -> str:
-        """Names the rows, wherever they lie."""
+        """Digest that identifies the rows, independent of their location."""
         return self._rows.digest
 
     @abstractmethod
@@ -132,14 +132,14 @@ class BaseDataset(ABC):
 
     @abstractmethod
     def _outcomes(self, rows: NDArray[np.int64]) -> list[Outcome]:
-        """What rows became, in this order."""
+        """Return the outcomes of rows, in the order of `rows`."""
 
     def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
-        """The same of positions of the epoch, for those who go through it from its start to its end."""
+        """Return the outcomes at positions start <= position < stop, for a pass through the epoch from start to end."""
         return self._outcomes(self.index_manager.permutation.between(start, stop))
 
     def _made(self, rows: NDArray[np.int64]) -> list[Outcome]:
-        """What becomes of rows, read and made now; threads may call it at once."""
+        """Read rows and return their outcomes, uncached; safe to call from several threads."""
         return self._prompts.make(self._rows.read(rows))
 
     # The order
@@ -154,17 +154,17 @@ class BaseDataset(ABC):
 
     @property
     def position(self) -> int:
-        """Rows of the epoch that batches have passed, dropped ones among them."""
+        """Rows of the epoch passed by batches, including dropped rows."""
         return self.index_manager.position
 
     def shuffle(self, epoch_id: int) -> None:
-        """Begin an epoch, in an order that seed and epoch alone tell; nothing where it is that of this epoch."""
+        """Begin an epoch in the order determined by seed and epoch; do nothing if this shuffled epoch is current."""
         self.index_manager.shuffle(epoch_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where batches stand, as JSON values; it fits eager and lazy datasets of the same rows.
+        """Return the position of batches as JSON values, valid for eager and lazy datasets of the same rows.
 
-        The first state reads all of the Parquet files and shards without checksums that lie on this machine.
+        The first call reads all local Parquet files and all local shards without checksums.
         """
         return {
             "digest": self.digest,
@@ -178,7 +178,7 @@ class BaseDataset(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """CursorError for a state of other rows, or of another seed where they are shuffled, and for what is none."""
+        """Resume from a state; CursorError for other rows, for another seed if shuffled, and for an invalid state."""
         if missing := sorted(self.state_dict().keys() - state.keys() - {"order", "all_bytes"}):
             raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
         all_bytes = state.get("all_bytes"), self._rows.all_bytes
@@ -199,11 +199,11 @@ class BaseDataset(ABC):
 
     @property
     def _order(self) -> str:
-        """The order of shuffled epochs, as states name it."""
+        """Name of the order of shuffled epochs in states."""
         return self.index_manager.order
 
     def follow(self, order: str) -> None:
-        """Shuffle epochs by the order that a state names; CursorError where this dataset cannot."""
+        """Use the order named by a state for shuffled epochs; CursorError for an unsupported order."""
         known = next((each for each in ORDERS if each == order), None)
         if known is None:
             raise CursorError(
@@ -213,11 +213,11 @@ class BaseDataset(ABC):
         self.index_manager.order, self.index_manager.last = known, None
 
     def get_state(self) -> dict[str, Any]:
-        """The state by Relax's name, with its counts of rows."""
+        """Return the state under Relax's name, with counts of rows."""
         return {**self.state_dict(), "filter_count": self.num_overlong, "total_processed": self.num_processed}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what get_state gave here, or gave Relax's StreamingDataset, whose order is then followed."""
+        """Resume from a result of get_state, or from a state of Relax's StreamingDataset and follow Relax's order."""
         if "digest" in state:
             self.load_state_dict(state)
             return
@@ -230,11 +230,11 @@ class BaseDataset(ABC):
     # Batches
 
     def get_batch(self, num_samples: int) -> tuple[list[Sample], bool]:
-        """The next samples, always so many, and whether the end of an epoch was passed for them.
+        """Return the next num_samples samples, and whether the batch passed the end of an epoch.
 
-        How many ends were passed tells epochs_crossed. An epoch that was read to its last row is passed by the next
-        batch. Where `shuffle` was called, each epoch has an order of its own. After an error the same batch can be
-        asked for again.
+        epochs_crossed is the number of ends passed. If an epoch was read to its last row, the next batch passes its
+        end.
+        After `shuffle`, each epoch has its own order. After an error the same batch can be requested again.
         """
         num_samples = whole_number("the number of samples", num_samples, least=0)
         cursor = self.index_manager
@@ -259,7 +259,7 @@ class BaseDataset(ABC):
         return batch, crossed > 0
 
     def _refuse_empty(self, num_of_epoch: int | None) -> None:
-        """num_of_epoch: samples of an epoch that was read from its start to its end."""
+        """Raise DataError if an epoch has no samples. num_of_epoch: samples of an epoch read from start to end."""
         if self.num_rows and num_of_epoch != 0:
             return
         raise DataError(
@@ -268,13 +268,13 @@ class BaseDataset(ABC):
         )
 
     def _kept(self, start: int, outcomes: list[Outcome]) -> list[Sample]:
-        """Of what the rows at positions from `start` on became, the samples; what is dropped is counted once."""
+        """Return the samples among the outcomes at positions from `start` on; count each dropped row once."""
         if {*map(type, outcomes)} <= {Sample}:
             return outcomes  # type: ignore[return-value]
         return [sample for _, sample in self._numbered(start, outcomes)]
 
     def _numbered(self, start: int, outcomes: Sequence[Outcome]) -> list[tuple[int, Sample]]:
-        """Samples and their positions; what is dropped is counted once."""
+        """Return positions and samples; count each dropped row once."""
         kept = []
         for position, outcome in enumerate(outcomes, start):
             if isinstance(outcome, Sample):
@@ -302,7 +302,7 @@ class BaseDataset(ABC):
         return Samples(self)
 
     def __getitem__(self, index: int) -> Sample:
-        """The sample of this number in the order of the epoch; negative ones count from the end."""
+        """Return the sample with this number in the order of the epoch; negative numbers count from the end."""
         if index < 0:
             index += sum(1 for _ in self) if self.may_drop else self.num_rows
         if index < 0:
@@ -312,7 +312,7 @@ class BaseDataset(ABC):
         raise IndexError(f"sample {index} of a dataset of {self.num_rows} rows")
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
-        """The samples of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
+        """Return the samples of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
         check_collator(
             f"{type(self).__name__} of prompts",
             loader="pass collate_fn=list",
@@ -321,18 +321,18 @@ class BaseDataset(ABC):
         return [self[number] for number in numbers]
 
     def __iter__(self) -> Iterator[Sample]:
-        """All samples of the epoch, wherever batches stand."""
+        """Yield all samples of the epoch, independent of the position of batches."""
         return (sample for _, sample in self._from(0))
 
     def _from(self, index: int) -> Iterator[tuple[int, Sample]]:
-        """Samples from this number on, with their positions. Where rows are dropped, those before are counted."""
+        """Yield positions and samples from this number on. If rows are dropped, count the samples before it."""
         if not self.may_drop:
             yield from self._walk(index, 1)
             return
         if self._marks_of is not self.index_manager.permutation:
             self._marks_of = self.index_manager.permutation
-            self._marks = [0]  # the position of every MARK_EVERY-th sample, as far as they were counted
-            self._last = (0, 0)  # a sample's number, and its position
+            self._marks = [0]  # the position of each MARK_EVERY-th sample counted up to now
+            self._last = (0, 0)  # number and position of the last yielded sample
         number, start = max(
             (MARK_EVERY * (mark := min(index // MARK_EVERY, len(self._marks) - 1)), self._marks[mark]),
             self._last if self._last[0] <= index else (0, 0),
@@ -355,7 +355,7 @@ class BaseDataset(ABC):
 
 
 class Samples(Sequence[Sample]):
-    """A dataset's samples as a sequence that can be sliced; they are read when they are asked for."""
+    """Sequence of a dataset's samples; supports slices and reads samples on access."""
 
     def __init__(self, dataset: BaseDataset):
         self._dataset = dataset

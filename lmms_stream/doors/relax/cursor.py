@@ -1,4 +1,4 @@
-"""IndexManager: an epoch, the order of its rows, and the position that batches have reached. Pure."""
+"""IndexManager: an epoch, the order of its rows, and the position reached by batches. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ...errors import ConfigError, CursorError, DataError
 
 
 class IndexManager:
-    """The cursor of a dataset of total_size rows, by Relax's names.
+    """Cursor of a dataset of total_size rows, with Relax's names.
 
-    shuffle: whether each epoch has an order of its own; else it is that of the rows. order, last: see Permutation.
+    shuffle: give each epoch its own order; False keeps the order of the rows. order, last: see Permutation.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class IndexManager:
         self.seed = seed
         self.order = order
         self.last = last
-        self._orders: dict[str, Permutation] = {}  # the last two, of this epoch and the next
+        self._orders: dict[str, Permutation] = {}  # the last two: this epoch's and the next epoch's
         self.begin(0, is_shuffled=shuffle)
 
     def begin(self, epoch_id: int, *, is_shuffled: bool, position: int = 0) -> None:
-        """Stand at a position of an epoch."""
+        """Move to a position of an epoch."""
         self.check(epoch_id, position)
         self.current_epoch = epoch_id
         self.is_shuffled = is_shuffled
-        self.position = position  # rows of the epoch that batches have passed
+        self.position = position  # rows of the epoch passed by batches
         self.permutation = self.of_epoch(epoch_id)
 
     def check(self, epoch_id: int, position: int) -> None:
-        """CursorError where there is no such position."""
+        """Raise CursorError for a position outside the epoch or a negative epoch."""
         if not 0 <= position <= self.total_size or epoch_id < 0:
             raise CursorError(
                 f"the state stands at row {position} of epoch {epoch_id}, where there is none ({self.total_size} "
@@ -55,7 +55,7 @@ class IndexManager:
             )
 
     def of_epoch(self, epoch_id: int) -> Permutation:
-        """The order of any epoch."""
+        """Return the order of any epoch."""
         name, epoch = self.name_of(epoch_id), epoch_id if self.is_shuffled else None
         if name not in self._orders:
             made = Permutation(self.total_size, seed=self.seed, epoch=epoch, order=self.order, last=self.last)
@@ -63,29 +63,29 @@ class IndexManager:
         return self._orders[name]
 
     def name_of(self, epoch_id: int) -> str:
-        """Names the order of an epoch: the same name, the same order."""
+        """Return the name of an epoch's order; equal names mean equal orders."""
         return f"{self.order} {'' if self.last is None else len(self.last)} {epoch_id if self.is_shuffled else ''}"
 
     @property
     def indices(self) -> list[int]:
-        """The rows of the epoch in their order."""
+        """Rows of the epoch in order."""
         return [*map(int, self.permutation.between(0, self.total_size))]
 
     def shuffle(self, epoch_id: int) -> None:
-        """Begin an epoch, in an order that seed and epoch alone tell; nothing where it is that of this epoch."""
+        """Begin an epoch in the order determined by seed and epoch; do nothing if this shuffled epoch is current."""
         epoch_id = whole_number("an epoch's number", epoch_id, least=0)
         if not self.is_shuffled or epoch_id != self.current_epoch:
             self.begin(epoch_id, is_shuffled=True)
 
     def reset(self, position: int = 0, epoch_id: int = 0) -> None:
-        """Stand at a position of a shuffled epoch."""
+        """Move to a position of a shuffled epoch."""
         self.begin(epoch_id, is_shuffled=True, position=position)
 
     def next_epoch(self) -> None:
         self.begin(self.current_epoch + 1, is_shuffled=self.is_shuffled)
 
     def get_next_indices(self, n: int) -> tuple[list[int], bool]:
-        """The next n rows, and whether the end of an epoch was passed for them."""
+        """Return the next n rows, and whether they passed the end of an epoch."""
         if n > 0 and not self.total_size:
             raise DataError("there are no rows: check the path and its slices")
         found: list[int] = []
@@ -103,7 +103,7 @@ class IndexManager:
         return {"epoch_id": self.current_epoch, "position": self.position}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what get_state gave, shuffled or not as now. CursorError for what is none."""
+        """Resume from a result of get_state; keep is_shuffled. CursorError for an invalid state."""
         try:
             position, epoch_id = int(state["position"]), int(state["epoch_id"])
         except (KeyError, TypeError, ValueError) as error:
@@ -111,10 +111,10 @@ class IndexManager:
         self.begin(epoch_id, is_shuffled=self.is_shuffled, position=position)
 
 
-# The shuffled order of an epoch, at any position of it, in memory that does not grow. Pure.
+# The shuffled order of an epoch, at any position, in constant memory. Pure.
 
-SMALL = 1 << 16  # rows of which the whole permutation is kept
-BLOCK = 4096  # positions whose rows are found together, for those who go through an epoch
+SMALL = 1 << 16  # up to this number of rows, the full permutation is kept
+BLOCK = 4096  # positions whose rows are computed together during a pass through an epoch
 _ROUNDS = 8
 Order = Literal["own", "relax"]
 ORDERS: tuple[Order, ...] = ("own", "relax")
@@ -122,15 +122,14 @@ _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  #
 
 
 class Permutation:
-    """A permutation of the numbers 0 <= n < num_rows, chosen by a seed and an epoch; without them it changes nothing.
-
+    """Permutation of the numbers 0 <= n < num_rows, chosen by a seed and an epoch; the identity without an epoch.
     >>> sorted(Permutation(5, seed=42, epoch=1)(np.arange(5)).tolist())
     [0, 1, 2, 3, 4]
 
-    Up to SMALL rows it is NumPy's. Beyond, it is a Feistel network over the next power of four, of which numbers that
-    are too large are sent through again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
-    order "relax": Relax's permutation, which is `random.shuffle` of Python's by seed + epoch; 8 bytes a row.
-    last: rows that are not shuffled and come last, as those that Relax's eager dataset has dropped before it shuffles.
+    Up to SMALL rows it is NumPy's permutation. Beyond, it is a Feistel network over the next power of four; numbers >=
+    num_rows are encrypted again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). order "relax":
+    Relax's permutation, Python's `random.shuffle` seeded with seed + epoch; 8 bytes a row. last: rows left unshuffled
+    at the end, such as rows dropped by Relax's eager dataset before it shuffles.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Permutation:
     ):
         self.num_rows = num_rows
         self.epoch = epoch
-        self._block: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))  # the last, by its number
+        self._block: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))  # number and rows of the last block
         self._table: NDArray[np.int64] | None = None
         if epoch is None:
             return
@@ -158,7 +157,7 @@ class Permutation:
         self._half_bits = np.uint64(((num_rows - 1).bit_length() + 1) // 2)
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows at these positions: int64, of the same shape (one axis)."""
+        """Return the rows at these positions: int64, same shape (one axis)."""
         if self.epoch is None:
             return positions
         if self._table is not None:
@@ -169,7 +168,7 @@ class Permutation:
         return rows.astype(np.int64)
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The rows at positions start <= position < stop: what a call gives, in a part of the time."""
+        """Return the rows at positions start <= position < stop: faster than a call for small ranges."""
         if self.epoch is None or self._table is not None or stop - start > BLOCK:
             return self(np.arange(start, stop))
         found = []

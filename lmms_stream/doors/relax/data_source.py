@@ -1,4 +1,4 @@
-"""Samples -> groups for rollouts, numbered over the whole run; groups that were not finished come back first."""
+"""Samples -> groups for rollouts, numbered over the whole run; unfinished groups come back first."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ _NAME = f"dataset/{_FILE}"
 
 
 class RolloutDataSource:
-    """Groups of n_samples_per_prompt copies of a prompt. args: what add_data_arguments gives, and hf_checkpoint (the
-    tokenizer's folder or hub id), save and load (folders or URLs of states).
+    """Groups of n_samples_per_prompt copies of a prompt.
 
-    group_index and index count up over the whole run, and go on after `load`. Without a dataset
-    (--disable-rollout-global-dataset) samples are empty. dataset: instead of the one that args name.
+    args: the namespace of add_data_arguments, with hf_checkpoint (the tokenizer's folder or hub id), save and load
+    (folders or URLs of states). dataset: replaces the dataset named by args.
+
+    group_index and index count up over the whole run and continue after `load`. Without a dataset
+    (--disable-rollout-global-dataset) samples are empty.
     """
 
-    has_buffer = False  # of groups that were put back
+    has_buffer = False  # whether groups can be put back
 
     def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
         self.args = args
         self.num_per_group = whole_number("n_samples_per_prompt", setting(args, "n_samples_per_prompt"), least=1)
         self.sample_group_index = 0
         self.sample_index = 0
-        self._lock = threading.RLock()  # a state is saved between two calls, whatever threads make them
+        self._lock = threading.RLock()  # keeps calls of other threads out of a save
         self.metadata: dict[str, Any] = {}
         self.dataset = dataset
         if dataset is None and setting(args, "rollout_global_dataset"):
@@ -56,7 +58,7 @@ class RolloutDataSource:
 
     @property
     def sample_offset(self) -> int:
-        """Rows of the epoch that were passed, dropped ones among them."""
+        """Rows of the epoch passed by batches, including dropped rows."""
         return 0 if self.dataset is None else self.dataset.position
 
     def __len__(self) -> int:
@@ -66,7 +68,7 @@ class RolloutDataSource:
         return len(self)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """The next groups, always so many; with --sort-prompts-by-length, those of long prompts first."""
+        """Return the next num_samples groups; with --sort-prompts-by-length, long prompts first."""
         num_samples = whole_number("the number of groups", num_samples, least=0)
         with self._lock:
             return self._by_length(self._from_dataset(num_samples))
@@ -100,7 +102,7 @@ class RolloutDataSource:
         )
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
-        """Values that are saved along; JSON, arrays or tensors."""
+        """Add values to the metadata saved in states: JSON values, arrays or tensors."""
         self.metadata.update(metadata)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class RolloutDataSource:
     # States
 
     def save(self, rollout_id: int) -> None:
-        """Where it stands, below args.save; it is the old state or the new one, whenever the process is killed."""
+        """Save the state below args.save, atomically: a kill leaves the old state or the new state."""
         if setting(self.args, "save") is None:
             raise ConfigError("there is no folder to save to: set save (--save)")
         if not isinstance(rollout_id, int) or rollout_id < 0:
@@ -118,11 +120,11 @@ class RolloutDataSource:
             save_state(open_storage(setting(self.args, "save")), f"{_NAME}_{rollout_id}", self._state(rollout_id))
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Go on from the state of a rollout below args.load; None: from the latest, and where there is none, anew.
+        """Resume from the state of a rollout below args.load; None: from the latest state.
 
-        Without args.load, and for a rollout before the first, it begins anew. A state of Relax's (.pt) is read where
-        there is none of ours, without running what is pickled in it, and its order is followed from then on.
-        CheckpointError for a state that is not there or damaged, CursorError for one of other data.
+        Without args.load, without a saved state, or for a negative rollout_id, do nothing. If our state is missing,
+        read Relax's state (.pt) without running its pickled code, and follow Relax's order from then on.
+        CheckpointError for a missing or damaged state, CursorError for a state of other data.
         """
         if setting(self.args, "load") is None or (rollout_id is not None and rollout_id < 0):
             return
@@ -190,14 +192,14 @@ class RolloutDataSource:
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """The same, with a buffer of groups that were put back: they come first, and are saved too.
+    """RolloutDataSource with a buffer of groups put back; buffered groups come first and are saved in states.
 
-    buffer_filter: (args, rollout_id, buffer, num_samples) -> groups, which it takes out of the buffer; pop_first
-    without --buffer-filter-path.
+    buffer_filter: (args, rollout_id, buffer, num_samples) -> groups, removed from the buffer; pop_first without
+    --buffer-filter-path.
 
-    Groups that are handed out to a holder are in flight. A state holds them in the order of delivery, and a source
-    that loads the state hands them out first. They are in flight until `add_samples` or `put_back` puts them back,
-    or `finish` delivers them.
+    Groups handed out to a holder are in flight. A state holds them in the order of delivery, and a source that loads
+    the state hands them out first. They are in flight until `add_samples` or `put_back` puts them back, or `finish`
+    delivers them.
     """
 
     has_buffer = True
@@ -210,9 +212,9 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer_filter: BufferFilter = pop_first if path is None else load_function(path)
 
     def get_samples(self, num_samples: int, *, holder: str | None = None) -> list[Group]:
-        """Groups of the buffer, and as many of the dataset as these are too few. After an error none is gone.
+        """Return groups of the buffer, filled up with groups of the dataset. An error leaves the buffer unchanged.
 
-        holder: who generates them, as a name: they are in flight until they come back. None: they are not followed.
+        holder: name of the generating process; its groups are in flight until they come back. None: not tracked.
         """
         with self._lock:
             before = [*self.buffer]
@@ -241,7 +243,10 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Put groups back. DataError for one that is not n_samples_per_prompt samples; then none is put back."""
+        """Put groups back; none of them after an error.
+
+        DataError unless each is a list of n_samples_per_prompt samples, and not in the buffer.
+        """
         for group in samples:
             if not isinstance(group, list) or not all(isinstance(each, Sample) for each in group):
                 raise DataError(f"a group must be a list of samples, got {type(group).__name__}: give lists of lists")
@@ -261,24 +266,24 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             self.buffer += samples
 
     def finish(self, samples: Sequence[Group | int], rollout_id: int | None = None) -> None:
-        """Deliver groups, or groups of these numbers, that a holder has generated.
+        """Deliver groups, or groups with these numbers, generated by a holder.
 
-        rollout_id: the rollout in which they are trained on. Until `save` is called for it, or a later one, they are
-        part of saved states: a run that goes on from an earlier rollout generates them again. None: they are done.
-        DataError for a group that is not in flight; then none is delivered.
+        rollout_id: the rollout that trains on the groups. Until `save` is called for this rollout or a later rollout,
+        the groups are part of saved states: a run resumed from an earlier rollout generates them again. None: done at
+        once. DataError for a group that is not in flight; then no group is delivered.
         """
         with self._lock:
             self._in_flight.finish(samples, rollout_id=None if setting(self.args, "save") is None else rollout_id)
 
     def put_back(self, holder: str | None = None) -> int:
-        """Put what a holder that was lost (None: all holders) has in flight in front of the buffer; how many groups."""
+        """Put the groups in flight of a lost holder (None: all holders) in front of the buffer; return their number."""
         with self._lock:
             groups = self._in_flight.take(holder)
             self.buffer[:0] = groups
             return len(groups)
 
     def get_num_in_flight(self) -> int:
-        """Groups in flight, delivered ones of unsaved rollouts among them."""
+        """Return the number of groups in flight, including delivered groups of unsaved rollouts."""
         return len(self._in_flight)
 
     def get_buffer_length(self) -> int:
@@ -304,19 +309,19 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
-    """The groups that were put back first, taken out of the buffer."""
+    """Remove and return the groups at the front of the buffer, oldest first."""
     groups = buffer[:num_samples]
     del buffer[:num_samples]
     return groups
 
 
-# Relax's saved states: a .pt file -> values; where a dataset stands by them. No code of a pickle is run.
+# Relax's saved states: a .pt file -> values -> a dataset's position. No pickled code is run.
 
-FOLDERS = ("dataset", "rollout")  # that Relax has saved to, the newer first
+FOLDERS = ("dataset", "rollout")  # folders used by Relax, newest first
 
 
 def read_relax_state(store: Storage, key: str) -> dict[str, Any]:
-    """The values of a .pt file; CheckpointError where it holds other things than plain values and tensors."""
+    """Return the values of a .pt file; CheckpointError if it holds anything but plain values and tensors."""
     need("torch", by="states of Relax's")
     import torch
 
@@ -336,11 +341,11 @@ def read_relax_state(store: Storage, key: str) -> dict[str, Any]:
 def follow_relax(
     dataset: BaseDataset, state: Mapping[str, Any], *, is_shuffled: bool, drops_unordered: bool = False
 ) -> None:
-    """Stand where Relax's dataset stood, in its order.
+    """Move a dataset to the position of Relax's dataset, in Relax's order.
 
-    is_shuffled: with --rollout-shuffle. drops_unordered: whether Relax's eager dataset has measured prompts by a
-    processor, after which its samples are in the order in which its processes were done. CursorError for a place that
-    cannot be found again.
+    is_shuffled: with --rollout-shuffle. drops_unordered: whether Relax's eager dataset measured prompts with a
+    processor; its samples are then in the completion order of its processes. CursorError for a position that cannot be
+    reproduced.
     """
     if state.get("use_streaming"):
         _follow_streaming(dataset, state.get("streaming_state") or {}, is_shuffled=is_shuffled)
@@ -363,7 +368,7 @@ def follow_relax(
             "--rollout-max-prompt-len drops some: load it without --use-streaming-dataset"
         )
     num_kept = len(dataset)
-    position = min(offset, num_kept)  # Relax counts on where a request was larger than the dataset
+    position = min(offset, num_kept)  # Relax keeps counting if a request is larger than the dataset
     if isinstance(dataset, Dataset) and drops:
         dataset.follow_relax_order()
         kept = np.delete(np.arange(dataset.num_rows), dataset.dropped_rows)

@@ -1,4 +1,4 @@
-"""Dataset: all samples in memory, made when it is opened."""
+"""Dataset: all samples in memory, built when the dataset is opened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS_AT_ONCE = 1024
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Python's garbage collector rests: it would go through all samples so far, again and again, and find nothing."""
+    """Pause Python's garbage collector: it would traverse all samples repeatedly and find nothing to free."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -30,7 +30,7 @@ def _without_collections() -> Iterator[None]:
 
 
 class Dataset(BaseDataset):
-    """See BaseDataset. Rows are read, and those that are dropped are counted, when it is opened."""
+    """Dataset whose rows are read, and dropped rows counted, when opened; see BaseDataset."""
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
@@ -54,14 +54,14 @@ class Dataset(BaseDataset):
 
     @property
     def origin_samples(self) -> list[Sample]:
-        """All samples in the order of the rows."""
+        """All samples, in the order of the rows."""
         return [each for each in self._all if isinstance(each, Sample)]
 
     @property
     def dropped_rows(self) -> NDArray[np.int64]:
         return np.flatnonzero(np.unpackbits(self._dropped, count=self.num_rows)).astype(np.int64)
 
-    # Relax shuffles the samples that it has kept
+    # Relax shuffles only the kept samples
 
     def follow_relax_order(self) -> None:
         """Shuffle the samples by Relax's permutation; dropped rows come last."""

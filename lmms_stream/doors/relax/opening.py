@@ -1,4 +1,4 @@
-"""What args name -> datasets and functions."""
+"""Rollout arguments -> datasets and functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .streaming import StreamingDataset
 
 
 def load_function(path: str) -> Any:
-    """What MODULE.NAME names; ConfigError where there is none."""
+    """Import MODULE.NAME; ConfigError if the import fails."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -24,7 +24,7 @@ def load_function(path: str) -> Any:
 
 
 def open_dataset(args: Any, **given: Any) -> BaseDataset:
-    """The dataset that args name. given: settings of it in place of theirs."""
+    """Open the dataset named by args. given: settings that override args."""
     refuse_unheard(args)
     if setting(args, "prompt_data") is None:
         raise ConfigError("there are no prompts: set --prompt-data, or --disable-rollout-global-dataset")
@@ -43,7 +43,7 @@ def open_dataset(args: Any, **given: Any) -> BaseDataset:
 
 
 def open_eval_datasets(args: Any) -> dict[str, BaseDataset]:
-    """The datasets of --eval-prompt-data by their names."""
+    """Open the datasets of --eval-prompt-data; return name -> dataset."""
     refuse_unheard(args)
     refuse_unheard(args, ["eval_config"])
     named = setting(args, "eval_prompt_data") or []
@@ -92,7 +92,7 @@ def _of_teacher(args: Any) -> dict[str, Any]:
 
 
 def _processor(path: str) -> Any:
-    """A processor of transformers', which counts the tokens of images."""
+    """Load a processor of transformers; it counts the tokens of images."""
     from transformers import AutoProcessor
 
     path = str(plain_path("hf_checkpoint", path))
@@ -105,7 +105,7 @@ def _processor(path: str) -> Any:
 
 
 def load_processor(name_or_path: str, **kwargs: Any) -> Any:
-    """The processor of media that a folder or hub id has, as Relax loads it; None where it has none."""
+    """Load the media processor of a folder or hub id, like Relax; None if the model has no processor."""
     from transformers import AutoProcessor, ProcessorMixin
 
     try:

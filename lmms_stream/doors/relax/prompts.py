@@ -1,4 +1,4 @@
-"""A row -> a sample: the text of its prompt by a chat template, its media as they are read, its length."""
+"""A row -> a sample: the text of its prompt by a chat template, its media, its length."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .sample import Sample
 
 OVERLONG = "overlong"
 TEACHER_PROMPT = "opd_teacher_prompt"  # in metadata
-Outcome = Sample | DataError | str  # a sample; what is wrong with the row; OVERLONG
+Outcome = Sample | DataError | str  # a sample; a row's error; OVERLONG
 _SET_HERE = ("tokenize", "tools", "messages", "conversation", "return_tensors", "return_dict")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """See Dataset for what the fields mean."""
+    """See BaseDataset for the fields."""
 
     tokenizer: Any = None
     processor: Any = None
@@ -76,11 +76,11 @@ class Prompts:
             if name in (self.apply_chat_template_kwargs or {}):
                 raise ConfigError(f"apply_chat_template_kwargs cannot set {name!r}, which is set here: leave it out")
         if self.apply_chat_template:
-            _ = self._template  # raises for a tokenizer without one
+            _ = self._template  # raises for a tokenizer without a template
 
     @property
     def columns(self) -> list[str]:
-        """Columns that are read; [] for all."""
+        """Columns to read; [] for all columns."""
         if self.custom_prompt_func is not None:
             return []
         named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key, self.teacher_prompt_key)
@@ -88,11 +88,11 @@ class Prompts:
         return [*filter(None, named), *media]
 
     def make(self, read: Read) -> list[Outcome]:
-        """What becomes of rows, each by itself."""
+        """Return the outcome of each row."""
         return self.measured(self._plain(read.rows) or [self._made(read, index) for index in range(len(read.rows))])
 
     def measured(self, made: list[Outcome]) -> list[Outcome]:
-        """The outcomes, with OVERLONG for samples of more than max_length tokens."""
+        """Return the outcomes, with OVERLONG for samples of more than max_length tokens."""
         if self.max_length is None:
             return made
         texts = [index for index, each in enumerate(made) if isinstance(each, Sample) and not each.multimodal_inputs]
@@ -106,21 +106,21 @@ class Prompts:
 
     @cached_property
     def _changes_prompts(self) -> bool:
-        """Whether a prompt that is a text can become anything else, or a row has more than it, a label and metadata."""
+        """Whether settings can change a text prompt, or add tools or media to it."""
         given = (self.system_prompt, self.tool_key, self.custom_prompt_func, self.teacher_prompt_key)
         if any(each is not None for each in given):
             return True
         return bool(self.apply_chat_template or self.multimodal_keys or self.teacher_multimodal_keys)
 
     def _plain(self, rows: Sequence[Any]) -> list[Outcome] | None:
-        """The samples of rows whose prompts are texts that stay as they are, all at once; None for other rows."""
+        """Return the samples of all rows at once if every prompt is a text to keep unchanged; else None."""
         if self._changes_prompts:
             return None
         try:
             prompts = [row[self.prompt_key] for row in rows]
             labels = repeat(None) if self.label_key is None else [row[self.label_key] for row in rows]
             metadata = [row.get(self.metadata_key) or {} for row in rows]
-        except (KeyError, TypeError):  # a row without it, or one that could not be read
+        except (KeyError, TypeError):  # a row without the column, or an unreadable row
             return None
         if {*map(type, prompts)} != {str} or {*map(type, metadata)} != {dict} or not all(prompts):
             return None
@@ -136,7 +136,7 @@ class Prompts:
             return DataError(f"{read.name(index)}: {error}")
 
     def sample(self, row: dict[str, Any], folder: str | None) -> Sample:
-        """The sample of a row, whatever its length. folder: what paths of its media start from. DataError."""
+        """Return the sample of a row, ignoring max_length. folder: base of relative media paths. Raises DataError."""
         metadata = self._metadata(row)
         tools = tools_of(row, self.tool_key)
         if tools is not None:
@@ -167,7 +167,7 @@ class Prompts:
         tools: list[Any] | None,
         folder: str | None,
     ) -> tuple[Any, dict[str, Any] | None]:
-        """A column's prompt as it is given to a model, and its media."""
+        """Return the model's prompt from a column, and its media."""
         prompt = row.get(key)
         if self.custom_prompt_func is not None:
             prompt = self.custom_prompt_func(prompt, row)
@@ -192,7 +192,7 @@ class Prompts:
 
     @cached_property
     def _image_sides(self) -> Vision | None:
-        """Limits on the sides of images; None for none."""
+        """Limits on the sides of images; None for no limit."""
         if self.multimodal_config is None:
             return None
         patch_size = int(getattr(getattr(self.processor, "image_processor", None), "patch_size", None) or 14)
@@ -212,7 +212,7 @@ class Prompts:
 
     def _rendered(self, messages: Messages, tools: list[Any] | None) -> str:
         template, prompt = self._template
-        with self._lock:  # a template keeps what it marks while it renders
+        with self._lock:  # a template records marked spans while it renders
             return template.render(messages, tools, prompt=prompt)[0]
 
     def _lengths(self, samples: Sequence[Outcome]) -> list[int]:
@@ -242,7 +242,7 @@ class Prompts:
 
     @cached_property
     def _template(self) -> tuple[ChatTemplate, bool]:
-        """The template, and whether it ends as if the assistant were to go on."""
+        """The template, and whether to add a generation prompt."""
         tokenizer = self._fast_tokenizer
         settings = dict(self.apply_chat_template_kwargs or {})
         prompt = bool(settings.pop("add_generation_prompt", True))
@@ -266,7 +266,7 @@ def _shown(value: Any) -> str:
 
 
 def _media_of(messages: Messages, media: SampleMedia, stored: Any, image_sides: Vision | None) -> dict[str, Any] | None:
-    """The media of messages in their order: images decoded as RGB, as they are shown; others as bytes; None without."""
+    """Return media in the order of messages: images decoded as RGB, other media as bytes; None without media."""
     found: dict[str, list[Any]] = {}
     for message in messages:
         content = message.get("content")
@@ -283,7 +283,7 @@ def _media_of(messages: Messages, media: SampleMedia, stored: Any, image_sides: 
 
 
 def _refuse_media(messages: Messages) -> None:
-    """DataError for media in messages that become a text, in which they would be lost."""
+    """Raise DataError for media in messages to be rendered as text: the text would lose them."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
@@ -312,9 +312,9 @@ _HEARD = ("image_max_token_num", "image_min_token_num")
 
 @dataclass(frozen=True)
 class MultimodalConfig:
-    """image_min_token_num, image_max_token_num: tokens of an image, which is resized to have so many, in whole tokens.
+    """Limits on images. image_min_token_num, image_max_token_num: tokens of an image; images are resized to fit.
 
-    Videos and sounds are given as bytes, so ConfigError for a limit on them that is not the default.
+    Videos and sounds stay undecoded bytes: ConfigError for a limit on them that is not the default.
     """
 
     image_max_token_num: int = 16384
@@ -344,12 +344,12 @@ class MultimodalConfig:
 
     @classmethod
     def from_args(cls, args: Any) -> MultimodalConfig:
-        """The limits that args have; defaults where they are None."""
+        """Return the limits set in args; defaults for values of None."""
         given = {each.name: getattr(args, each.name, None) for each in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 
 
-# A row's prompt, media and tools -> messages, as chat templates take them. Pure.
+# A row's prompt, media and tools -> messages for chat templates. Pure.
 
 KINDS = ("image", "video", "audio")
 Messages = list[dict[str, Any]]
@@ -364,7 +364,7 @@ def check_multimodal_keys(keys: Mapping[str, str] | None) -> None:
 
 
 def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messages:
-    """The conversation of a prompt: a text is what the user says. DataError for what is none."""
+    """Return the conversation of a prompt; a text becomes a user message. DataError for an invalid prompt."""
     if isinstance(prompt, str):
         if are_messages(unpacked(prompt)) or IN_PYTHON.match(prompt):
             raise DataError(
@@ -388,7 +388,7 @@ def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messag
 def plain_parts(messages: Messages) -> Messages:
     """Return messages whose parts name a medium by its kind; parts in OpenAI's form (image_url) are rewritten.
 
-    DataError for a part of another type: nothing would read it.
+    DataError for a part of another type: no model input would use it.
     """
     return [
         message | {"content": [_plain_part(part) for part in content]}
@@ -416,10 +416,10 @@ def _plain_part(part: Any) -> dict[str, Any]:
 
 
 def with_media(messages: Messages, row: Mapping[str, Any], keys: Mapping[str, str]) -> Messages:
-    """The messages with a part for each medium: <image>, <video> and <audio> take the next of the row's lists.
+    """Return the messages with a part per medium: <image>, <video> and <audio> take the next medium of the row's lists.
 
-    A part that says its kind alone takes one, too; one that has a medium of its own keeps it. DataError unless there
-    are as many media as takers.
+    A part with only a kind also takes the next medium; a part with a medium keeps it. DataError unless the number of
+    media equals the number of slots.
     """
     waiting = {kind: _media(row, kind, key) for kind, key in keys.items()}
     taken = dict.fromkeys(waiting, 0)
@@ -480,7 +480,7 @@ def _media(row: Mapping[str, Any], kind: str, key: str) -> list[Any]:
 
 
 def tools_of(row: Mapping[str, Any], key: str | None) -> list[Any] | None:
-    """A row's tools, a list or the JSON text of one; None where it has none."""
+    """Return a row's tools, stored as a list or as JSON text; None if the row has no tools."""
     value = row.get(key) if key is not None else None
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""RolloutManager: prompts of a source -> groups that are generated and rewarded, as many as a rollout has."""
+"""RolloutManager: prompts of a source -> generated and rewarded groups, one batch per rollout."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 class RolloutManager:
     """Rollouts of args.rollout_batch_size finished groups.
 
-    generate: (args, samples) -> None; it writes responses, tokens and status of samples, and leaves as ABORTED what is
-    to be gone on with later. reward: (args, sample) -> the reward of a finished one. name: of this one among several
-    that share the source.
+    generate: (args, samples) -> None; it writes responses, tokens and status of samples, and marks samples to resume
+    later as ABORTED. reward: (args, sample) -> the reward of a finished sample. name: name of this manager among
+    several that share the source.
 
-    Groups are in flight (see RolloutDataSourceWithBuffer) until a state of their rollout is saved, so a run that is
-    killed anywhere between loses none of their prompts.
+    Groups are in flight (see RolloutDataSourceWithBuffer) until a state of their rollout is saved. A run killed before
+    then loses no prompt.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RolloutManager:
             raise ConfigError(f"{type(source).__name__} takes no groups back: give a RolloutDataSourceWithBuffer")
         self.args = args
         self.source = source
-        self.num_filtered = 0  # groups that --dynamic-sampling-filter-path has dropped
+        self.num_filtered = 0  # groups dropped by --dynamic-sampling-filter-path
         self._generate = generate
         self._reward = reward
         self._name = name
@@ -60,13 +60,13 @@ class RolloutManager:
         self._keeps = None if path is None else load_function(path)
 
     def generate(self, rollout_id: int | None = None) -> list[Group]:
-        """The next rollout_batch_size finished groups.
+        """Return the next rollout_batch_size finished groups.
 
-        over_sampling_batch_size prompts are asked for at a time. Unfinished groups go back to the source, from which
-        they come first: with what they have, if --partial-rollout is set, else as prompts. Finished groups beyond the
-        batch go back, too, and are part of the next one. rollout_id: what `save` of the source will be called with,
-        once these groups are trained on; None: they count as trained on at once.
-        After an error all groups are in the source again. DataError where generate leaves all samples as they were.
+        Request over_sampling_batch_size prompts at a time. Unfinished groups go back to the source and come first: with
+        their partial responses if --partial-rollout is set, else as prompts. Finished groups beyond the batch also go
+        back and are part of the next batch. rollout_id: argument of the source's `save` after these groups are trained
+        on; None: they count as trained on at once.
+        An error puts all groups back into the source. DataError if generate leaves all samples unchanged.
         """
         done: list[Group] = []
         try:
@@ -81,7 +81,7 @@ class RolloutManager:
         return done[: self._batch_size]
 
     def eval(self) -> dict[str, dict[str, list[Any]]]:
-        """Of each dataset of --eval-prompt-data its samples, their rewards, and whether they were cut."""
+        """Return the samples of each dataset of --eval-prompt-data, their rewards, and whether each was truncated."""
         found = {}
         for name, dataset in open_eval_datasets(self.args).items():
             copies = range(setting(self.args, "n_samples_per_eval_prompt"))
@@ -100,7 +100,7 @@ class RolloutManager:
         return found
 
     def _round(self, groups: list[Group], rollout_id: int | None) -> list[Group]:
-        """Go on with groups; those that are finished and kept. Others are put back."""
+        """Resume groups; return the finished and kept groups, and put unfinished groups back."""
         waiting = [sample for group in groups for sample in group if sample.status not in _DONE]
         if setting(self.args, "mask_offpolicy_in_partial_rollout"):
             for sample in waiting:
@@ -150,7 +150,7 @@ class RolloutManager:
 
 
 def _anew(sample: Sample) -> Sample:
-    """The sample as a prompt."""
+    """Return the sample as a prompt, without its response."""
     metadata = {name: value for name, value in sample.metadata.items() if name != "start_rollout_id"}
     media = sample.multimodal_inputs, sample.teacher_multimodal_inputs
     made = Sample.of(sample.prompt, sample.label, metadata, *media).copy()

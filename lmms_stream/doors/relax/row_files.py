@@ -1,7 +1,7 @@
 """Rows by number: lines of JSON by their offsets, samples of shards; row groups of Parquet are in row_groups.py.
 
-Each file format is a class with the members of RowFile. A file is looked through once when it is opened, and what is
-kept of it is a few bytes for many rows.
+Each file format is a class with the members of RowFile. A file is scanned once when it is opened; its index takes a few
+bytes per several rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ RowOrError = dict[str, Any] | DataError
 
 
 class RowFile(Protocol):
-    """name: as messages call it. folder: what paths of media in its rows start from.
+    """Rows of a file by number. name: name in messages. folder: base of relative media paths in its rows.
 
-    digest: names the content, by pieces of it where it is large. old_digest: its name in states of earlier releases,
-    which saw less of it. all_bytes: names all of the content, which is read for it; None where that takes downloads.
+    digest: identifies the content, by samples of a large file. old_digest: its digest in states of earlier releases,
+    computed from less content. all_bytes: digest of the full content, which is read for it; None if it needs a
+    download.
     """
 
     name: str
@@ -57,15 +58,15 @@ class RowFile(Protocol):
     def all_bytes(self) -> str | None: ...
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
-        """The rows of these numbers, in this order; threads may call it at once. StorageError."""
+        """Return the rows with these numbers, in this order; safe to call from several threads. StorageError."""
         ...
 
 
 class Lines:
-    """A file of JSON lines; blank ones are no rows.
+    """A file of JSON lines; blank lines are not rows.
 
-    Of every STRIDE-th row, and of the first that begins in each BLOCK_BYTES of the file, it is known where it begins:
-    these are the marks. For a row all is read from its mark to the next.
+    Marks: the offsets of every STRIDE-th row and of the first row that begins in each BLOCK_BYTES of the file. To read
+    a row, the file is read from the row's mark to the next mark.
     """
 
     def __init__(self, spans: Spans, *, name: str, folder: str | None):
@@ -78,14 +79,14 @@ class Lines:
     def _scan(self, file: IO[bytes]) -> None:
         digest, marks = xxhash.xxh3_64(), [np.zeros((3, 0), np.int64)]
         self.num_rows = num_lines = position = 0
-        starts = np.zeros(1, np.int64)  # of lines that are not counted yet
-        last_block = -1  # that a row began in
+        starts = np.zeros(1, np.int64)  # offsets of lines not counted yet
+        last_block = -1  # last block with the start of a row
         while chunk := file.read(SCAN_BYTES):
             digest.update(chunk)
             if not position and (problem := if_lfs_pointer(chunk)):
                 raise DataError(f"{self.name} {problem}")
             if not position and chunk.startswith(BOM):
-                chunk = chunk.replace(BOM, b" " * len(BOM), 1)  # the line of a mark alone is blank
+                chunk = chunk.replace(BOM, b" " * len(BOM), 1)  # a line with only a mark is blank
             data = np.frombuffer(chunk, np.uint8)
             starts = np.append(starts, position + 1 + np.flatnonzero(data == 10))
             here = starts[starts < position + len(chunk)]
@@ -125,14 +126,14 @@ class Lines:
         return self._parsed(texts, ordered, marks)
 
     def _begins(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Indices into `marks` (ascending) at which another span begins."""
+        """Return indices into `marks` (ascending) at which another span begins."""
         starts, stops = self._offsets[marks].astype(np.int64), self._offsets[marks + 1].astype(np.int64)
         far = starts[1:] - stops[:-1] > self._spans.gap
         large = np.diff(starts // self._spans.together) != 0
         return np.concatenate([[0], 1 + np.flatnonzero(far | large)]) if len(marks) else np.zeros(0, np.int64)
 
     def _texts(self, data: bytes, indices: list[int]) -> list[bytes]:
-        """Rows of what was read, by their indices in it, ascending."""
+        """Return rows of the data just read, by ascending index within it."""
         if self._has_blank:
             lines = [line for line in data.split(b"\n") if line and not line.isspace()]
         else:
@@ -140,7 +141,7 @@ class Lines:
         return [lines[index] for index in indices]
 
     def _parsed(self, texts: list[bytes], numbers: NDArray[np.int64], marks: NDArray[np.int64]) -> list[RowOrError]:
-        """All of them together, or where that does not do each by itself."""
+        """Parse all rows together; if this fails, each row separately."""
         try:
             rows = parsed_all(texts)
         except ValueError:
@@ -156,7 +157,7 @@ class Lines:
         return DataError(f"{self.name}:{self._line(number, mark)}: {row.error}")
 
     def _line(self, number: int, mark: int) -> int:
-        """Which line a row is, from 1."""
+        """Return the line number of a row, from 1."""
         first = int(self._lines_before[mark])
         if not self._has_blank:
             return number + 1
@@ -166,12 +167,12 @@ class Lines:
 
 
 def _small(numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Ascending numbers in half of the memory, where they are small."""
+    """Return ascending numbers as uint32 if they fit, which halves the memory."""
     return numbers.astype(np.uint32) if not len(numbers) or numbers[-1] < 1 << 32 else numbers
 
 
 def _tell_rows(chunk: bytes, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Of lines that begin at these offsets whether they are rows, without the last if it is not told here."""
+    """Return whether each line is a row (not blank); omit the last line if the chunk ends before this is known."""
     is_row: NDArray[np.bool_] = ~_IS_WHITE[data[starts]]
     for index in np.flatnonzero(~is_row).tolist():
         end = chunk.find(b"\n", int(starts[index]))
@@ -182,7 +183,7 @@ def _tell_rows(chunk: bytes, data: NDArray[np.uint8], starts: NDArray[np.int64])
 
 
 class Shards:
-    """An MDS dataset in a folder or a store; its shards are fetched when rows of them are asked for."""
+    """An MDS dataset in a folder or a store; a shard is fetched when its rows are requested."""
 
     def __init__(self, url: str, fetch: FetchConfig | None = None):
         self._dataset = PackedDataset([StreamConfig(remote=url)], fetch=fetch)
@@ -197,7 +198,7 @@ class Shards:
 
     @cached_property
     def digest(self) -> str:
-        """The old digest; with shards without checksums, followed by pieces of the first, middle and last of them."""
+        """The old digest, followed by content samples of the first, middle and last shard without a checksum."""
         infos = self._dataset.shard_infos
         unnamed = [number for number, info in enumerate(infos) if info.checksum is None]
         if not unnamed:
@@ -209,7 +210,7 @@ class Shards:
 
     @cached_property
     def all_bytes(self) -> str | None:
-        """The old digest; with shards without checksums, followed by digests of these."""
+        """The old digest, followed by content digests of shards without checksums; None if they need a download."""
         infos, stored = self._dataset.shard_infos, self._dataset.one
         unnamed = [info for info in infos if info.checksum is None]
         if unnamed and stored.is_copied:
@@ -227,7 +228,7 @@ class Shards:
         return [self._row(sample, number) for sample, number in zip(samples, numbers.tolist(), strict=True)]
 
     def _row(self, row: dict[str, Any], number: int) -> RowOrError:
-        """Of chats that the converter wrote, messages and tools as values."""
+        """Return the row with messages and tools as values, for chats written by the converter."""
         if not isinstance(row.get("messages"), str):
             return row
         try:
@@ -238,7 +239,7 @@ class Shards:
 
 
 class WithColumns:
-    """A RowFile whose rows have more columns, with the same values in all rows; columns of the rows themselves stay."""
+    """A RowFile with additional columns of constant values; a row's own columns take precedence."""
 
     def __init__(self, file: RowFile, columns: Mapping[str, Any]):
         self.name, self.num_rows, self.folder = file.name, file.num_rows, file.folder
@@ -262,7 +263,7 @@ class WithColumns:
 
 
 def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrError]:
-    """Rows at the indices that `order` says."""
+    """Return rows placed at the indices in `order`."""
     found: list[RowOrError] = [{}] * len(rows)
     for index, row in zip(order.tolist(), rows, strict=True):
         found[index] = row
@@ -270,33 +271,32 @@ def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrErr
 
 
 def needed(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the columns of a file that are asked for, or all if none are.
+    """Return the requested columns of a file, or all columns if `columns` is empty.
 
-    If the first, the prompt's, is missing, return all, so that the error can name them.
+    If the first column, the prompt's, is missing, return all columns; the error then lists them.
     """
     if not columns or columns[0] not in names:
         return [*names]
     return [name for name in names if name in columns]
 
 
-# Bytes of a file between offsets: of a file on this node, and of an object whose store gives ranges.
-#
-# Each is a class with the members of Spans, and refuses to go on once the file holds something else.
+# Bytes of a file between offsets: of a file on this node, or of an object in a store with byte ranges. Each reader has
+# the members of Spans and raises ObjectChangedError if the file's content changes.
 
-Span = tuple[int, int]  # the first byte, and the one after the last
-LOCAL_BYTES, REQUEST_BYTES = 1 << 20, 1 << 23  # of spans that are read together, at most
-GAP_BYTES = 1 << 18  # that a request reads in vain rather than that there are two
-THREADS = 16  # requests at once
+Span = tuple[int, int]  # the first byte, and one past the last
+LOCAL_BYTES, REQUEST_BYTES = 1 << 20, 1 << 23  # maximum bytes of spans read together
+GAP_BYTES = 1 << 18  # unneeded bytes read to save a request
+THREADS = 16  # simultaneous requests
 
 
 class Spans(Protocol):
-    """together: bytes that are worth one read, at most; gap: bytes between two spans that may be read along."""
+    """Reader of spans. together: maximum bytes of one read; gap: maximum bytes between two spans read together."""
 
     together: int
     gap: int
 
     def open(self) -> IO[bytes]:
-        """All of it from the first byte on, once."""
+        """Open the full content for one sequential read."""
         ...
 
     def read(self, spans: Sequence[Span]) -> list[bytes]: ...

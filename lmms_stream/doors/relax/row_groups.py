@@ -1,8 +1,8 @@
 """Rows of a Parquet file by number, in memory that does not grow with the file.
 
-A row group cannot be read from its middle. So each is decoded once, batch by batch, into a file of Arrow batches that
-is mapped into memory and has no name any more: the kernel drops its pages when memory is short, and it is gone when
-the process ends, however that ends. It lies in the system's temporary folder (TMPDIR).
+A row group cannot be read from its middle. Each row group is therefore decoded once, batch by batch, into a
+memory-mapped and already unlinked file of Arrow batches in the system's temporary folder (TMPDIR). The kernel drops its
+pages if memory is short and removes the file when the process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FOOTER_BYTES = 8  # the length of the metadata, and PAR1
 
 
 class _MappedGroup:
-    """A row group as mapped batches."""
+    """A row group as memory-mapped batches."""
 
     def __init__(self, reader: Any):
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
@@ -48,7 +48,7 @@ class _MappedGroup:
         self._columns: dict[str, Convert] = converters(reader.schema)
 
     def rows(self, indices: NDArray[np.int64]) -> list[dict[str, Any] | str]:
-        """Rows of the group by their indices, ascending; of one that has no form in Python, why."""
+        """Return rows of the group by ascending index; the reason as text for a row without a Python form."""
         found: list[dict[str, Any] | str] = []
         numbers = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(numbers).tolist():
@@ -64,13 +64,13 @@ def _taken(batch: Any, indices: NDArray[np.int64]) -> Any:
         return batch.slice(first, num_rows)
     try:
         return batch.take(pyarrow.array(indices))
-    except pyarrow.ArrowNotImplementedError:  # some types cannot be taken
+    except pyarrow.ArrowNotImplementedError:  # some types do not support take
         slices = [batch.slice(index, 1) for index in indices.tolist()]
         return pyarrow.Table.from_batches(slices)
 
 
 class ParquetRows:
-    """A RowFile of Parquet. columns: those that are read; all where none are named."""
+    """A RowFile of Parquet. columns: columns to read; all if empty."""
 
     def __init__(self, file: File, *, name: str, folder: str | None, columns: Sequence[str] = ()):
         self.name = name
@@ -81,7 +81,7 @@ class ParquetRows:
         self._max_open = max(8, min(MAX_OPEN_GROUPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         with disk_errors(name), arrow_errors(name, "Parquet"), file.open_raw() as stream:
             self._key = file.key
-            is_short = file.num_bytes < 1024  # as pointers are; of another file in a store nothing is read in vain
+            is_short = file.num_bytes < 1024  # pointer files are short; avoid a request for other files in stores
             if is_short and (problem := if_lfs_pointer(stream.read(64))):
                 raise DataError(f"{name} {problem}")
             self.old_digest = _footer_digest(stream)
@@ -95,7 +95,7 @@ class ParquetRows:
 
     @cached_property
     def all_bytes(self) -> str | None:
-        """A digest of all of a file of this machine."""
+        """Digest of the full content of a local file; None for a file in a store."""
         if not isinstance(self._file, LocalFile):
             return None
         with disk_errors(self.name):
@@ -141,12 +141,12 @@ class ParquetRows:
             assert writer is not None
             writer.close()
             spooled.flush()
-            pyarrow.default_memory_pool().release_unused()  # what decoding took: a row group may be a whole file
+            pyarrow.default_memory_pool().release_unused()  # memory of the decoder: a row group may be a whole file
             return _MappedGroup(pyarrow.ipc.open_file(pyarrow.memory_map(spooled.name)))
 
 
 def _in_large_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    """The rows of batches in batches of about STEP_BYTES, of which rows are taken in a part of the time."""
+    """Yield the same rows in batches of about STEP_BYTES, because rows of large batches are taken faster."""
     together: list[Any] = []
     for batch in batches:
         together.append(batch)
@@ -167,7 +167,7 @@ def _footer_digest(file: Any) -> str:
 
 
 def _without_dictionaries(batch: Any) -> Any:
-    """Batches of a file share no dictionaries, so values take their place."""
+    """Replace dictionary arrays with their values, because batches of a file do not share dictionaries."""
     arrays = [
         array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array for array in batch.columns
     ]

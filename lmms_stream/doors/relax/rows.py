@@ -1,4 +1,4 @@
-"""The rows of all files, folders and datasets that a path names, as one sequence. path -> [rows] -> rows by number."""
+"""Rows of all files, folders and datasets named by a path, as one sequence. path -> [rows] -> rows by number."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from .row_groups import ParquetRows
 
 EXTENSIONS = (".jsonl", ".parquet")
 _FORMATS = ("jsonl", "parquet")
-_BY_LIST = "in a list"  # how some files of a folder are named, for errors
-_NO_ROWS = ("text", "images")  # formats of files that are not of rows, and lie next to them
+_BY_LIST = "in a list"  # name for several files of a folder, in errors
+_NO_ROWS = ("text", "images")  # formats of files without rows, stored next to files of rows
 
 
 class _Range(NamedTuple):
@@ -52,8 +52,10 @@ class _Range(NamedTuple):
 
 
 class Rows:
-    """Rows 0 <= number < num_rows. digest: names the content of the rows; old_digest: its name in earlier releases;
-    all_bytes: names all of it, see RowFile.
+    """Rows 0 <= number < num_rows.
+
+    digest: identifies the content of the rows; old_digest: their digest in earlier releases; all_bytes: digest of the
+    full content, see RowFile.
     """
 
     def __init__(self, ranges: Sequence[_Range]):
@@ -82,7 +84,7 @@ class Rows:
         return digest.hexdigest()
 
     def read(self, numbers: NDArray[np.int64]) -> Read:
-        """The rows of these numbers, in this order; threads may call it at once. StorageError."""
+        """Return the rows with these numbers, in this order; safe to call from several threads. StorageError."""
         if len(self._ranges) == 1:
             return Read(self._ranges[0].file.read(numbers + self._ranges[0].first), numbers, self)
         found: list[RowOrError] = [{}] * len(numbers)
@@ -95,7 +97,7 @@ class Rows:
         return Read(found, numbers, self)
 
     def owner(self, number: int) -> tuple[RowFile, int]:
-        """The file of a row, and which of its rows it is."""
+        """Return the file of a row, and the row's number in the file."""
         owner = int(np.searchsorted(self._firsts, number, side="right")) - 1
         each = self._ranges[owner]
         return each.file, number - int(self._firsts[owner]) + each.first
@@ -115,30 +117,30 @@ class Rows:
 
 
 class Read(NamedTuple):
-    """Rows that were read, their numbers, and what they are of."""
+    """Rows that were read, their numbers, and their source."""
 
     rows: list[RowOrError]
     numbers: NDArray[np.int64]
     source: Rows
 
     def name(self, index: int) -> str:
-        """Of a row, for messages: its file, and which of its rows it is, from 1."""
+        """Return a row's name for messages: its file, and its number in the file from 1."""
         file, number = self.source.owner(int(self.numbers[index]))
         return f"{file.name}: row {number + 1}"
 
     def folder(self, index: int) -> str | None:
-        """What paths of media in a row start from."""
+        """Return the base of relative media paths in a row."""
         return self.source.owner(int(self.numbers[index]))[0].folder
 
 
 def open_rows(
     path: str | Path | Sequence[str | Path], *, columns: Sequence[str] = (), cache_limit: int | str | None = None
 ) -> Rows:
-    """The rows of .jsonl and .parquet files, folders of them (sorted by name), and MDS datasets, here or in stores.
+    """Open the rows of .jsonl and .parquet files, folders (sorted by name), and MDS datasets, local or in stores.
 
-    Of a folder with several splits or configurations one is named, as folder?config=main&split=train. Each may end in
-    @[START:STOP], and so may a list of them. columns: those of Parquet files that are read; all where
-    none are named. cache_limit: room on this node for copies of what lies in stores: see BaseDataset.
+    A folder with several splits or configurations needs a choice: folder?config=main&split=train. Each path, and a list
+    of paths, may end in @[START:STOP]. columns: columns of Parquet files to read; all if empty. cache_limit: space on
+    this node for copies of remote data, see BaseDataset.
     DataError, ConfigError, StorageError.
     """
     fetch = FetchConfig(cache_limit=cache_limit)
@@ -174,7 +176,7 @@ def _files_of(part: RowsOfFile, columns: Sequence[str], fetch: FetchConfig, copi
 
 
 def _chosen(spec: Spec, store: Storage, objects: Sequence[StoredObject]) -> list[StoredObject]:
-    """The files of rows in a folder, of one split of one configuration, as `convert` chooses them."""
+    """Return the row files of a folder, for a split of a configuration, with the choice rules of `convert`."""
     if not objects:
         raise ObjectMissingError(f"{spec.path} does not exist, or is empty: check the path")
     if not any(each.key.lower().endswith(EXTENSIONS) for each in objects):
@@ -196,7 +198,7 @@ def _chosen(spec: Spec, store: Storage, objects: Sequence[StoredObject]) -> list
 
 
 class _Copies:
-    """What may be copied to this node, together at most `limit` bytes; None: all."""
+    """Budget for copies of remote files on this node: at most `limit` bytes in total; None: no limit."""
 
     def __init__(self, limit: int | None):
         self._left = limit
@@ -225,7 +227,7 @@ def _open(store: Storage, described: StoredObject, name: str, *, columns: Sequen
 
 
 def _fetched(store: Storage, described: StoredObject) -> Path:
-    """This node's copy of an object, which processes and runs share."""
+    """Return this node's copy of an object, shared by processes and runs."""
 
     def valid(path: Path) -> bool:
         return path.stat().st_size == described.num_bytes
@@ -249,14 +251,14 @@ _SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class RowsOfFile:
-    """A file, folder or URL, and which of its rows."""
+    """A file, folder or URL, and the slice of its rows."""
 
     path: str
     rows: slice
 
 
 def parse_paths(path: str | Path | Sequence[str | Path]) -> tuple[list[RowsOfFile], slice]:
-    """The parts of a path, and which rows of all of them together. Negative bounds count from the end.
+    """Return the parts of a path, and a slice of their combined rows. Negative bounds count from the end.
 
     >>> parse_paths("[a.jsonl, b.parquet@[:-5]]@[0:100]")
     ([Part(path='a.jsonl', rows=slice(None, None, None)), Part(path='b.parquet', rows=slice(None, -5, None))], \
@@ -289,7 +291,7 @@ def _named(path: str, text: str | Path) -> str:
 
 
 def sliced_path(text: str) -> tuple[str, slice]:
-    """A path, and which of its rows @[START:STOP] behind it names; all without one."""
+    """Return a path and the slice of rows in its suffix @[START:STOP]; all rows without a suffix."""
     if Path(text).exists():
         return text, slice(None)
     if matched := _SLICE.fullmatch(text):
@@ -301,7 +303,7 @@ def sliced_path(text: str) -> tuple[str, slice]:
 
 
 def _listed(text: str) -> list[str]:
-    """The entries of a list that is written as Python's, or without quotes."""
+    """Return the entries of a list written with Python's syntax, or without quotes."""
     try:
         return [str(each) for each in ast.literal_eval(text)]
     except (ValueError, SyntaxError):

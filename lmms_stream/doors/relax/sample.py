@@ -1,4 +1,4 @@
-"""What is generated and rewarded: a prompt, and later its response. The fields are Relax's."""
+"""Sample: a prompt to generate a response for and to reward. The fields are Relax's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...storage.storage import Storage
 
 @dataclass
 class Speculation:
-    """Counts of speculative decoding, over all parts of a response."""
+    """Counts of speculative decoding over all parts of a response."""
 
     spec_accept_token_num: int = 0
     spec_draft_token_num: int = 0
@@ -52,7 +52,7 @@ class Speculation:
 
 @dataclass
 class PrefixCache:
-    """Counts of the tokens of prompts, and of those that an engine had in its cache."""
+    """Counts of prompt tokens, and of prompt tokens found in an engine's cache."""
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
@@ -75,13 +75,14 @@ class PrefixCache:
 
 @dataclass
 class Sample:
-    """One prompt and one response to it. Other attributes may be set on it; copies and saved states keep them.
+    """One prompt and its response. Other attributes may be set; copies and saved states keep them.
 
-    group_index: of the samples that share a prompt; index: its own; both count up over the whole run. prompt: a text,
-    or messages. tokens: of prompt and response. multimodal_inputs: the prompt's media, shared by copies.
-    label: what a rule compares the response with. metadata: the row's, with its tools. remove_sample: leave it out of
-    the loss. abort_count: how often its generation was broken off. rollout_*: of the engine that generated. teacher_*,
-    student_*, opd_*: of distillation; nothing here sets them but teacher_multimodal_inputs.
+    group_index: number shared by the samples of a prompt; index: the sample's own number; both count up over the whole
+    run. prompt: a text or messages. tokens: tokens of prompt and response. multimodal_inputs: the prompt's media,
+    shared by copies.
+    label: reference for a rule-based reward. metadata: the row's metadata, with its tools. remove_sample: leave the
+    sample out of the loss. abort_count: number of aborted generations. rollout_*: values of the generating engine.
+    teacher_*, student_*, opd_*: values of distillation; only teacher_multimodal_inputs is set here.
     """
 
     group_index: int | None = None
@@ -149,10 +150,9 @@ class Sample:
         media: dict[str, Any] | None = None,
         teacher_media: dict[str, Any] | None = None,
     ) -> Sample:
-        """A sample of a prompt, as Sample(prompt=…, label=…, metadata=…, multimodal_inputs=…), in a part of the time.
+        """Return Sample(prompt=…, label=…, metadata=…, multimodal_inputs=…), built faster than by the constructor.
 
-        Other fields have their defaults as every class has them, or once they are asked for, so `vars` does not tell
-        them.
+        Other fields use class defaults or are created on first access, so `vars` does not contain them.
         """
         made = Sample.__new__(Sample)
         made.prompt = prompt
@@ -166,7 +166,7 @@ class Sample:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        """The default of a field that `of` has left out."""
+        """Return the default of a field left out by `of`."""
         if name not in _MADE_WHEN_ASKED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         value = _MADE_WHEN_ASKED[name]()
@@ -174,7 +174,7 @@ class Sample:
         return value
 
     def copy(self) -> Sample:
-        """Another sample with the same values, which can be changed without this one; media are shared."""
+        """Return an independent sample with the same values; only media are shared."""
         made = Sample.__new__(Sample)
         values = made.__dict__
         values.update(_DEFAULTS)
@@ -214,9 +214,9 @@ class Sample:
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     def update_from_meta_info(self, args: Any, meta_info: Mapping[str, Any]) -> None:
-        """Take what SGLang tells of a generation: counts, the version of the weights, and why it has ended.
+        """Record SGLang's report of a generation: counts, the version of the weights, and the finish reason.
 
-        Raises DataError for an end of another type than stop, length and abort.
+        DataError for a finish reason other than stop, length and abort.
         """
         ended = meta_info.get("finish_reason")
         status = _STATUS_OF.get(str(ended.get("type"))) if isinstance(ended, Mapping) else None
@@ -245,22 +245,21 @@ _SHARED = {"multimodal_inputs", "multimodal_train_inputs", "teacher_multimodal_i
 _UNCHANGING = (str, int, float, bytes, type(None), Enum)
 
 
-# Values of samples and counts as a JSON file and a file of arrays beside it, written atomically. No pickles.
-#
-# The arrays are written first, under a name of their content, and the JSON file, which names them and their checksum,
-# last: so a state is the old one or the new one, whenever the writer is killed.
+# Values of samples and counts as a JSON file and a file of arrays next to it, written atomically. No pickles. The
+# arrays are written first, under a name with their checksum; the JSON file, which names them, is written last. A killed
+# writer leaves the old state or the new state.
 
 VERSION = 1
-_KIND = "__kind__"  # marks an object of JSON that stands for something else
+_KIND = "__kind__"  # marks a JSON object that encodes another type
 
 
 class _Writer:
-    """Turns values into JSON values, and what JSON does not hold into arrays, each once however often it is there."""
+    """Encode values as JSON values, and values without a JSON form as arrays, each stored once."""
 
     def __init__(self) -> None:
-        self.arrays: dict[str, Any] = {}  # for np.savez, whose own arguments are of other types
+        self.arrays: dict[str, Any] = {}  # for np.savez, whose own arguments have other types
         self._names: dict[int, str] = {}
-        self._held: list[Any] = []  # kept alive, so that their ids are not used again
+        self._held: list[Any] = []  # kept alive to prevent reuse of their ids
 
     def value(self, value: Any, where: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
@@ -348,11 +347,11 @@ def _restored_array(kind: str, about: Mapping[str, Any], array: NDArray[Any]) ->
 
 
 def save_state(store: Storage, name: str, values: Mapping[str, Any]) -> None:
-    """Values as NAME.json and NAME.CHECKSUM.npz; CheckpointError for what cannot be saved, StorageError."""
+    """Write values as NAME.json and NAME.CHECKSUM.npz. CheckpointError for a value that cannot be saved."""
     writer = _Writer()
     saved = writer.value(dict(values), "state")
     files = io.BytesIO()
-    np.savez(files, **writer.arrays)  # none of them holds objects, which would be pickled
+    np.savez(files, **writer.arrays)  # no object arrays, which would be pickled
     checksum = xxhash.xxh3_64_hexdigest(files.getbuffer())
     key = f"{name}.{checksum}.npz"
     store.write(key, files.getvalue())
@@ -364,7 +363,7 @@ def save_state(store: Storage, name: str, values: Mapping[str, Any]) -> None:
 
 
 def load_state(store: Storage, name: str) -> dict[str, Any]:
-    """What save_state was given; CheckpointError where it is damaged, ObjectMissingError where it is not there."""
+    """Return the values of save_state; CheckpointError for a damaged state, ObjectMissingError for a missing state."""
     where = f"{store.url}/{name}.json"
     text = store.read(f"{name}.json")
     try:

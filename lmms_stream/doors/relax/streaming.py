@@ -1,4 +1,4 @@
-"""StreamingDataset: samples that are made when they are asked for; memory does not grow with the number of rows."""
+"""StreamingDataset: samples made on demand; memory does not grow with the number of rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .sample import Sample
 
 
 class StreamingDataset(BaseDataset):
-    """See BaseDataset; it gives the same samples in the same order as Dataset.
+    """See BaseDataset; yields the same samples in the same order as Dataset.
 
-    In Relax's order this holds where no rows are dropped: Dataset shuffles those that it has kept, as Relax's does.
+    In Relax's order this holds only if no rows are dropped: Dataset, like Relax's, shuffles only the kept samples.
 
-    buffer_size: samples that were made and are kept, those used last. prefetch_chunk_size: rows made together in the
-    background; prefetch_max_cached: rows made ahead at most, in whole chunks and at least one (0: none);
-    prefetch_num_workers: threads. shuffle: as if `shuffle(0)` were called. What is dropped is counted as it is met.
+    buffer_size: number of recently used samples kept in memory. prefetch_chunk_size: rows made together in the
+    background; prefetch_max_cached: maximum rows made ahead, in whole chunks and at least one (0: none);
+    prefetch_num_workers: threads. shuffle: call `shuffle(0)` at the start. Dropped rows are counted when read.
 
-    `len` counts the rows, also those that will be dropped: how many these are is not known before they are read.
+    `len` counts all rows, including rows dropped later: their number is unknown until all rows are read.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class StreamingDataset(BaseDataset):
         self._num_threads = prefetch_num_workers
         self._ahead: Ahead[Outcome] | None = None
         self._lock = threading.Lock()
-        self._pid = os.getpid()  # of the process whose threads these are
-        self._chunk: tuple[Key, list[Outcome]] | None = None  # the last that was taken
+        self._pid = os.getpid()  # process that owns the threads
+        self._chunk: tuple[Key, list[Outcome]] | None = None  # the last taken chunk
         super().__init__(*arguments, **settings)
         if shuffle:
             self.shuffle(0)
@@ -66,7 +66,7 @@ class StreamingDataset(BaseDataset):
         return self.num_rows
 
     def close(self) -> None:
-        """End what goes on in the background; what is asked for afterwards begins it again."""
+        """Stop background work; the next request starts it again."""
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = None
@@ -76,7 +76,7 @@ class StreamingDataset(BaseDataset):
         raise TypeError("a StreamingDataset has threads and open files: make it in the process that reads it")
 
     def get_stats(self) -> dict[str, Any]:
-        """Counts by Relax's names: of rows, of what the buffer holds and helped, and where batches stand."""
+        """Return counts under Relax's names: rows, size and hit rate of the buffer, and the position of batches."""
         return {
             "total_size": len(self),
             "buffer_size": len(self.buffer),
@@ -93,7 +93,7 @@ class StreamingDataset(BaseDataset):
         return super()._made(rows)
 
     def _outcomes(self, rows: NDArray[np.int64]) -> list[Outcome]:
-        """From the buffer, and what is not in it made now, all of it together."""
+        """Return outcomes from the buffer; make all missing outcomes together."""
         numbers = rows.tolist()
         found = self.buffer.outcomes(numbers)
         if not found:
@@ -108,16 +108,16 @@ class StreamingDataset(BaseDataset):
         return [found[row] for row in numbers]
 
     def _of_epoch(self, rows: NDArray[np.int64]) -> list[Outcome]:
-        """What rows of an epoch became, that is read on from its start; where the buffer cannot help, without it.
+        """Return the outcomes of rows in a pass through the epoch; skip the buffer if it cannot help.
 
-        Without shuffle a row comes again only after all other rows. In shuffled epochs of twice as many rows as the
-        buffer holds, an eighth of the rows come again while the buffer has them.
+        Without shuffle a row comes again only after all other rows. In shuffled epochs of at least twice as many rows
+        as the buffer holds, at most an eighth of the rows come again while they are in the buffer.
         """
         most_rows = self.buffer.max_size * (2 if self.is_shuffled else 1)
         return self._made(rows) if self.num_rows > most_rows else self._outcomes(rows)
 
     def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
-        """Chunks that threads have made or are making are taken from them, all others made here, together."""
+        """Take chunks made or begun by threads; make all other chunks here, together."""
         if not self._num_ahead or start == stop:
             return self._of_epoch(self.index_manager.permutation.between(start, stop))
         first, last = start // self._chunk_size, (stop - 1) // self._chunk_size
@@ -163,17 +163,17 @@ class StreamingDataset(BaseDataset):
         return self.index_manager.of_epoch(epoch_id).between(start, min(start + self._chunk_size, self.num_rows))
 
 
-# Chunks of an epoch that are made in the background, in the order in which they will be asked for.
+# Chunks of an epoch made in the background, in the order of use.
 
 T = TypeVar("T")
-Key = tuple[str, int, int]  # an order's name, an epoch, and a chunk of it
+Key = tuple[str, int, int]  # name of an order, an epoch, a chunk number
 
 
 class Ahead(Generic[T]):
-    """make: rows -> what is kept of them; threads call it. Nothing waits for room: at most the chunks of the last
-    `keep` are held, so a chunk of any size passes.
+    """Chunks made ahead by threads. make: rows -> results, called by threads.
 
-    Before this process is forked, what was begun is ended: a child would have its locks as they were then.
+    Only the chunks of the last `keep` are held, without a limit on their size. Before a fork of this process, begun
+    chunks are finished: a child would inherit locked locks.
     """
 
     def __init__(self, make: Callable[[NDArray[np.int64]], list[T]], *, num_threads: int):
@@ -181,21 +181,21 @@ class Ahead(Generic[T]):
         self._num_threads = num_threads
         self._num_busy = 0
         self._lock = threading.Lock()
-        self._waiting: dict[Key, NDArray[np.int64]] = {}  # rows of chunks that no thread has begun, in order of need
+        self._waiting: dict[Key, NDArray[np.int64]] = {}  # rows of chunks not begun yet, in order of use
         self._begun: dict[Key, Future[list[T]]] = {}
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="lmms_stream-rl")
         self._end = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         _ALIVE.add(self)
 
     def take(self, key: Key) -> list[T] | None:
-        """The chunk, once it is made; None if no thread has begun it. Errors are raised as `make` raised them."""
+        """Return the chunk, waiting until it is made; None if not begun. Raises errors of `make` unchanged."""
         with self._lock:
             self._waiting.pop(key, None)
             future = self._begun.pop(key, None)
         return None if future is None else future.result()
 
     def keep(self, following: Iterable[tuple[Key, Callable[[], NDArray[np.int64]]]]) -> None:
-        """Begin these chunks, each given by its rows, unless they were begun, and let go of all others."""
+        """Begin these chunks, given by their rows, unless begun; drop all other chunks."""
         wanted = dict(following)
         with self._lock:
             self._begun = {key: future for key, future in self._begun.items() if key in wanted}
@@ -221,7 +221,7 @@ class Ahead(Generic[T]):
                 future.set_exception(error)
 
     def rest(self) -> None:
-        """Forget what no thread has begun, and wait for what threads are at."""
+        """Cancel chunks that are not begun, and wait for begun chunks."""
         with self._lock:
             self._waiting.clear()
             begun = [*self._begun.values()]
@@ -243,15 +243,15 @@ def _rest_all() -> None:
 os.register_at_fork(before=_rest_all, after_in_child=_ALIVE.clear)
 
 
-# SampleBuffer: the samples that were used last, by their rows.
+# SampleBuffer: the most recently used samples, by row.
 
-# What is kept of a sample: its prompt, label, metadata and media. Samples themselves would cost more than to make them
-# again: Python's garbage collector goes through each of them, and its lists, again and again.
+# Parts kept of a sample: its prompt, label, metadata and media. Keeping Sample objects would cost more than making them
+# again: Python's garbage collector repeatedly traverses every sample and its lists.
 _Kept = tuple[Any, Any, dict[str, Any], Any, Any] | Sample | DataError | str
 
 
 class SampleBuffer:
-    """At most max_size rows; the row that was not used for longest gives way. Threads may use it at once."""
+    """Samples of at most max_size rows; evicts the least recently used row. Safe for several threads."""
 
     def __init__(self, max_size: int = 10000):
         self.max_size = max_size
@@ -265,11 +265,11 @@ class SampleBuffer:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the rows asked for that were here."""
+        """Share of requested rows found in the buffer."""
         return self._hits / max(self._hits + self._misses, 1)
 
     def get(self, idx: int) -> Sample | None:
-        """The sample of a row; None where it is not here, or was dropped."""
+        """Return the sample of a row; None if the row is not in the buffer or was dropped."""
         found = self.outcomes([idx]).get(idx)
         return found if isinstance(found, Sample) else None
 
@@ -277,13 +277,13 @@ class SampleBuffer:
         self._put([(idx, sample)])
 
     def clear(self) -> None:
-        """Forget all rows and counts."""
+        """Remove all rows and reset the counts."""
         with self._lock:
             self._held.clear()
             self._hits = self._misses = 0
 
     def outcomes(self, rows: list[int]) -> dict[int, Outcome]:
-        """Those of the rows that are here."""
+        """Return the outcomes of the rows in the buffer."""
         found: dict[int, Outcome] = {}
         with self._lock:
             if not self._held.keys().isdisjoint(rows):
@@ -297,7 +297,7 @@ class SampleBuffer:
         return found
 
     def keep(self, rows: list[int], outcomes: Iterable[Outcome]) -> None:
-        """Hold what rows became, of samples the parts that they are made of."""
+        """Store the outcomes of rows; of samples only the parts in _Kept."""
         self._put(
             (row, (each.prompt, each.label, each.metadata, each.multimodal_inputs, each.teacher_multimodal_inputs))
             if isinstance(each, Sample)

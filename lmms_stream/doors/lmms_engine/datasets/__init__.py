@@ -1,9 +1,9 @@
 """LMMS Engine's datasets: its DatasetConfig -> packs for a DataLoader and for our trainer.
 
-The dataset_type of a config says which rows are read, whatever the class; classes and modules have LMMS Engine's names.
+The dataset_type of a config specifies the kind of rows, for every class; classes and modules have LMMS Engine's names.
 
 naive           MultiModalDataset: packs by number; memory of a run
-iterable        MultiModalIterableDataset: packs of sources that are not converted
+iterable        MultiModalIterableDataset: packs of unconverted sources
 processor       processors by their names: messages and images -> tensors
 collator        collators by their names: samples -> a batch
 names           names of types, formats and processors -> ours
@@ -12,14 +12,14 @@ building        sources -> shards, once
 length_grouped  unpacked samples of similar lengths -> batches of each rank
 source_files    sources -> files to read in place, and the lane of each unit
 streaming_packs pieces of samples -> packs, in one pass
-source_state    the rows that lanes have read
+source_state    rows that lanes have read
 rows_of_sources rows of units -> samples, tokenized in groups -> pieces of samples
-source_reader   the packs of some lanes; the lanes of each reader
+source_reader   packs of some lanes; lanes of each reader
 epoch_turns     the epoch of each iteration, with any number of workers
-source_loader   packs -> batches with the places of their lanes, step by step
+source_loader   packs -> batches with the positions of their lanes, step by step
 table           docs/datasets.md, from the names
 
-Names are imported when they are first used.
+Names are imported on first use.
 """
 
 from __future__ import annotations

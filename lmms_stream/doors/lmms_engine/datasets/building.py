@@ -1,7 +1,7 @@
-"""Sources -> shards, once. sources + settings -> [building] -> the URL of a dataset that is whole.
+"""Sources -> shards, once. sources + settings -> [building] -> the URL of a complete dataset.
 
-All processes may call it at once: on a node the one that has the lock converts, the others wait for it and find what it
-wrote. A process that is killed leaves its work, with which the next one goes on.
+All processes may call it together: on a node, the process with the lock converts; the others wait and use its result. A
+killed process leaves its work, and the next process resumes it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ....yaml_text import write_yaml
 from .names import STORES, EngineDatasetConfig, dataset_type_of
 from .source_files import SourceEntry, sources_of
 
-WAIT_S = 24 * 3600.0  # of processes, for the one that converts
-_PREFIX = "lmms_stream"  # of shards in a bucket
+WAIT_S = 24 * 3600.0  # timeout for processes waiting for the conversion
+_PREFIX = "lmms_stream"  # prefix of shards in a bucket
 logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Building:
-    """What is converted, and where to. num_bytes: of the sources, 0 where that is not known."""
+    """A conversion and its target. num_bytes: total bytes of the sources, 0 if unknown."""
 
     listed: Path
     target: str
@@ -64,14 +64,14 @@ class Building:
 
     @property
     def home(self) -> Path:
-        """The folder of this node where conversions to the target have their locks."""
+        """Folder on this node with the locks of conversions to the target."""
         return home_folder(self.target)
 
 
 def build_once(config: EngineDatasetConfig, processor: Processor, *, world: World, wait_s: float = WAIT_S) -> str:
-    """The URL of the shards of a config's sources, which are converted where they are not there.
+    """Return the URL of the shards of a config's sources; convert the sources if the shards do not exist.
 
-    Raises what convert raises, and DataError where another process does not convert them in time.
+    Raises the errors of convert, and DataError if another process does not finish the conversion in time.
     """
     building = building_of(config, processor)
     if building.is_whole:
@@ -79,14 +79,14 @@ def build_once(config: EngineDatasetConfig, processor: Processor, *, world: Worl
     with disk_errors(str(building.home)):
         building.home.mkdir(parents=True, exist_ok=True)
     if world.node > 0:
-        _wait(lambda: building.is_whole, building, wait_s=wait_s)  # what another node does
+        _wait(lambda: building.is_whole, building, wait_s=wait_s)  # another node converts
     else:
         _convert_once(building, wait_s=wait_s)
     return building.target
 
 
 def building_of(config: EngineDatasetConfig, processor: Processor) -> Building:
-    """What there is to convert; its target is named by the sources and by all that changes what is written."""
+    """Return the conversion of a config; its target is named by a hash of the sources and all output settings."""
     folder = cache_of(config)
     local = home_folder(folder) if "://" in folder else Path(folder).expanduser().absolute()
     listed = _listed(sources_of(config), local / "lists")
@@ -95,7 +95,7 @@ def building_of(config: EngineDatasetConfig, processor: Processor) -> Building:
         processor=processor,
         on_error=config.on_error,
         longest=config.max_length,
-        allow_repeats=True,  # LMMS Engine reads a file as often as its list names it
+        allow_repeats=True,  # LMMS Engine reads a file each time its list names the file
     )
     sources = open_sources([str(listed)], scratch=local / "scratch")
     described = {
@@ -107,7 +107,7 @@ def building_of(config: EngineDatasetConfig, processor: Processor) -> Building:
         "settings": [options.on_error, options.longest],
         "version of rows": ROWS_VERSION,
     }
-    if code := code_of(schemas_of(sources, options)):  # of functions that entries of a list name
+    if code := code_of(schemas_of(sources, options)):  # code of functions named by entries of a list
         described["code"] = code
     key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=12).hexdigest()
     target = f"{folder.rstrip('/')}/{key}" if "://" in folder else str(Path(folder).expanduser().absolute() / key)
@@ -115,7 +115,7 @@ def building_of(config: EngineDatasetConfig, processor: Processor) -> Building:
 
 
 def cache_of(config: EngineDatasetConfig) -> str:
-    """The folder or URL below which shards are kept; ConfigError for a store that cannot be named."""
+    """Return the folder or URL for shards; ConfigError if the store cannot be named."""
     store = STORES[config.object_storage or "none"]
     if not store:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -136,7 +136,7 @@ def cache_of(config: EngineDatasetConfig) -> str:
 
 
 def _listed(sources: Sequence[SourceEntry], folder: Path) -> Path:
-    """A list of the sources as a file, which is the same for the same sources."""
+    """Write the list of sources to a file and return its path; equal sources give the same file."""
     entries = [
         {
             **source.entry,
@@ -165,7 +165,7 @@ def _convert_once(building: Building, *, wait_s: float) -> None:
     with locked(building.home / "build.lock", timeout_s=wait_s) as ours:
         if ours is None:
             raise _late(building, wait_s)
-        of_killed = building.home / "convert.lock"  # held by what a process that was killed had started
+        of_killed = building.home / "convert.lock"  # held by children of a killed process
         _wait(lambda: not is_locked(of_killed), building, wait_s=wait_s)
         if not building.is_whole:
             _convert(building)
@@ -199,7 +199,7 @@ def _converted(building: Building, num_workers: int | None, advance: Callable[[i
 
 
 def _wait(is_done: Callable[[], bool], building: Building, *, wait_s: float) -> None:
-    """DataError where it takes longer."""
+    """Wait until is_done; DataError after wait_s."""
     if wait_for_other(is_done, lock=None, begin_s=wait_s, end_s=wait_s).outcome != "done":
         raise _late(building, wait_s)
 

@@ -15,10 +15,10 @@ __all__ = ["BagelCollator", "LLaVACollator", "VisionCollator"]
 
 
 class VisionCollator(PackCollator):
-    """What get_collator() gives, which also takes what `processor` makes.
+    """Collator of get_collator(), which also accepts the output of `processor`.
 
-    Given the mappings of a processor, or lists of them, it returns input_ids, labels and attention_mask, int64[B, T]
-    each, padded at the end, and every other tensor of all samples behind each other on axis 0.
+    For mappings from a processor, or lists of mappings, return input_ids, labels and attention_mask, int64[B, T] each,
+    padded at the end, and every other tensor of all samples concatenated on axis 0.
     """
 
     def __init__(self, processor: Any = None):

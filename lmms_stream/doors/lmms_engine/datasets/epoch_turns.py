@@ -11,40 +11,40 @@ from typing import Any
 from ....errors import ConfigError
 from ....processes.family import first_number, is_running
 
-# Numbers in the shared memory. _ROW: of the next iteration. _LANES: that were chosen for _READERS readers.
+# Numbers in the shared memory. _ROW: number of the next iteration. _LANES: number chosen for _READERS readers.
 _NEXT, _FLOOR, _IS_LOADED, _LOADS, _ROW, _READERS, _LANES = range(7)
-_ROWS = _LANES + 1  # where the rows begin
-_NUM_ROWS = 32  # iterations that are remembered
-_KEY_SIZE = 4  # numbers that the workers of an iteration have in common
+_ROWS = _LANES + 1  # offset of the rows
+_NUM_ROWS = 32  # number of remembered iterations
+_KEY_SIZE = 4  # numbers shared by the workers of an iteration
 _FIRST, _PROCESS, _WORKERS, _EPOCH = range(_KEY_SIZE, _KEY_SIZE + 4)  # the other numbers of a row
 _ROW_SIZE = _EPOCH + 1
 
 
 class EpochTurns:
-    """Counts the iterations of one dataset, in memory that DataLoader workers share with the process that starts them.
+    """Counter of the iterations of one dataset, in memory shared by DataLoader workers and their parent process.
 
-    Each iteration is the next epoch. The first worker of an iteration begins it, and the others find it by the process
-    that started them, their seed and number, and how many iterations they have begun, if they persist. Iterators of one
-    seed are told apart by the process numbers of their workers, which follow each other; if another thread started
-    processes meanwhile, by the workers that have not taken part yet. A copy that is made by pickle, for no process of
-    multiprocessing, has a count of its own.
+    Each iteration is the next epoch. The first worker of an iteration begins the epoch; the others find it by their
+    parent process, seed, number of workers, and number of iterations begun (for persistent workers). Iterators with
+    equal seeds are distinguished by the process numbers of their workers, which are consecutive; if another thread
+    started processes in between, by the workers still missing. A copy made by pickle, except for a process of
+    multiprocessing, counts separately.
     """
 
     def __init__(self, values: list[int] | None = None):
-        # A lock of the context "spawn" can be given to processes of all start methods.
+        # A lock of the context "spawn" works with all start methods.
         self._shared: Any = get_context("spawn").Array("q", values or self._first_values())
-        self._num_begun = 0  # by this process as a worker
+        self._num_begun = 0  # iterations begun by this process as a worker
 
     def _first_values(self) -> list[int]:
         return [0] * _ROWS + [-1] * (_ROW_SIZE * _NUM_ROWS)
 
     def begin(self) -> int:
-        """Epoch of an iteration that begins in this process and has no workers."""
+        """Return the epoch of an iteration begun in this process without workers."""
         with self._shared.get_lock():
             return self._new(self._shared.get_obj())
 
     def begin_in_worker(self, *, seed: int, worker: int, num_workers: int) -> int:
-        """Epoch of an iteration that begins in worker number `worker` of a DataLoader. seed: the one of worker 0."""
+        """Return the epoch of an iteration begun in worker `worker` of a DataLoader. seed: the seed of worker 0."""
         parent = parent_process()
         key = [parent.pid or 0 if parent else 0, seed, num_workers, self._num_begun]
         first, bit = first_number(worker), 1 << worker % 62
@@ -70,7 +70,7 @@ class EpochTurns:
         return epoch
 
     def lanes(self, num_readers: int, choose: Callable[[], int]) -> int:
-        """The number of lanes for so many readers, as the first of them chose it: sources may grow meanwhile."""
+        """Return the number of lanes for num_readers, as chosen by the first reader: sources may grow meanwhile."""
         with self._shared.get_lock():
             values = self._shared.get_obj()
             if values[_READERS] != num_readers:
@@ -80,18 +80,18 @@ class EpochTurns:
 
     @property
     def floor(self) -> int:
-        """The epoch of the last iteration that began, or the one that was set since."""
+        """Epoch of the last begun iteration, or a later epoch set since."""
         return int(self._shared[_FLOOR])
 
     @property
     def num_loads(self) -> int:
-        """How often a state was loaded."""
+        """Number of loaded states."""
         return int(self._shared[_LOADS])
 
     def set(self, epoch: int) -> None:
-        """Let the next iteration be this epoch; an epoch that was begun is passed over with a warning.
+        """Make this epoch the next iteration; warn and do nothing if the epoch has begun already.
 
-        Raises ConfigError for an epoch before the one of a loaded state that no iteration has continued.
+        Raises ConfigError for an epoch before a loaded state's epoch that no iteration has resumed.
         """
         with self._shared.get_lock():
             values = self._shared.get_obj()
@@ -111,7 +111,7 @@ class EpochTurns:
         )
 
     def load(self, epoch: int) -> None:
-        """Let the next iteration continue this epoch of a saved state."""
+        """Make the next iteration resume this epoch of a saved state."""
         with self._shared.get_lock():
             values = self._shared.get_obj()
             values[_NEXT] = values[_FLOOR] = epoch

@@ -1,4 +1,4 @@
-"""MultiModalIterableDataset: sources as packs, read as they lie. config -> packs, for a DataLoader or our trainer."""
+"""MultiModalIterableDataset: sources read in place as packs. config -> packs, for a DataLoader or our trainer."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ from .streaming_packs import PACKING_KEYS, StreamingPackConfig
 
 
 class MultiModalIterableDataset(IterableDataset[Batch]):
-    """The packs of a DatasetConfig's sources, read unit by unit as they lie; nothing is converted or measured before.
+    """Packs of a DatasetConfig's sources, read in place unit by unit; nothing is converted or measured before.
 
-    Rows belong to num_canonical_nodes lanes, each with a packer of its own, and a reader (a worker of a rank) reads
-    whole lanes: ranks times workers must divide their number. By default it is chosen from the bytes of the sources and
-    the readers when a run begins (see choose_lanes), and a state keeps it; ranks with a DataLoader each do not hear of
-    each other and choose it from the readers alone. Each row is read by exactly one lane. Packs are first_fit (one is
-    open, and given out when it is full), best_fit or balanced; see StreamingPacker. With shuffle, files are read in the
-    order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow each other.
+    Rows belong to num_canonical_nodes lanes, each with its own packer. A reader (a worker of a rank) reads complete
+    lanes: ranks times workers must divide the number of lanes. The default number is chosen when a run begins, from the
+    bytes of the sources and the number of readers (see choose_lanes), and kept in a state. Ranks with separate
+    DataLoaders cannot compare, and choose it from the number of readers only. Exactly one lane reads each row. Packs
+    are first_fit (one open pack, emitted when full), best_fit or balanced; see StreamingPacker. shuffle shuffles the
+    files of an epoch and the rows of a unit (about 4000); the units of a file stay in order.
 
-    Each iteration is the next epoch, with any number of DataLoader workers, persistent ones too, and after a break,
-    which drops the rest of its epoch; set_epoch names another one. An epoch ends when a look at the sources finds no
-    new files; ranks may have different numbers of packs in it. The trainer reads epoch after epoch, until max_steps.
+    Each iteration is the next epoch, with any number of DataLoader workers, persistent or not; a break drops the rest
+    of its epoch; set_epoch selects another epoch. An epoch ends when a listing of the sources finds no new files; its
+    number of packs may differ between ranks. The trainer reads epoch after epoch, until max_steps.
 
-    Use get_collator() as a DataLoader's collate_fn. `deliver` is told what was trained on; then state_dict() is where a
-    run goes on, with any number of readers that divides the lanes: packs that were open are filled with their rows
-    again, and no other row is read twice. The first iteration after load_state_dict continues the epoch of the state,
-    of which nothing may be left; where an epoch was read to its end, call set_epoch with the next before state_dict.
-    Without workers, what the iterator has passed is delivered.
+    Use get_collator() as a DataLoader's collate_fn. Call `deliver` for trained batches; state_dict() is then the
+    position to resume from, with any number of readers that divides the lanes: open packs are refilled by reading their
+    rows again, and no other row is read twice. The first iteration after load_state_dict resumes the epoch of the
+    state, even if it is complete; after a complete epoch, call set_epoch with the next epoch before state_dict. Without
+    workers, the iterator delivers its batches.
 
-    On shards (dataset_format mds, or a URL) it is the lanes of a PackedStreamingDataset, with their `core`: endless,
-    and each iteration begins with its epoch.
+    For shards (dataset_format mds, or a URL) it reads the lanes of a PackedStreamingDataset, with the same `core`:
+    endless, and each iteration begins with its epoch.
     """
 
     def __init__(self, config: DatasetConfig | Mapping[str, Any]):
@@ -95,7 +95,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         self._num_loads = 0
 
     def build(self) -> MultiModalIterableDataset:
-        """The dataset itself: there is nothing to be built."""
+        """Return the dataset: no build is needed."""
         return self
 
     @property
@@ -103,13 +103,13 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         return lacks_processor(self.config)
 
     def take_processor(self, name: str) -> None:
-        """Have the processor of a model, in its folder or by its hub id, where the config names the type alone."""
+        """Set the model's processor (folder or hub id) if the config specifies only the processor's type."""
         self.config = with_processor(self.config, name)
         if self.is_shards:
             self.core = self._shards()
 
     def get_collator(self) -> StreamedCollator:
-        """What makes one Batch of several packs, and what the trainer takes as data_collator."""
+        """Return the collator of several packs -> one Batch, also for the trainer's data_collator."""
         return StreamedCollator()
 
     def __getitem__(self, number: int) -> NoReturn:
@@ -130,9 +130,10 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         return self._iteration(epoch, worker.id, worker.num_workers)
 
     def _iteration(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:
-        """What worker `worker` of num_workers of this rank reads in an epoch; in a worker, errors come at its batches.
+        """Yield the batches of an epoch for worker `worker` of num_workers of this rank.
 
-        A worker that persists keeps a state of its own, from which its next epoch counts on.
+        Errors are raised while batches are read, not by __iter__. A persistent worker keeps its own state, and counts
+        its next epoch from there.
         """
         world = World.detect()
         if self.is_shards:
@@ -165,9 +166,9 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         collator: Any = collate,
         **options: Any,
     ) -> Iterator[StreamedBatch]:
-        """What worker `worker` of num_workers of a rank reads from a state on. options: of the collator.
+        """Yield the batches of worker `worker` of num_workers of a rank, from a state on.
 
-        epoch: only lanes that are in it are read.
+        options: options of the collator. epoch: read only lanes in this epoch.
         """
         lanes = reader_lanes(state.num_lanes, world=world, worker=worker, num_workers=num_workers)
         if epoch is not None:
@@ -178,13 +179,13 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         for pack in reading_packs(self._sources, reading, lanes=lanes, state=state, endless=endless):
             yield batch_of(pack, collator, **options)
 
-    # Where reading stands
+    # Position of reading
 
     def begun(self, num_readers: int, *, by_bytes: bool = True) -> SourcesState:
-        """Return the state before the first pack, with lanes for so many readers (ranks times workers).
+        """Return the state before the first pack, with lanes for num_readers readers (ranks times workers).
 
-        by_bytes: the number follows from the bytes of the sources; not for ranks that do not compare it, since sources
-        may grow between their looks.
+        by_bytes: choose the number of lanes from the bytes of the sources; False for ranks that do not compare it,
+        since sources may grow between their listings.
         """
         sources_of = self._sources if by_bytes else None
         choose = partial(choose_lanes, sources_of, self.reading, num_readers)
@@ -192,11 +193,11 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
     @property
     def counts(self) -> Counts:
-        """What became of the rows of all packs that were delivered."""
+        """Counts of the rows of all delivered packs."""
         return Counts() if self._loaded is None else self._loaded.counts
 
     def deliver(self, batch: Batch) -> None:
-        """A batch was trained on: state_dict() is then after its packs. It has to come from get_collator()."""
+        """Record a trained batch: state_dict() is then after its packs. The batch must come from get_collator()."""
         if not isinstance(batch, StreamedBatch):
             raise ConfigError(
                 f"a {type(batch).__name__} does not say which rows it holds: pass get_collator() as the DataLoader's "
@@ -208,17 +209,17 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             self._loaded.deliver(after)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one.
+        """Make this epoch the next iteration, from its beginning for all lanes in an earlier epoch.
 
-        An epoch that was begun is not read again, but passed over with a warning. ConfigError for an epoch before the
-        one of a loaded state that no iteration has continued.
+        Warn and do nothing if the epoch has begun already. ConfigError for an epoch before a loaded state's epoch that
+        no iteration has resumed.
         """
         self._turns.set(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where reading stands after what was delivered: plain ints, strings and lists.
+        """Return the position after the delivered batches: plain ints, strings and lists.
 
-        It is in the epoch of the last iteration, or of set_epoch since.
+        Its epoch is the epoch of the last iteration, or of a later set_epoch.
         """
         self._refuse_shards("state_dict")
         here = self._loaded or self.begun(World.detect().num_groups)
@@ -227,10 +228,10 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, whose epoch the next iteration continues; of several ranks all load what merge_states
-        makes of theirs.
+        """Resume from a state: the next iteration resumes its epoch.
 
-        Raises CursorError where it belongs to other settings, or to another number of lanes than num_canonical_nodes.
+        With several ranks, every rank loads the result of merge_states. Raises CursorError for a state of other
+        settings, or with another number of lanes than num_canonical_nodes.
         """
         self._refuse_shards("load_state_dict")
         self._loaded = self.checked(state)
@@ -238,7 +239,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         self._num_loads = self._turns.num_loads
 
     def checked(self, state: Mapping[str, Any]) -> SourcesState:
-        """A saved state; CursorError for that of other settings."""
+        """Return a saved state as SourcesState; CursorError for a state of other settings."""
         return check_state(SourcesState.from_dict(state), self.fingerprint, num_lanes=self.config.num_canonical_nodes)
 
     merge_states = staticmethod(merged_states)
@@ -247,7 +248,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     def fingerprint(self) -> str:
         return fingerprint_of(self.reading)
 
-    # How it is read
+    # Settings of reading
 
     @cached_property
     def processor(self) -> Processor:
@@ -255,7 +256,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
     @cached_property
     def packing(self) -> StreamingPackConfig:
-        """Packs of packing_length; without packing of one sample each."""
+        """Packs of packing_length; without packing, one sample per pack."""
         config = self.config
         if config.packing:
             options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
@@ -288,13 +289,13 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         return partial(sources_of, self.config)
 
     def open_loader(self, **options: Any) -> SourceLoader:
-        """Batches for a trainer, step by step; see SourceLoader for the options."""
+        """Return batches for a trainer, step by step; see SourceLoader for the options."""
         return SourceLoader(self, **options)
 
     def estimate_memory(self, num_workers: int = 1) -> MemoryEstimate:
-        """Return what a run with so many workers for each rank takes of memory; nothing is read for it but sizes.
+        """Return the memory of a run with num_workers workers per rank, without media; only sizes of files are read.
 
-        Without media. plan: packs that are open in the lanes of a worker. largest_pack: of packing_length tokens.
+        plan: open packs in the lanes of a worker. largest_pack: a pack of packing_length tokens.
         """
         per_token = 8 * 3  # input_ids, labels, position_ids: int64
         if self.is_shards:
@@ -310,7 +311,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     # Shards
 
     def _shards(self) -> PackedDataset:
-        """The dataset of shards, packed in lanes."""
+        """Return the dataset of shards, packed in lanes."""
         config = self.config
         (source,) = sources_of(config)
         packing = PackingConfig(
@@ -327,7 +328,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             processor=self.processor,
             packing=packing,
             packing_mode="lanes",
-            order=replace(config.order, reshuffle=True),  # lanes are packed as they are read, in each epoch anew
+            order=replace(config.order, reshuffle=True),  # lanes pack during reading, in each epoch again
             fetch=config.fetch,
         )
 

@@ -1,4 +1,4 @@
-"""Samples of like lengths -> the same batch, for unpacked data. lengths -> [sampler] -> numbers of this rank."""
+"""Batches of samples with similar lengths, for unpacked data. lengths -> [sampler] -> sample numbers of this rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ....types import World
 
 
 class DistributedLengthGroupedSampler(Sampler[int]):
-    """The numbers of a rank's samples, in an order in which those of a batch have like lengths.
+    """Sampler of a rank's sample numbers that batches samples of similar lengths.
 
     Samples are shuffled, cut into megabatches (batch_size x gradient_accumulation_steps of every rank), and each
-    megabatch is sorted by length, longest first; the megabatch with the longest sample of all comes first, so that what
-    does not fit in memory is found at once. Ranks take turns in it, so at each moment their lengths are alike, too.
-    Every sample comes once in an epoch; with drop_last the last ones that do not fill a turn of all ranks are left out,
-    without it the first ones of the epoch fill it up.
+    megabatch is sorted by length, longest first. The megabatch with the longest sample comes first, to run out of
+    memory at the start if at all. Ranks take turns in a megabatch, and therefore have similar lengths at each moment.
+    Every sample comes once in an epoch; with drop_last an incomplete last turn of all ranks is left out, otherwise the
+    first samples of the epoch fill it up.
 
-    lengths: of the samples (default: the dataset's modality_length). num_replicas, rank: as torchrun tells.
+    lengths: lengths of the samples (default: the dataset's modality_length). num_replicas, rank: default from torchrun.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DistributedLengthGroupedSampler(Sampler[int]):
         self._num_turns = turns + (left > 0 and not drop_last)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the order of an epoch."""
+        """Select the order of an epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class DistributedLengthGroupedSampler(Sampler[int]):
         batches = [batch[np.argsort(-self.lengths[batch], kind="stable")] for batch in batches]
         if batches:
             first = max(range(len(batches)), key=lambda number: self.lengths[batches[number][0]])
-            if first != len(batches) - 1 or len(batches[-1]) == self._megabatch:  # a short one stays at the end
+            if first != len(batches) - 1 or len(batches[-1]) == self._megabatch:  # a short batch stays at the end
                 batches[0], batches[first] = batches[first], batches[0]
         numbers = np.concatenate(batches) if batches else order
         numbers = np.resize(numbers, self._num_turns * self.num_replicas)

@@ -1,4 +1,4 @@
-"""What of a config is refused or cannot matter for the class that it is given to. config -> [moot] -> reasons."""
+"""Settings of a config with an error or without an effect for its class. config -> [moot] -> reasons."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .streaming_packs import MOOT_KEYS, PACKING_KEYS
 logger = logging.getLogger("lmms_stream")
 _NOT_CONVERTED = "sources are read as they lie, and nothing is converted"
 OF_CONVERSION = ("cache_dir", "object_storage", "bucket_name")
-OF_SHARDS = ("local", "packing_window")  # of shards, and of what is converted to shards
+OF_SHARDS = ("local", "packing_window")  # settings of shards, and of sources converted to shards
 _VIDEO = ("video_sampling_strategy", "video_max_pixels", "video_min_pixels", "video_max_frames", "frame_num", "fps")
 
 
 def strategy_of(config: EngineDatasetConfig, *, streams: bool) -> str:
-    """Return the strategy that packs are made by: the config's, or the one that is nearest to it.
+    """Return the packing strategy: the config's, or the nearest supported strategy.
 
-    streams: whether rows are packed as they pass. ConfigError for a strategy that is unknown.
+    streams: whether rows are packed during reading. ConfigError for an unknown strategy.
     """
     strategy = config.packing_strategy
     if strategy not in PACKING_KEYS:
@@ -34,7 +34,7 @@ def strategy_of(config: EngineDatasetConfig, *, streams: bool) -> str:
 
 
 def check_packing_kwargs(config: EngineDatasetConfig) -> None:
-    """ConfigError for keys of packing_kwargs that are unknown."""
+    """Raise ConfigError for unknown keys of packing_kwargs."""
     options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
     if not isinstance(options, Mapping):
         raise ConfigError(
@@ -44,7 +44,7 @@ def check_packing_kwargs(config: EngineDatasetConfig) -> None:
 
 
 def moot_fields(config: EngineDatasetConfig, *, streams: bool) -> dict[str, str]:
-    """Fields that are set and cannot matter, each with the reason. streams: whether rows are packed as they pass."""
+    """Return the set fields without effect, each with a reason. streams: whether rows are packed during reading."""
     return dict(_moot(config, streams=streams))
 
 
@@ -97,7 +97,7 @@ def _moot_packing(
 
 
 def tell(config: EngineDatasetConfig, *, streams: bool) -> None:
-    """One warning of a dataset, by rank 0, that names all that is set and cannot matter."""
+    """Log one warning on rank 0 that names all set fields without effect."""
     found = moot_fields(config, streams=streams)
     if found and World.detect().rank == 0:
         reasons = "; ".join(f"{name} ({why})" for name, why in found.items())

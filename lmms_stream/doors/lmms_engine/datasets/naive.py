@@ -35,11 +35,11 @@ _SOURCE = "dataset"
 
 
 class MultiModalDataset(SharesTensors, Dataset[Batch]):
-    """The packs of a DatasetConfig's sources, by number: dataset[i] is a pack, one sequence of whole samples.
+    """Packs of a DatasetConfig's sources, by number: dataset[i] is a pack, one sequence of complete samples.
 
-    Without packing each pack is one sample. Every epoch has the same packs, which a sampler or the trainer puts in
-    another order, unless the config says reshuffle: then they are those of the epoch that set_epoch names. Use
-    get_collator() as a DataLoader's collate_fn. `build` is called where it was not, when packs are first asked for.
+    Without packing, each pack is one sample. Every epoch has the same packs, reordered by a sampler or the trainer;
+    with reshuffle, the packs change with the epoch given to set_epoch. Use get_collator() as a DataLoader's collate_fn.
+    Without a call of `build`, the first access to a pack builds.
     """
 
     def __init__(self, config: DatasetConfig | Mapping[str, Any]):
@@ -54,12 +54,12 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         check_packing_kwargs(config)
         tell(config, streams=False)
         self.config = config
-        self._epoch = shared_zeros(1, dtype=torch.int64)  # persistent workers read it, too
+        self._epoch = shared_zeros(1, dtype=torch.int64)  # shared with persistent workers
 
     def build(self) -> MultiModalDataset:
-        """Have the sources as shards, converted once whichever process asks first, and opened; the dataset itself.
+        """Convert the sources to shards, once for all processes, and open them; return the dataset.
 
-        Without processor_name in processor_config that waits for take_processor, which a trainer calls.
+        Without processor_name in processor_config, the build waits for take_processor, called by a trainer.
         """
         if not lacks_processor(self.config):
             _ = self.core
@@ -70,7 +70,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         return lacks_processor(self.config)
 
     def take_processor(self, name: str) -> None:
-        """Have the processor of a model, in its folder or by its hub id, where the config names the type alone."""
+        """Set the model's processor (folder or hub id) if the config specifies only the processor's type."""
         self.config = with_processor(self.config, name)
 
     @cached_property
@@ -79,11 +79,11 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
 
     @cached_property
     def core(self) -> PackedDataset:
-        """The dataset as loaders and trainers take it."""
+        """The dataset for loaders and trainers."""
         return self.opened(World.detect())
 
     def opened(self, world: World) -> PackedDataset:
-        """The same for a world that is told."""
+        """Open the dataset for a given world."""
         config = self.config
         (source,) = sources_of(config) if is_shards(config) else [None]
         url = source.path if source else build_once(config, self.processor, world=world)
@@ -103,7 +103,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         return dataset
 
     def _packing(self) -> PackingConfig:
-        """Packs of packing_length; without packing of one sample each."""
+        """Return the packing config: packs of packing_length; without packing, one sample per pack."""
         config = self.config
         if config.packing:
             if config.max_length is not None and is_shards(config):
@@ -128,7 +128,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
     # Packs
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the packs of an epoch, which differ with reshuffle alone."""
+        """Select the packs of an epoch; they differ only with reshuffle."""
         self._epoch[0] = epoch
 
     @property
@@ -139,7 +139,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         return self.core.plan.num_packs(self._packed_epoch)
 
     def __getitem__(self, number: int) -> Batch:
-        """A pack; negative numbers count from the end."""
+        """Return a pack; negative numbers count from the end."""
         total = len(self)
         if not -total <= number < total:
             raise IndexError(f"pack {number} of a dataset of {total} packs")
@@ -147,7 +147,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         return batch
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Batch]:
-        """The packs of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
+        """Return the packs of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
         check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
         return [self[number] for number in numbers]
 
@@ -159,16 +159,16 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
 
     @property
     def modality_length(self) -> list[int]:
-        """The same as samplers that group by length take it."""
+        """Tokens of each pack, as a list for samplers that group by length."""
         return [int(length) for length in self.lengths]
 
     def get_collator(self) -> PackCollator:
-        """What makes one Batch of several packs, and what the trainer takes as data_collator."""
+        """Return the collator of several packs -> one Batch, also for the trainer's data_collator."""
         return PackCollator()
 
     @property
     def _packed_epoch(self) -> int:
-        """The epoch of the plan whose packs these are; without reshuffle that of all epochs is the first."""
+        """Epoch of the plan's packs; without reshuffle always 0."""
         return self.epoch if self.config.reshuffle else 0
 
     @cached_property
@@ -182,19 +182,19 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         return BatchMaker({_SOURCE: self.core}, settings)
 
     def _work(self, number: int) -> Work:
-        """What there is to read for a pack."""
+        """Return the reads for a pack."""
         packs = self.core.plan.packs(self._packed_epoch, number, number + 1)
         patches: Sequence[int] = () if packs.patches is None else packs.patches.tolist()
         return Work(_SOURCE, 0, [0], packs.offsets, self._planner.locate(packs), patches, [self.epoch])
 
     def __getstate__(self) -> dict[str, Any]:
-        """For loader workers: what each of them makes itself is left out."""
+        """Return the state for loader workers, without objects each worker builds itself."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_planner", "_batches")}
 
-    # What a run will take
+    # Memory and disk of a run
 
     def estimate_memory(self) -> MemoryEstimate:
-        """What a run takes of disk and memory, from the lengths of all samples; nothing is read for it."""
+        """Return the disk and memory of a run, from the lengths of all samples; no sample is read."""
         core, plan = self.core, self.core.plan
         packs = plan.packs(self._packed_epoch, 0, len(self))
         tokens = self.lengths * 8 * 3  # input_ids, labels, position_ids: int64
@@ -214,21 +214,21 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
 
 
 def _patch_bytes(family: Any) -> int:
-    """Of a row of the tower's input."""
+    """Bytes of one row of the vision tower's input."""
     arrays = [array for kind in family.dummy().values() for array in kind.values() if array.dtype == np.float32]
     return max((int(array[0].nbytes) for array in arrays), default=0)
 
 
-# Memory and disk of a run, apart from its model.
+# Memory and disk of a run, without its model.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run takes besides its model.
+    """Bytes of a run, without its model.
 
-    disk: the shards. index: the lengths of all samples, which the processes of a node map together. plan: the packs
-    that each process has at hand. pack, largest_pack: of the tensors of a pack as it is in the mean, and of the largest
-    one, with its media (float32). worker: of a loader worker that has two packs ready and makes a third.
+    disk: the shards. index: the lengths of all samples, mapped once per node. plan: the packs held by each process.
+    pack, largest_pack: the tensors of the mean pack and of the largest pack, with media (float32). worker: a loader
+    worker with two finished packs and a third in progress.
     """
 
     disk: int

@@ -17,15 +17,15 @@ from ....processors import MEDIA_TYPES, ProcessorConfig
 from ....processors.bagel_images import BagelSettings
 from ....processors.base import Processor
 
-SHARDS = "mds"  # the format of datasets that are shards
+SHARDS = "mds"  # format of existing shards
 LIST = "yaml"
 SOURCE_FORMATS = ("json", "jsonl", "csv", "tsv", "arrow", "parquet", "hf_dataset", "webdataset", "lines")
 FORMATS = (*SOURCE_FORMATS, LIST, SHARDS)
 BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
-STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL
+STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> URL scheme of a bucket
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
-LLAVA_VIDEO_KEYS = {  # of extra_kwargs, for dataset_type llava_video -> the only value that is followed, if any
+LLAVA_VIDEO_KEYS = {  # keys of extra_kwargs for dataset_type llava_video -> the only supported value, if any
     "data_folder": None, "frames_upbound": None, "force_sample": None, "add_time_instruction": None,
     "faster_token_stride": None, "mm_spatial_pool_stride": 2, "mm_spatial_pool_mode": "bilinear",
 }  # fmt: skip
@@ -38,30 +38,29 @@ VIDEO_DEFAULTS: Mapping[str, Any] = {
 }  # theirs; pixels are of a frame # fmt: skip
 
 
-# The fields of LMMS Engine's DatasetConfig, which a dataset with a dataset_type is described by.
+# Fields of LMMS Engine's DatasetConfig, for a dataset with a dataset_type.
 
-ENGINE_PACKING_LENGTH = 32000  # theirs
+ENGINE_PACKING_LENGTH = 32000  # LMMS Engine's default
 ENGINE_SEED = 42
-CUT_TYPES = ("fineweb_edu", "fineweb_edu_iterable")  # whose documents are cut and packed, and nothing is left out
-_OF_SHARDS_TOO = ("packing", "filter_overlong", "data_seed")  # also of shards without a dataset_type
+CUT_TYPES = ("fineweb_edu", "fineweb_edu_iterable")  # documents are cut and packed, without a rest
+_OF_SHARDS_TOO = ("packing", "filter_overlong", "data_seed")  # also for shards without a dataset_type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineDatasetConfig(shards.DatasetConfig):
-    """LMMS Engine's DatasetConfig: sources, how their samples are read, and where their shards are kept.
+    """LMMS Engine's DatasetConfig: sources, reading of their samples, and the location of their shards.
 
-    docs/datasets.md has each field. None is a default that depends on dataset_type, and the value is there after
-    construction: packing True (theirs False), packing_length 4096 (32000), packing_strategy "best_fit" ("first_fit"),
-    overlong "error" ("drop"), seed 0 (42), reshuffle True (False).
+    docs/datasets.md has each field. A default of None depends on dataset_type. Construction sets, without (with)
+    dataset_type: packing True (False), packing_length 4096 (32000), packing_strategy "best_fit" ("first_fit"), overlong
+    "error" ("drop"), seed 0 (42), reshuffle True (False).
 
-    dataset_type: names the kind of dataset; what follows is for a dataset that has one. dataset_format: of what
-    dataset_path names, or "yaml" for a list of sources in that file or in `datasets`; "mds", or none, for shards that
-    are there. processor_config: processor_name, processor_type, extra_kwargs. packing: whether samples share packs;
-    documents (fineweb_edu) do unless it says no. filter_overlong: samples that are longer than a pack are left out and
-    counted (True), or kept, each a pack of its own (False). max_length: longer samples are left out and counted,
-    whatever is done with those that are longer than a pack. cache_dir: where sources are kept as shards, unless
-    object_storage and bucket_name name a store. reshuffle: packs are made anew in each epoch. on_error: a row that does
-    not fit ends the run, or is left out and counted.
+    dataset_type: kind of dataset; the next fields apply only with it. dataset_format: format of dataset_path, or "yaml"
+    for a list of sources in this file or in `datasets`; "mds", or None, for existing shards. processor_config:
+    processor_name, processor_type, extra_kwargs. packing: whether samples share packs; default True for documents
+    (fineweb_edu). filter_overlong: leave out and count samples longer than a pack (True), or keep each as a separate
+    pack (False). max_length: leave out and count longer samples, independent of filter_overlong. cache_dir: location of
+    the sources' shards, unless object_storage and bucket_name name a store. reshuffle: repack in each epoch. on_error:
+    end the run at an invalid row ("fail"), or leave out and count invalid rows ("skip").
     """
 
     dataset_type: str | None = None
@@ -106,7 +105,7 @@ class EngineDatasetConfig(shards.DatasetConfig):
             object.__setattr__(self, "max_samples_per_pack", 1)
 
     def _check_given(self) -> None:
-        """ConfigError for fields that are for a dataset_type, where there is none, and the other way round."""
+        """Raise ConfigError for fields of a dataset_type without a dataset_type, and the other way round."""
         if self.dataset_type is not None:
             if self.remote:
                 raise ConfigError(
@@ -129,7 +128,7 @@ class EngineDatasetConfig(shards.DatasetConfig):
 
     @property
     def evaluated(self) -> EngineDatasetConfig | None:
-        """The config of eval_dataset_path, with all other settings; None where there is none."""
+        """The config of eval_dataset_path, with all other settings; None without eval_dataset_path."""
         if self.eval_dataset_path is None:
             return None
         return replace(self, dataset_path=self.eval_dataset_path, datasets=None, eval_dataset_path=None)
@@ -139,11 +138,11 @@ DatasetConfig = EngineDatasetConfig  # LMMS Engine's name
 
 
 def _defaults(config: EngineDatasetConfig) -> dict[str, Any]:
-    """The values of fields whose defaults depend on dataset_type."""
+    """Return the defaults that depend on dataset_type."""
     of_engine = config.dataset_type is not None
     are_cut = config.dataset_type in CUT_TYPES
     packing = not of_engine or are_cut if config.packing is None else config.packing
-    kept = "keep" if packing else "error"  # without packing no sample is longer than its pack
+    kept = "keep" if packing else "error"  # without packing, no sample is longer than its pack
     overlong = {True: "drop", False: kept, None: "drop" if of_engine else "error"}[config.filter_overlong]
     return {
         "packing": packing,
@@ -157,9 +156,9 @@ def _defaults(config: EngineDatasetConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class DatasetType:
-    """What rows a dataset_type has: the kind of a row and what its samples are of. is_iterable: read as it streams.
+    """Rows of a dataset_type: kind of row and content of samples. is_iterable: streamed.
 
-    made_by: the class of a type that a user has registered.
+    made_by: class of a type registered by a user.
     """
 
     kind: Literal["messages", "text", "image"]
@@ -169,7 +168,7 @@ class DatasetType:
 
     @property
     def row_kind(self) -> str | None:
-        """The kind of rows that is insisted on; None where it is found."""
+        """Required kind of rows; None to detect it."""
         return None if self.kind == "messages" else self.kind
 
 
@@ -203,14 +202,16 @@ TYPES: Mapping[str, DatasetType] = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessorType:
-    """kind: of ours. processor_classes: of the folder's processor, where only these will do. crop: of images."""
+    """Our processor for a processor_type. kind: our type. processor_class: required class of the folder's processor; ""
+    for any. crop: crop of images.
+    """
 
     kind: Literal["chat", "vision", "audio", "omni", "image", "bagel"]
     processor_class: str = ""
     crop: Literal["center", "random"] | None = None
 
 
-OF_ALL_FRAMES = ("qwen3_vl", "qwen3_5", "nit")  # whose limits on pixels are of all frames of a video together
+OF_ALL_FRAMES = ("qwen3_vl", "qwen3_5", "nit")  # types with pixel limits for all frames of a video together
 LLAVA_ONEVISION = "LlavaOnevisionProcessor"
 PROCESSORS: Mapping[str, ProcessorType] = {
     "pure_text": ProcessorType("chat"),
@@ -230,21 +231,21 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "rae_siglip": ProcessorType("image", crop="random"),
     "bagel": ProcessorType("bagel"),
 }
-OWN_TYPES: dict[str, DatasetType] = {}  # that users have registered
-# processor_type that a user has registered -> what makes a processor of a processor_config
+OWN_TYPES: dict[str, DatasetType] = {}  # types registered by users
+# processor_type registered by a user -> function from a processor_config to a processor
 OWN_PROCESSORS: dict[str, Callable[[Mapping[str, Any]], Processor]] = {}
 LATER_TYPES = ("aero_realtime_iterable", "llava_ov2_iterable")
 LATER_PROCESSORS = ("llava_onevision2", "nanovlm", "aero", "aero_realtime", "wanvideo")
 
 
 def dataset_type_of(config: EngineDatasetConfig) -> DatasetType:
-    """ConfigError for a type that is unknown."""
+    """Return the DatasetType of a config; ConfigError for an unknown type."""
     found: DatasetType = _named({**TYPES, **OWN_TYPES}, LATER_TYPES, config.dataset_type, "dataset_type")
     return found
 
 
 def check(config: EngineDatasetConfig) -> None:
-    """ConfigError for values that are none, or that cannot be kept."""
+    """Raise ConfigError for invalid or unsupported values."""
     dataset_type_of(config)
     if config.dataset_format is not None and config.dataset_format not in FORMATS:
         check_names([config.dataset_format], FORMATS, "dataset_format")
@@ -273,7 +274,7 @@ def check(config: EngineDatasetConfig) -> None:
 
 
 def _check_extra(config: EngineDatasetConfig) -> None:
-    """ConfigError for keys of extra_kwargs that the type does not have, and values that are not followed."""
+    """Raise ConfigError for unknown keys of extra_kwargs, and for unsupported values."""
     extra = config.extra_kwargs or {}
     is_llava = str(config.dataset_type).removesuffix("_iterable") == "llava_video"
     check_names(extra, [*EXTRA_KEYS, *(LLAVA_VIDEO_KEYS if is_llava else ())], "extra_kwargs of the dataset")
@@ -291,7 +292,7 @@ def _check_extra(config: EngineDatasetConfig) -> None:
 
 
 def is_shards(config: EngineDatasetConfig) -> bool:
-    """Whether the config names shards that are there: by its format, or without one by what lies at dataset_path."""
+    """Whether the config names existing shards: by its format, or by the content of dataset_path."""
     if config.dataset_format is not None:
         return config.dataset_format == SHARDS
     path = str(config.dataset_path or "")
@@ -299,7 +300,7 @@ def is_shards(config: EngineDatasetConfig) -> bool:
 
 
 def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
-    """Which of our processors a config means, and how it is set."""
+    """Return our ProcessorConfig for a config."""
     check(config)
     said = config.processor_config
     if said is None:
@@ -344,7 +345,7 @@ def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
 
 
 def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
-    """Images need no folder, so processor_name counts nothing."""
+    """Return the config of an image processor; images need no folder, therefore processor_name is ignored."""
     found = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type")
     if found.kind != "image":
         images = [name for name, each in PROCESSORS.items() if each.kind == "image"]
@@ -359,14 +360,14 @@ def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
 
 
 def lacks_processor(config: EngineDatasetConfig) -> bool:
-    """Return whether a config names the type of its processor alone, whose folder is then the model's."""
+    """Return whether a config specifies only the type of its processor, to be loaded from the model's folder."""
     said = config.processor_config or {}
     type_of = PROCESSORS.get(str(said.get("processor_type")))
     return type_of is not None and type_of.kind != "image" and not said.get("processor_name")
 
 
 def with_processor(config: EngineDatasetConfig, name: str) -> EngineDatasetConfig:
-    """Return a config that lacks its processor with the one in a model's folder, or of its hub id."""
+    """Return the config with the processor of a model's folder or hub id."""
     return replace(config, processor_config={**(config.processor_config or {}), "processor_name": name})
 
 
@@ -381,7 +382,7 @@ def reads_videos(config: EngineDatasetConfig) -> bool:
 
 
 def processor_of(config: EngineDatasetConfig) -> Processor:
-    """The processor of a config; ConfigError for a folder of another family than its processor_type."""
+    """Return the processor of a config; ConfigError if the folder's family does not match processor_type."""
     said = config.processor_config or {}
     if (own := OWN_PROCESSORS.get(str(said.get("processor_type")))) is not None:
         return own(said)
@@ -402,7 +403,7 @@ def _check_family(path: str, processor_type: str) -> None:
 
 
 def _video_settings(config: EngineDatasetConfig, processor_type: str) -> dict[str, Any]:
-    """Settings of media. Qwen3-VL's processor has limits on the pixels of all frames, others on those of a frame."""
+    """Return settings of media. Qwen3-VL's pixel limits apply to all frames together, other limits to each frame."""
     if PROCESSORS[processor_type].processor_class == LLAVA_ONEVISION:
         return _settings_of_llava(config)
     strategy = config.video_sampling_strategy or "fps"
@@ -422,7 +423,7 @@ def _video_settings(config: EngineDatasetConfig, processor_type: str) -> dict[st
 
 
 def _settings_of_llava(config: EngineDatasetConfig) -> dict[str, Any]:
-    """A number of frames: it is the same for each video, whatever its length, and a frame has one size."""
+    """Return settings with a fixed number of frames: equal for all videos, with one frame size."""
     extra = config.extra_kwargs or {}
     settings: dict[str, Any] = {
         ours: extra[theirs]
@@ -438,7 +439,7 @@ def _settings_of_llava(config: EngineDatasetConfig) -> dict[str, Any]:
             "to frame_num"
         )
     pixels = {"video_max_pixels": config.video_max_pixels, "video_min_pixels": config.video_min_pixels}
-    limits = {name: value for name, value in pixels.items() if value is not None}  # which the processor refuses by name
+    limits = {name: value for name, value in pixels.items() if value is not None}  # refused by name in the processor
     frames = {"video_max_frames": config.video_max_frames, "frame_num": config.frame_num}
     chosen = {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in frames.items()}
     return limits | chosen | settings

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-_ALL_FRAMES = 1e6  # frames a second, more than a video has: process() is given frames that are chosen already
+_ALL_FRAMES = 1e6  # frames per second, above any video: keep every frame given to process()
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ProcessorConfig:
 
 
 class DataProcessor:
-    """A processor of LMMS Engine's by its name, over ours. build() reads its folder; ConfigError before it."""
+    """Our processor under LMMS Engine's name. build() reads its folder; before, its use raises ConfigError."""
 
     dataset_type = "vision"
 
@@ -75,7 +75,7 @@ class DataProcessor:
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the folder."""
+        """Load the folder's tokenizer of transformers."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.config.processor_name)
@@ -97,11 +97,11 @@ class DataProcessor:
         *,
         fps: float = 2.0,
     ) -> dict[str, torch.Tensor]:
-        """Return int64[T] input_ids and labels of a conversation, and tensors of its media as batches have them.
+        """Return int64[T] input_ids and labels of a conversation, and tensors of its media in the form of batches.
 
-        images: of Pillow. audios: [samples], at sampling_rate samples a second. videos: uint8[frames, 3, H, W] or
-        uint8[frames, H, W, 3], shown at fps frames a second; all are read, LLaVA-OneVision's as many as it takes.
-        There is one of each kind for each part of its type. Answers of the assistant are trained on.
+        images: Pillow images. audios: [samples], with sampling_rate samples per second. videos: uint8[frames, 3, H, W]
+        or uint8[frames, H, W, 3], at fps frames per second; all frames are read, for LLaVA-OneVision a fixed number.
+        Each part of a medium's type takes the next medium of this type. The assistant's answers are trained on.
         """
         if audios is not None and sampling_rate is None:
             raise ConfigError("audios need sampling_rate: give how many samples a second they have")
@@ -132,7 +132,7 @@ def _wav(samples: NDArray[np.float32], rate: int) -> bytes:
 
 
 def _film(frames: NDArray[np.uint8], fps: float) -> bytes:
-    """Return the frames in a file without loss."""
+    """Return the frames encoded without loss in a file."""
     if frames.ndim != 4 or 3 not in (frames.shape[1], frames.shape[3]):
         raise DataError(f"a video has the shape {[*frames.shape]}: give [frames, 3, height, width], a video each")
     if frames.dtype != np.uint8:
@@ -149,7 +149,7 @@ def _film(frames: NDArray[np.uint8], fps: float) -> bytes:
 
 
 def _store(messages: Sequence[dict[str, Any]], files: Mapping[str, list[bytes]]) -> bytes:
-    """Let parts of media say where their file lies in the bytes that are returned."""
+    """Return the bytes of all files; set the span of each file in its message part."""
     stored = b""
     for message in messages:
         if isinstance(message["content"], str):
@@ -180,18 +180,18 @@ Qwen2_5OmniDataProcessor = Qwen3OmniMoeDataProcessor = BaseQwen2_5_DataProcessor
 
 
 class SitDataProcessor(DataProcessor):
-    """The same of images with numbers of classes, which are to be made."""
+    """DataProcessor for images with class numbers, for generation."""
 
     dataset_type = "sit"
 
 
 class RaeSiglipDataProcessor(DataProcessor):
-    """The same of images, which are to be made again."""
+    """DataProcessor for images, for reconstruction."""
 
     dataset_type = "rae"
 
 
 class BagelDataProcessor(DataProcessor):
-    """The same of images to see and images to make."""
+    """DataProcessor for images to see and images to generate."""
 
     dataset_type = "bagel"

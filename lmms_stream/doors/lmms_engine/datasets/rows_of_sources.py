@@ -1,4 +1,4 @@
-"""Rows of sources -> pieces of samples that packs are made of, tokenized or measured as they are read."""
+"""Rows of sources -> pieces of samples for packs, tokenized or measured during reading."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from .source_files import SourceFile, row_order, sample_id_of
 from .source_state import Counts
 from .streaming_packs import SamplePiece, StreamingPackConfig
 
-LOOK_ROWS = 100  # of a file, by which the kind of its rows is found
-TOLD_ROWS = 10  # that are left out and named; the others are only counted
+LOOK_ROWS = 100  # rows of a file used to find their kind
+TOLD_ROWS = 10  # rows left out and named; further rows are only counted
 logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRowSettings:
-    """How rows become packs. overlong, max_length: what becomes of samples that are longer than a pack, and from which
-    length on they are left out. seed: of the order, None for the stored one. on_error: what cannot be read, or does not
-    fit, ends the run ("fail") or is left out, counted and logged ("skip").
+    """Settings from rows to packs.
+
+    overlong: treatment of samples longer than a pack. max_length: longer samples are left out. seed: seed of the order,
+    None for the stored order. on_error: unreadable or invalid rows end the run ("fail") or are left out, counted and
+    logged ("skip").
     """
 
     processor: Processor
@@ -50,7 +52,7 @@ class SourceRowSettings:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts while they grow."""
+    """Counts in progress."""
 
     rows: int = 0
     samples: int = 0
@@ -74,10 +76,10 @@ class Tally:
 
 
 class Content(NamedTuple):
-    """The tokens [start, start + length) of num_tokens of a sample of a row, which has that number in its unit.
+    """Tokens [start, start + length) of a sample with num_tokens tokens. row: number of its row in the unit.
 
-    made: what the sample was made to; None where its processor reads media, whose arrays are large: then they are made
-    of `sample` when the pack is full.
+    made: the processed sample; None if the processor reads media: their arrays are large, and are made of `sample` when
+    the pack is full.
     """
 
     row: int
@@ -89,17 +91,17 @@ class Content(NamedTuple):
 
 
 class RowReader:
-    """Reads rows of units by the settings of a Reading."""
+    """Reader of the rows of units, with the settings of a SourceRowSettings."""
 
     def __init__(self, reading: SourceRowSettings):
         self.reading = reading
         self._num_told = 0
 
     def mapper(self, file: SourceFile) -> Mapper:
-        """What maps the rows of a file, by the first of them that can be read; the same for every reader.
+        """Return the mapper of a file's rows, found from its first readable rows; equal for every reader.
 
-        Raises NoRowsError for a file without rows, DataError for rows of no kind, ConfigError for rows that the
-        processor does not read.
+        Raises NoRowsError for a file without rows, DataError for rows of unknown kind, ConfigError for rows of a kind
+        the processor does not read.
         """
         num_rows = 0
         with disk_errors(file.key):
@@ -135,9 +137,9 @@ class RowReader:
         first: int = 0,
         only: Collection[int] | None = None,
     ) -> Iterator[tuple[int, Row]]:
-        """Rows of a unit, each with its index in the order in which they are read: from `first` on, or `only` some.
+        """Yield rows of a unit with their index in reading order: from `first` on, or only the indices in `only`.
 
-        Others are passed over by their offsets or numbers, and not parsed, where the format allows it.
+        Other rows are skipped by offset or number without parsing, if the format allows.
         """
         with disk_errors(file.key):
             if self.reading.seed is None and not first and only is None:
@@ -151,7 +153,7 @@ class RowReader:
             yield from zip(wanted, rows.rows(order[list(wanted)].tolist()), strict=True)
 
     def contents(self, row: RowSamples, *, where: str, tally: Tally) -> list[Content]:
-        """The pieces of a row; none where it is left out, which is counted."""
+        """Return the pieces of a row; [] if the row is left out and counted."""
         tally.rows += 1
         try:
             if isinstance(row.samples, DataError):
@@ -172,7 +174,7 @@ class RowReader:
         return found
 
     def leave_out(self, error: DataError, tally: Tally) -> None:
-        """Raise the error, or count it, and name it while there are few."""
+        """Raise the error, or count it and log the first TOLD_ROWS errors."""
         if self.reading.on_error == "fail":
             raise DataError(f'{error} (or leave out what cannot be read, counted, with on_error="skip")') from error
         tally.unreadable += 1
@@ -182,15 +184,15 @@ class RowReader:
             logger.warning("left out: %s%s", error, last)
 
     def pass_empty(self, error: NoRowsError) -> None:
-        """Name a file without rows that is passed over, since it is one of the files of a folder or glob."""
+        """Log a skipped file without rows; it is one of the files of a folder or glob."""
         logger.warning("passed over: %s", error)
 
     def samples_of(
         self, pieces: Sequence[SamplePiece], tally: Tally, *, epoch: int
     ) -> tuple[list[Processed], list[int]]:
-        """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out.
+        """Return the processed pieces of a pack and their sample ids; a failed piece is left out.
 
-        epoch: of the lane, by which a processor draws at random.
+        epoch: epoch of the lane, for the processor's random draws.
         """
         made: list[Processed] = []
         sample_ids: list[int] = []
@@ -207,7 +209,7 @@ class RowReader:
     def _contents(
         self, sample: Sample, processed: Processed | DataError | None, row: int, *, where: str, tally: Tally
     ) -> list[Content]:
-        """processed: what was made of the sample with others already."""
+        """Return the pieces of a sample. processed: its result if it was processed together with others."""
         processor = self.reading.processor
         made: Processed | None = None
         if isinstance(processed, DataError):
@@ -229,7 +231,7 @@ class RowReader:
         return [whole] if num_tokens <= limit else self._cut(whole, has_media, where=where, tally=tally)
 
     def _cut(self, whole: Content, has_media: bool, *, where: str, tally: Tally) -> list[Content]:
-        """What becomes of a sample that is longer than a pack."""
+        """Return the pieces of a sample longer than a pack."""
         limit, overlong = self.reading.packing.packing_length, self.reading.overlong
         if overlong == "error":
             raise PackingError(
@@ -262,18 +264,18 @@ class RowReader:
 
 
 def row_name(key: str, unit: int, row: int) -> str:
-    """Of a row, for people; rows and units are counted from 1."""
+    """Return a row's name for messages; rows and units are counted from 1."""
     return f"{key}: row {row + 1} of unit {unit + 1}"
 
 
-# Rows of a unit -> their samples, tokenized some at a time where tokens are all that is made of them.
+# Rows of a unit -> their samples, tokenized in groups if only tokens are needed.
 
 
 @dataclass(slots=True)
 class RowSamples:
-    """A row and its samples, or the error that it is.
+    """A row and its samples, or its error.
 
-    made: what the processor makes of each sample; None where that is made one by one.
+    made: the processed samples; None if each sample is processed separately.
     """
 
     number: int
@@ -282,14 +284,14 @@ class RowSamples:
 
     @property
     def sound(self) -> Sequence[Sample]:
-        """Its samples, none of an error."""
+        """The row's samples; empty for an error."""
         return () if isinstance(self.samples, DataError) else self.samples
 
 
 def prepared(
     rows: Iterable[tuple[int, Row]], mapper: Mapper, processor: Processor, folder: str | None
 ) -> Iterator[tuple[int, RowSamples]]:
-    """Rows as samples, in their order; where tokens are all that is made of them, some at a time."""
+    """Yield rows as samples, in order; tokenize in groups if only tokens are needed."""
     mapped = ((index, RowSamples(row.number, _samples_of(row, mapper, folder))) for index, row in rows)
     if not tokenizes_all(processor):
         yield from mapped

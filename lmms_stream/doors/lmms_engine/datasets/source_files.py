@@ -1,7 +1,7 @@
-"""What sources name -> files that are read by units, and which lane reads which unit.
+"""Sources -> files read by units, and the lane of each unit.
 
-A unit belongs to a lane by the name of its file and its number in it alone, so that every reader tells the same without
-asking the others, also where a folder gets new files and they list it at different times.
+The lane of a unit depends only on its file's name and its number in the file. Every reader computes the same lane
+without communication, even if a folder gets new files and the readers list it at different times.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from ....errors import ConfigError, DataError
 from ....mds.dataset_config import check_names
 from .names import LIST, SHARDS, SOURCE_FORMATS, EngineDatasetConfig, check, is_shards
 
-UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
+UNITS_PER_LANE = 8  # units of a file per lane, to balance the lanes, unless units would be too small
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
-UNKNOWN_BYTES = 1 << 20  # of a unit, where nothing says how large a source is
+UNKNOWN_BYTES = 1 << 20  # bytes of a unit if the size of a source is unknown
 
 _SORTED: dict[str, Any] = {"sort_keys": True, "default": str}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: where paths
-    of media start (None: where the source lies). data_type: one of SOURCE_FORMATS, "mds", or "" to tell it by content.
-    settings: what else the entry of a list says, by SETTING_KEYS.
+    """An entry of a list of sources.
+
+    path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: base of media
+    paths (None: the source's folder). data_type: a name in SOURCE_FORMATS, "mds", or "" to detect it by content.
+    settings: other keys of the entry, named in SETTING_KEYS.
     """
 
     path: str
@@ -47,17 +49,17 @@ class SourceEntry:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As an entry of a list."""
+        """The source as an entry of a list."""
         said = {"path": self.path, "data_folder": self.data_folder, "data_type": self.data_type or None}
         return {**said, **self.settings}
 
 
-# Asked at each look, so that a list of sources may grow.
+# Called at each listing, because a list of sources may grow.
 SourcesOf = Callable[[], Sequence[SourceEntry]]
 
 
 def sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
-    """What is read, one source after another; ConfigError where the config names none, DataError for a wrong list."""
+    """Return the sources in order; ConfigError if the config names none, DataError for an invalid list."""
     check(config)
     format = SHARDS if is_shards(config) else config.dataset_format
     if config.datasets is not None:
@@ -106,9 +108,9 @@ def _entry(number: int, entry: Mapping[str, Any]) -> SourceEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """key: its name, which tells it from all others. digest: changes when its content does.
+    """A file of a source. key: its unique name. digest: changes with its content.
 
-    source: None where it cannot be opened, and error says why.
+    source: None if the file cannot be opened; error has the reason.
     """
 
     key: str
@@ -118,7 +120,7 @@ class SourceFile:
 
     @property
     def opened(self) -> OpenedSource:
-        """Its source; DataError where it cannot be opened."""
+        """The opened source; DataError if it cannot be opened."""
         if self.source is None:
             raise DataError(str(self.error))
         return self.source
@@ -127,9 +129,9 @@ class SourceFile:
 def list_files(
     sources: Sequence[SourceEntry], *, num_lanes: int, scratch: Path, keeps_refused: bool
 ) -> dict[str, SourceFile]:
-    """The files that sources name now, by key, in their order. Raises what open_sources raises.
+    """Return the current files of the sources by key, in order. Raises the errors of open_sources.
 
-    keeps_refused: files of folders that cannot be opened are among them, at the end.
+    keeps_refused: append files of folders that cannot be opened.
     """
     specs = [_spec(source) for source in sources]
     found: dict[str, SourceFile] = {}
@@ -141,10 +143,10 @@ def list_files(
         refused=refused.__setitem__ if keeps_refused else None,
     )
     for opened in all_opened:
-        _check_no_code(opened.settings, where=opened.name)  # an entry of a list within a list has its own, too
+        _check_no_code(opened.settings, where=opened.name)  # an entry of a nested list has its own settings
         name = opened.name + _slice_text(opened.rows)
         key, number = name, 1
-        while key in found:  # a file that is named twice is read twice
+        while key in found:  # a file named twice is read twice
             number += 1
             key = f"{name} ({number})"
         identity = json.dumps([opened.identity, opened.settings] if opened.settings else opened.identity, **_SORTED)
@@ -157,26 +159,26 @@ def _number_of(name: str) -> int:
 
 
 def lane_of(key: str, unit: int, num_lanes: int) -> int:
-    """The lane that reads a unit of a file."""
+    """Return the lane that reads a unit of a file."""
     return (_number_of(key) + unit) % num_lanes
 
 
 def file_order(keys: Sequence[str], *, seed: int | None, epoch: int) -> list[str]:
-    """Files in the order in which they are read: as given without a seed, shuffled with one."""
+    """Return files in reading order: unchanged without a seed, shuffled with a seed."""
     if seed is None:
         return list(keys)
     return sorted(keys, key=lambda key: (_number_of(f"{seed}\0{epoch}\0{key}"), key))
 
 
 def row_order(num_rows: int, key: str, unit: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The shuffled order of the rows of a unit."""
+    """Return the shuffled order of the rows of a unit."""
     return np.random.default_rng([seed, epoch, _number_of(key), unit]).permutation(num_rows)
 
 
 def sample_id_of(key: str, unit: int, row: int) -> int:
-    """A number for logs. It differs for all rows of a file, and most likely for those of different files.
+    """Return a number for logs, unique within a file and most likely unique across files.
 
-    20 bits of the file's name, 23 of the unit's number, 20 of the row's in the unit.
+    20 bits of the file's name, 23 of the unit's number, 20 of the row's number in the unit.
     """
     of_file = _number_of(key) & 0xFFFFF
     return of_file << 43 | (unit & 0x7FFFFF) << 20 | (row & 0xFFFFF)
@@ -189,13 +191,13 @@ def _unit_bytes(num_bytes: int, num_lanes: int) -> int:
 
 
 def _slice_text(rows: slice) -> str:
-    """As it is written behind a path; nothing for all rows."""
+    """Return a slice in path notation; "" for all rows."""
     start, stop = ("" if bound is None else bound for bound in (rows.start, rows.stop))
     return "" if rows == slice(None) else f"@[{start}:{stop}]"
 
 
 def _spec(source: SourceEntry) -> Spec:
-    """Datasets of the hub are streamed; those that `datasets` saved are read where they lie."""
+    """Return the spec of a source; hub datasets are streamed, saved datasets of `datasets` are read in place."""
     _check_no_code(source.settings, where=source.path)
     spec = entry_spec(source.entry, where=source.path)
     if not spec.is_hub:
@@ -207,7 +209,7 @@ def _spec(source: SourceEntry) -> Spec:
 
 
 def _check_no_code(settings: Mapping[str, Any], *, where: str) -> None:
-    """ConfigError for functions of the user's own, which only a conversion calls."""
+    """Raise ConfigError for the user's map and filter functions: only a conversion calls them."""
     code = [key for key in ("map", "filter") if key in settings]
     if code:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Batches of this rank from sources, step by step, as a PackedLoader gives those of shards. -> trainer."""
+"""This rank's batches of sources, step by step, with the interface of PackedLoader. -> trainer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .source_reader import SourcePack, check_readers
 from .source_state import LaneStep, SourcesState, merged_states
 from .streaming_packs import StreamingPackConfig
 
-ITEMS_AHEAD = 4  # packs that each worker has ready
+ITEMS_AHEAD = 4  # finished packs per worker
 
 
 class ReadsLanes(Protocol):
-    """A MultiModalIterableDataset on sources; see there."""
+    """Interface of a MultiModalIterableDataset on sources."""
 
     @property
     def packing(self) -> StreamingPackConfig: ...
@@ -56,9 +56,9 @@ class ReadsLanes(Protocol):
 class SourceLoader:
     """This rank's batches of a MultiModalIterableDataset, epoch after epoch without end.
 
-    See PackedLoader for the parameters and for what has the same name here. state_dict() counts only steps whose
-    batches have all been delivered; merge_states joins those of all ranks, for any number of readers that divides the
-    lanes. Which packs share a step depends on the number of readers; which rows were read does not.
+    See PackedLoader for the parameters and for members with the same name. state_dict() counts only steps with all
+    batches delivered; merge_states merges the states of all ranks, for any number of readers that divides the lanes.
+    The number of readers changes only the grouping of packs into steps, not the set of rows read.
     """
 
     packs_left = None
@@ -131,7 +131,7 @@ class SourceLoader:
                 batch = replace(batch, step=self.step, micro_batch=micro_batch)
                 of_step += batch.afters
                 micro_batch += 1
-                if micro_batch == self.micro_batches:  # a step counts once its last batch is handed out
+                if micro_batch == self.micro_batches:  # a step counts when its last batch is handed out
                     for after in of_step:
                         self._state.deliver(after)
                     self._state.step += 1
@@ -141,7 +141,7 @@ class SourceLoader:
 
     @property
     def step(self) -> int:
-        """Steps that were delivered whole since the beginning of the run."""
+        """Number of complete steps delivered since the beginning of the run."""
         return self._state.step
 
     @property
@@ -177,7 +177,7 @@ class SourceLoader:
 
 
 class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
-    """What a worker process does: it reads its lanes from `start` on, a state as JSON."""
+    """A worker process: reads its lanes from `start`, a state as JSON."""
 
     def __init__(self, dataset: ReadsLanes, *, world: World, collator: Collator, pad_to: int | None):
         self.dataset = dataset
@@ -209,12 +209,12 @@ class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
             yield error
 
 
-# Packs of lanes -> batches that say where their lanes stand after them.
+# Packs of lanes -> batches with the positions of their lanes.
 
 
 @dataclass(kw_only=True, slots=True)
 class StreamedBatch(Batch):
-    """afters: where lanes stand after its packs. See MultiModalIterableDataset.deliver."""
+    """A Batch with `afters`: the positions of lanes after its packs. See MultiModalIterableDataset.deliver."""
 
     afters: tuple[LaneStep, ...] = ()
 
@@ -226,7 +226,7 @@ def batch_of(pack: SourcePack, collator: Collator, **options: Any) -> StreamedBa
 
 
 class StreamedCollator(PackCollator):
-    """A PackCollator whose batches say where the lanes of all their packs stand."""
+    """A PackCollator whose batches keep the lane positions of all their packs."""
 
     def __call__(
         self, packs: Sequence[Batch] | Sequence[Processed], sample_ids: Sequence[int] | None = None, **options: Any

@@ -1,7 +1,7 @@
-"""The packs of some lanes, read from sources. files + state -> [reader] -> packs, each with the state of its lane.
+"""Packs of some lanes, read from sources. files + state -> [reader] -> packs, each with the state of its lane.
 
-A reader goes through the files of an epoch one after another, and through the units of a file; those of other lanes it
-passes over. Rows go to the packer of their lane. So no more is in memory than one unit and the packs that are open.
+A reader reads the files of an epoch in order, and the units of a file in order; it skips units of other lanes. Rows go
+to the packer of their lane. Memory holds only one unit and the open packs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from .streaming_packs import PieceRef, SamplePiece, StreamingPacker
 
 
 class SourcePack(NamedTuple):
-    """A pack as a reader gives it. sample_ids: see sample_id_of.
+    """A pack from a reader. sample_ids: see sample_id_of.
 
-    afters: its lane after it; with the last pack of an epoch also all lanes of the reader at the end of the epoch.
+    afters: position of its lane after the pack; the last pack of an epoch also has the positions of all lanes of the
+    reader at the end of the epoch.
     """
 
     samples: list[Processed]
@@ -51,7 +52,7 @@ class SourcePack(NamedTuple):
 
 
 class _Lane:
-    """A lane while it is read; see LaneProgress."""
+    """A lane in progress; see LaneProgress."""
 
     def __init__(self, number: int, state: SourcesState, reading: SourceRowSettings):
         progress = state.lane(number)
@@ -77,7 +78,7 @@ class _Lane:
         self._untold.clear()
 
     def after(self, known: dict[str, KnownFile]) -> LaneStep:
-        """As it stands now, which is told with one more pack."""
+        """Return the current position of the lane, and count one more pack."""
         self.num_packs += 1
         untold, self._untold = tuple(self._untold), []
         return LaneStep(
@@ -94,7 +95,7 @@ class _Lane:
 
 
 class SourceReader:
-    """Reads lanes from where a state says. scratch: a folder for what is fetched whole, a file at a time.
+    """Reader of lanes from a state on. scratch: folder for downloaded files, one at a time.
 
     Raises DataError, StorageError, ConfigError, PackingError, and CursorError for a state of other files.
     """
@@ -118,13 +119,13 @@ class SourceReader:
         self._untold: dict[str, KnownFile] = {}
 
     def packs(self, *, endless: bool) -> Iterator[SourcePack]:
-        """The packs of the epoch that the last of the lanes is in; or of all epochs that follow, too."""
+        """Yield the packs of the earliest epoch of the lanes; endless: also of all later epochs."""
         yield from self._restored()
         while True:
             epoch = min(lane.epoch for lane in self._lanes)
             is_begun = any(lane.finished or lane.positions or lane.epoch > epoch for lane in self._lanes)
             num_packs = 0
-            last: SourcePack | None = None  # it may be the last of the epoch, as no piece waits for another pack
+            last: SourcePack | None = None  # possibly the last of the epoch, if no piece waits for another pack
             for pack in self._epoch(epoch):
                 num_packs += 1
                 if last is not None:
@@ -145,11 +146,11 @@ class SourceReader:
             for lane in self._lanes:
                 if lane.epoch == epoch:
                     lane.begin_epoch(epoch + 1)
-            self._untold = {}  # of this epoch
+            self._untold = {}  # files of this epoch
             self._known.pop(epoch, None)
 
     def _epoch(self, epoch: int) -> Iterator[SourcePack]:
-        """All files that are there at its beginning; then those that have come meanwhile, until there is no new one."""
+        """Yield the packs of all files listed at the epoch's beginning, then of files added meanwhile."""
         listed = self._list()
         known = self._known.setdefault(epoch, {})
         if not known:
@@ -173,16 +174,16 @@ class SourceReader:
         return [lane for lane in self._lanes if lane.epoch == epoch]
 
     def _has_open(self, epoch: int) -> bool:
-        """Whether pieces wait in open packs, so that another pack is given in this epoch."""
+        """Whether pieces wait in open packs, which means another pack of this epoch follows."""
         return any(any(lane.packer.open_refs) for lane in self._in(epoch))
 
     def _ends(self, epoch: int) -> list[LaneStep]:
-        """The lanes at the end of an epoch, with the rows that were left out since their last packs."""
+        """Return the lanes at the end of an epoch, including rows left out after their last packs."""
         known, self._untold = self._untold, {}
         return [lane.after(known) for lane in self._in(epoch)]
 
     def _learn(self, epoch: int, listed: dict[str, SourceFile], *, look: int) -> bool:
-        """Add files that are new to the epoch; whether there are any."""
+        """Add new files to the epoch; return whether there are any."""
         new = {key: KnownFile(file.digest, look) for key, file in listed.items() if key not in self._known[epoch]}
         self._known[epoch].update(new)
         self._untold.update(new)
@@ -197,11 +198,11 @@ class SourceReader:
         )
 
     def _units(self, file: SourceFile) -> Iterator[tuple[int, Unit]]:
-        """Numbered; what is wrong with the file is an error of the first."""
+        """Yield units with numbers; an invalid file raises at the first unit."""
         yield from enumerate(file.opened.units())
 
     def _file(self, key: str, listed: dict[str, SourceFile], epoch: int) -> Iterator[SourcePack]:
-        """What is left of a file for the lanes that are in this epoch."""
+        """Yield the packs of a file's unread rows, for the lanes in this epoch."""
         lanes = {lane.number: lane for lane in self._lanes if lane.epoch == epoch and key not in lane.finished}
         if not lanes:
             return
@@ -215,7 +216,7 @@ class SourceReader:
                 except StopIteration:
                     break
                 except DataError as error:
-                    owner = lanes.get(lane_of(key, 0, self._reading.num_lanes))  # of all readers one counts it
+                    owner = lanes.get(lane_of(key, 0, self._reading.num_lanes))  # exactly one reader counts it
                     if isinstance(error, NoRowsError) and file.source is not None and file.source.is_part:
                         if owner is not None:
                             self._rows.pass_empty(error)
@@ -233,7 +234,7 @@ class SourceReader:
             lane.finish(key)
 
     def _unit(self, lane: _Lane, file: SourceFile, mapper: Mapper, number: int, unit: Unit) -> Iterator[SourcePack]:
-        """What is left of a unit, whose lane it is."""
+        """Yield the packs of a unit's unread rows."""
         key, at = file.key, lane.positions.get(file.key, UnitPosition())
         first = at if at.unit == number else UnitPosition(number)
         lane.positions[key] = first
@@ -241,7 +242,7 @@ class SourceReader:
             rows = self._rows.rows(file, unit, number, epoch=lane.epoch, first=first.row)
             for index, row in prepared(rows, mapper, self._reading.processor, unit.folder):
                 begun = first.piece if index == first.row else 0
-                tally = lane.tally if not begun else Tally()  # a row that was begun is counted already
+                tally = lane.tally if not begun else Tally()  # a started row is counted already
                 where = row_name(key, number, row.number)
                 contents = self._rows.contents(row, where=where, tally=tally)
                 for piece, content in enumerate(contents[begun:], start=begun):
@@ -273,10 +274,10 @@ class SourceReader:
             )
         return file
 
-    # Going on from a state
+    # Resuming from a state
 
     def _restored(self) -> Iterator[SourcePack]:
-        """Have packs open that were; the rows of their pieces are read again, and nothing else that lies before."""
+        """Restore the open packs of a state; of earlier rows, only the rows of their pieces are read again."""
         refs = {lane.number: self._state.lane(lane.number).open for lane in self._lanes}
         wanted: dict[tuple[int, str], set[PieceRef]] = {}
         for lane in self._lanes:
@@ -320,19 +321,19 @@ class SourceReader:
         return found
 
 
-# Which reader reads which lanes of sources, and whether a saved state is of the same packs.
+# Lanes of each reader, and compatibility of a saved state with the packs.
 
-MAX_LANES = 64  # that are chosen, unless there are more readers
-LANE_PACKS = 32  # that a lane has at least, where it is chosen: at the end of an epoch its last pack is half full
-TOKEN_BYTES = 4  # of text
+MAX_LANES = 64  # maximum number of lanes chosen by default, unless there are more readers
+LANE_PACKS = 32  # minimum packs per lane in the default choice: a lane's last pack of an epoch is half full
+TOKEN_BYTES = 4  # bytes of text per token
 _DIGEST_BYTES = 8
 
 
 def choose_lanes(sources_of: SourcesOf | None, reading: SourceRowSettings, num_readers: int) -> int:
-    """Return the number of lanes of a run: a power of two for each reader, so that each lane fills LANE_PACKS packs.
+    """Return the number of lanes of a run: num_readers times a power of two, with at least LANE_PACKS packs per lane.
 
-    At most MAX_LANES, and at least one for each reader. Where a pack is a sample, or no source says how large it
-    is, there are as many as may be.
+    At most MAX_LANES, and at least one per reader. If a pack is one sample, or no source has a known size, return the
+    maximum.
     """
     most = MAX_LANES
     if sources_of is not None and reading.packing.max_samples_per_pack != 1:
@@ -346,14 +347,14 @@ def choose_lanes(sources_of: SourcesOf | None, reading: SourceRowSettings, num_r
 
 
 def _bytes_of(sources_of: SourcesOf, reading: SourceRowSettings) -> int:
-    """Return the bytes of all sources that say theirs."""
+    """Return the total bytes of all sources with a known size."""
     with _scratch() as scratch:
         found = list_files(sources_of(), num_lanes=1, scratch=scratch, keeps_refused=reading.on_error == "skip")
         return sum(file.source.num_bytes for file in found.values() if file.source is not None)
 
 
 def check_readers(num_lanes: int, num_readers: int) -> None:
-    """CursorError where readers cannot share the lanes of a saved state."""
+    """Raise CursorError if the readers cannot share the lanes of a saved state."""
     if num_lanes % num_readers:
         raise CursorError(
             f"the saved state has {num_lanes} lanes, which {num_readers} readers cannot share: ranks times workers "
@@ -362,8 +363,7 @@ def check_readers(num_lanes: int, num_readers: int) -> None:
 
 
 def reader_lanes(num_lanes: int, *, world: World, worker: int, num_workers: int) -> list[int]:
-    """The lanes of worker `worker` of num_workers of a rank; ConfigError where some reader would have none.
-
+    """Return the lanes of worker `worker` of num_workers of a rank; ConfigError if a reader would have no lane.
     >>> reader_lanes(8, world=World(rank=1, world_size=2), worker=1, num_workers=2)
     [3, 7]
     """
@@ -374,7 +374,7 @@ def reader_lanes(num_lanes: int, *, world: World, worker: int, num_workers: int)
 def reading_packs(
     sources_of: SourcesOf, reading: SourceRowSettings, *, lanes: Sequence[int], state: SourcesState, endless: bool
 ) -> Iterator[SourcePack]:
-    """The packs of lanes; what is fetched of sources meanwhile lies in the system's temporary folder."""
+    """Yield the packs of lanes; downloads are stored in the system's temporary folder meanwhile."""
     with _scratch() as scratch:
         reader = SourceReader(sources_of, reading, lanes=lanes, state=state, scratch=scratch)
         yield from reader.packs(endless=endless)
@@ -390,7 +390,9 @@ def _scratch() -> Iterator[Path]:
 
 
 def fingerprint_of(reading: SourceRowSettings) -> str:
-    """Of all that rows and their packs follow from, but for the sources, which may grow: PART=DIGEST, …"""
+    """Return a fingerprint of all settings of rows and packs, as PART=DIGEST, …; without the sources, which may
+    grow.
+    """
     units = [CUT_VERSION, UNITS_PER_LANE, MIN_UNIT_BYTES, MAX_UNIT_BYTES, UNKNOWN_BYTES]
     parts = {
         "processor": processor_fingerprint(reading.processor),
@@ -403,7 +405,7 @@ def fingerprint_of(reading: SourceRowSettings) -> str:
 
 
 def check_state(state: SourcesState, fingerprint: str, *, num_lanes: int | None) -> SourcesState:
-    """Return the state; CursorError where it is of other lanes or settings. num_lanes: None for any."""
+    """Return the state; CursorError for a state of other lanes or settings. num_lanes: None for any number."""
     if num_lanes is not None and state.num_lanes != num_lanes:
         raise CursorError(
             f"the saved state has {state.num_lanes} lanes, this dataset {num_lanes}: set num_canonical_nodes to "

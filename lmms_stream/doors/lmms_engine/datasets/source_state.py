@@ -1,4 +1,4 @@
-"""Which rows lanes have read: told pack by pack, saved, joined, and gone on from with any number of readers."""
+"""Rows that lanes have read: recorded pack by pack, saved, merged, and resumed with any number of readers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What became of rows, since the beginning. rows: read. unreadable: rows and files that could not be read, or did
-    not fit; empty: rows of empty texts; overlong: samples that were longer than a pack (or than max_length).
+    """Counts of rows since the beginning. rows: rows read. unreadable: rows and files that were unreadable or invalid.
+
+    empty: rows of empty texts. overlong: samples longer than a pack (or than max_length).
     """
 
     rows: int = 0
@@ -30,7 +31,9 @@ class Counts:
 
 
 class UnitPosition(NamedTuple):
-    """Of a lane in a file: units before `unit` are read, of that unit rows before `row`, of that row `piece` pieces."""
+    """Position of a lane in a file: number of finished units, finished rows of this unit, finished pieces of this
+    row.
+    """
 
     unit: int = 0
     row: int = 0
@@ -38,7 +41,7 @@ class UnitPosition(NamedTuple):
 
 
 class KnownFile(NamedTuple):
-    """digest: as in SourceFile. look: how many looks at the sources of the epoch came before the one that found it."""
+    """A file of an epoch. digest: see SourceFile. look: number of earlier listings of the sources in the epoch."""
 
     digest: str
     look: int
@@ -49,11 +52,11 @@ KnownFiles = Mapping[str, KnownFile]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStep:
-    """A lane, one of num_lanes, after a pack.
+    """Position of a lane, one of num_lanes, after a pack.
 
-    finished: files that it has read to the end since its last pack, or since the epoch began.
-    positions: in files that it has begun. open: pieces that wait in packs. known: files that were found since the
-    reader's last pack.
+    finished: files finished since the lane's last pack, or since the epoch began.
+    positions: positions in started files. open: pieces waiting in packs. known: files found since the reader's last
+    pack.
     """
 
     lane: int
@@ -69,7 +72,7 @@ class LaneStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneProgress:
-    """finished: files of the epoch that the lane has read to the end. The others: as in LaneStep."""
+    """Progress of a lane. finished: finished files of the epoch. Other fields: see LaneStep."""
 
     epoch: int = 0
     num_packs: int = 0
@@ -80,9 +83,9 @@ class LaneProgress:
 
 
 class SourcesState:
-    """Where reading stands: the progress of lanes that gave packs, and the files of each epoch that some are in.
+    """Position of reading: the progress of lanes with packs, and the files of each epoch in progress.
 
-    step: steps that a loader delivered whole.
+    step: complete steps delivered by a loader.
     """
 
     def __init__(self, fingerprint: str, num_lanes: int, *, step: int = 0):
@@ -97,11 +100,11 @@ class SourcesState:
 
     @property
     def counts(self) -> Counts:
-        """Of all lanes."""
+        """Counts of all lanes."""
         return sum((each.counts for each in self.lanes.values()), Counts())
 
     def deliver(self, after: LaneStep) -> None:
-        """A pack was delivered; told twice, it counts once."""
+        """Record a delivered pack; a repeated call for the same pack has no effect."""
         before = self.lane(after.lane)
         if (after.epoch, after.num_packs) <= (before.epoch, before.num_packs):
             return
@@ -117,7 +120,7 @@ class SourcesState:
         self._learn(after.epoch, after.known)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let lanes that are in an earlier epoch begin this one, whatever they have left of theirs."""
+        """Move lanes in an earlier epoch to the start of this epoch, dropping the rest of theirs."""
         for lane in range(self.num_lanes):
             if self.lane(lane).epoch < epoch:
                 here = self.lane(lane)
@@ -130,7 +133,7 @@ class SourcesState:
                 known[key] = file
 
     def merge(self, others: Iterable[SourcesState]) -> SourcesState:
-        """With the lanes of all; CursorError unless they are of the same sources at the same step."""
+        """Return a state with the lanes of all states; CursorError unless they have the same sources and step."""
         merged = SourcesState(self.fingerprint, self.num_lanes, step=self.step)
         for state in (self, *others):
             if (state.fingerprint, state.num_lanes, state.step) != (self.fingerprint, self.num_lanes, self.step):
@@ -147,9 +150,9 @@ class SourcesState:
         return merged
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain ints, strings and lists, for JSON; see from_dict.
+        """Return plain ints, strings and lists, for JSON; see from_dict.
 
-        Files are numbered in the order in which their epoch found them.
+        Files are numbered in their order of discovery in the epoch.
         """
         epochs = {self.lane(lane).epoch for lane in range(self.num_lanes)}
         known = {epoch: files for epoch, files in sorted(self.known.items()) if epoch in epochs}
@@ -167,7 +170,7 @@ class SourcesState:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> SourcesState:
-        """Read what to_dict wrote; CursorError for another version or a damaged state."""
+        """Read a state of to_dict; CursorError for another version or a damaged state."""
         if not isinstance(data, Mapping) or data.get("version") != STATE_VERSION or "sources" not in data:
             raise CursorError(
                 "the saved state is not one of sources that are read without conversion (or of another version): use a "
@@ -226,6 +229,6 @@ def _ranges(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One saved state of those of all ranks at one step, for any number of ranks."""
+    """Merge the saved states of all ranks at one step into one state, for any number of ranks."""
     first, *others = [SourcesState.from_dict(state) for state in states]
     return first.merge(others).to_dict()

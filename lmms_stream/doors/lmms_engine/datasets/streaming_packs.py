@@ -1,4 +1,4 @@
-"""Pieces of samples, one after another -> packs, with a few packs open at a time. Arithmetic only."""
+"""Pieces of samples in order -> packs, with a few packs open at a time. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PACKING_KEYS: Mapping[str, tuple[str, ...]] = {  # strategy -> its keys of packi
     "best_fit": ("num_open_buckets", "fill_threshold"),
     "balanced": ("num_buckets", "fill_threshold", "max_swap_iters", "min_gain"),
 }
-PACKED_AGAIN = 8  # open packs of best_fit that are packed again together, those with the most room
-MOOT_KEYS = ("fill_threshold", "max_swap_iters", "min_gain")  # of balanced
+PACKED_AGAIN = 8  # open packs of best_fit packed again together, starting with the emptiest
+MOOT_KEYS = ("fill_threshold", "max_swap_iters", "min_gain")  # keys of balanced without effect
 
 
 class PieceRef(NamedTuple):
-    """Where a piece of a sample is read: piece number `piece` of the row that is read as number `row` of a unit.
+    """Location of a piece of a sample: piece `piece` of the row read as number `row` of a unit.
 
-    file: the key of a file. length: its tokens.
+    file: key of a file. length: tokens.
     """
 
     file: str
@@ -33,7 +33,7 @@ class PieceRef(NamedTuple):
 
 
 class SamplePiece(NamedTuple):
-    """content: what a pack is made of, which is not looked at here."""
+    """A piece of a sample. content: material of a pack, not inspected here."""
 
     ref: PieceRef
     content: Any
@@ -41,10 +41,10 @@ class SamplePiece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamingPackConfig:
-    """How pieces are packed while they pass; see StreamingPacker.
+    """Packing of pieces during reading; see StreamingPacker.
 
-    max_open: packs that are open at once. fill_threshold: the share of packing_length from which a pack of best_fit
-    counts as full, and is given out before others are.
+    max_open: maximum number of open packs. fill_threshold: share of packing_length from which a pack of best_fit counts
+    as full and is emitted first.
     """
 
     packing_length: int
@@ -74,7 +74,7 @@ class StreamingPackConfig:
     def of(
         strategy: str, *, packing_length: int, options: Mapping[str, Any], max_samples_per_pack: int | None = None
     ) -> StreamingPackConfig:
-        """With LMMS Engine's names and defaults; options: packing_kwargs."""
+        """Return a config from LMMS Engine's names and defaults; options: packing_kwargs."""
         known = PACKING_KEYS.get(strategy, ())
         for name, value in options.items():
             if name not in known:
@@ -95,7 +95,7 @@ class StreamingPackConfig:
 
 @dataclass(slots=True)
 class OpenPack:
-    """work: the sum of the squares of its lengths, as attention has it."""
+    """A pack in progress. work: sum of its squared lengths, the cost of attention."""
 
     pieces: list[SamplePiece] = field(default_factory=list)
     num_tokens: int = 0
@@ -108,20 +108,19 @@ class OpenPack:
 
 
 class StreamingPacker:
-    """Packs pieces in the order in which they come.
+    """Packer of pieces in order of arrival.
 
-    first_fit: one pack is open, and given out when the next piece does not fit (LMMS Engine's flush when full).
-    best_fit: a piece goes to the fullest open pack that has room. Where none has, up to PACKED_AGAIN open packs are
-    packed again in decreasing order, and another pack is opened if the piece still fits none. Up to max_open packs are
-    open that hold less than fill_threshold of the packing_length, and as many that hold more and wait for what still
-    fits; the fullest is given out first. balanced: max_open packs are filled as first_fit fills them, and
-    packed again together: fewer packs where the pieces fit, which cost about the same. All of these but the one with
-    the least tokens are given out; its pieces are packed again with the next. So there are never more packs than of
-    first_fit.
+    first_fit: one open pack, emitted when the next piece does not fit (LMMS Engine's flush when full). best_fit: a
+    piece goes to the fullest open pack with room. If no pack has room, up to PACKED_AGAIN open packs are packed again
+    in decreasing order, and another pack is opened if the piece still does not fit. Up to max_open open packs may hold
+    less than fill_threshold of packing_length, and the same number may hold more and wait for a fitting piece; the
+    fullest pack is emitted first. balanced: max_open packs are filled by first_fit, then packed again together: into
+    fewer packs if the pieces fit, with about equal cost. All of them except the pack with the fewest tokens are
+    emitted; its pieces are packed again with the next group. Therefore there are never more packs than with first_fit.
 
-    What was put is in a pack that was given out, or in `open_refs`; after `restore` packing goes on as if it had not
-    been ended. With balanced an empty pack stands behind the packs that were packed together: the last of these is the
-    one with the least tokens, and those before it are due.
+    Each piece is in an emitted pack or in `open_refs`; after `restore` packing continues unchanged. With balanced, an
+    empty pack marks the end of the packs that were packed together: the last of them has the fewest tokens, and the
+    packs before it are due.
     """
 
     def __init__(self, config: StreamingPackConfig):
@@ -130,13 +129,13 @@ class StreamingPacker:
 
     @property
     def open_refs(self) -> tuple[tuple[PieceRef, ...], ...]:
-        """The pieces of packs that were not given out, in the order in which these were opened."""
+        """The pieces of open packs, in the order of opening."""
         return tuple(tuple(piece.ref for piece in pack.pieces) for pack in self._open)
 
     def put(self, piece: SamplePiece) -> Iterator[list[SamplePiece]]:
-        """Take a piece; gives packs, each of which left open_refs just before.
+        """Add a piece; yield packs, each just removed from open_refs.
 
-        A piece that is longer than packing_length is a pack of its own.
+        A piece longer than packing_length is a separate pack.
         """
         if piece.ref.length > self.config.packing_length:
             yield [piece]
@@ -155,14 +154,14 @@ class StreamingPacker:
         yield from self.due()
 
     def flush(self) -> Iterator[list[SamplePiece]]:
-        """Give out all that is open."""
+        """Yield all open packs."""
         if self.config.strategy == "balanced":
             self._open = self._packed_again()
         while self._open:
             yield self._take(self._open[0])
 
     def due(self) -> Iterator[list[SamplePiece]]:
-        """Give out what is due, which a pack may be that was restored."""
+        """Yield the packs that are due; a restored pack may be due."""
         while (pack := self._due()) is not None:
             yield self._take(pack)
 
@@ -176,7 +175,7 @@ class StreamingPacker:
 
     @property
     def _num_again(self) -> int:
-        """Number of packs that were packed together, with the empty one behind them."""
+        """Number of packs packed together, including the empty pack after them."""
         return next((at for at, each in enumerate(self._open, start=1) if not each.pieces), 0)
 
     def _fits(self, pack: OpenPack, length: int) -> bool:
@@ -191,7 +190,7 @@ class StreamingPacker:
         return max(fitting, key=lambda each: each.num_tokens, default=None)
 
     def _due(self) -> OpenPack | None:
-        """Return a pack that is to be given out now."""
+        """Return a pack that is due now; None without a due pack."""
         if self.config.strategy == "balanced":
             return self._open[0] if self._num_again > 2 else None
         for pack in self._open:
@@ -204,7 +203,7 @@ class StreamingPacker:
         return pack.num_tokens >= self.config.fill_threshold * self.config.packing_length
 
     def _make_room(self) -> OpenPack | None:
-        """Let another pack be opened; return the one that is to be given out for it."""
+        """Make room for another open pack; return the pack to emit for it, if any."""
         if self.config.strategy == "balanced":
             if len(self._open) - self._num_again >= self.config.max_open:
                 self._open = [*self._packed_again(), OpenPack()]
@@ -213,14 +212,14 @@ class StreamingPacker:
         return max(others, key=lambda each: each.num_tokens) if len(others) >= self.config.max_open else None
 
     def _repack(self) -> None:
-        """Pack the open packs with the most room again, in decreasing order, unless that takes more packs."""
+        """Pack the open packs with the most room again, in decreasing order, unless this takes more packs."""
         chosen = sorted(self._open, key=lambda each: each.num_tokens)[:PACKED_AGAIN]
         packs = self._decreasing(chosen)
         if len(packs) <= len(chosen):
             self._open = [each for each in self._open if all(each is not other for other in chosen)] + packs
 
     def _decreasing(self, opened: Sequence[OpenPack]) -> list[OpenPack]:
-        """Return packs of the pieces of `opened`: the longest first, each to the fullest pack that has room."""
+        """Return packs of the pieces of `opened`: longest first, each into the fullest pack with room."""
         packs: list[OpenPack] = []
         for piece in _longest_first(opened):
             fitting = [each for each in packs if self._fits(each, piece.ref.length)]
@@ -230,10 +229,10 @@ class StreamingPacker:
         return packs
 
     def _packed_again(self) -> list[OpenPack]:
-        """Return packs of all open pieces, never more than are open; the one with the least tokens is the last.
+        """Return packs of all open pieces, never more than the open packs; the pack with the fewest tokens is last.
 
-        The longest piece goes first, to the pack with the least work that has room; what fits none is the last pack.
-        Where that is too much for a pack, each piece goes to the fullest pack that has room.
+        The longest piece goes first, into the pack with the least work and enough room; pieces that fit nowhere make
+        the last pack. If they exceed one pack, each piece goes into the fullest pack with room.
         """
         opened = [each for each in self._open if each.pieces]
         packs = self._decreasing(opened)

@@ -1,6 +1,6 @@
-"""Each field of a DatasetConfig, and what becomes of LMMS Engine's names of types, formats and processors.
+"""Fields of a DatasetConfig, and our equivalents of LMMS Engine's types, formats and processors.
 
-`python -m lmms_stream.doors.lmms_engine.datasets.table > docs/datasets.md` writes them down.
+`python -m lmms_stream.doors.lmms_engine.datasets.table > docs/datasets.md` writes the page.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ OURS = {
     "shuffle_block_size": "samples that are shuffled together",
     "fetch": "attempts, timeout_s, threads, ahead and cache_limit of downloads",
 }
-_SHOWN = {"dataset_type": ("", ""), "filter_overlong": (True, False), "data_seed": (42, 0)}  # what no default says
+_SHOWN = {"dataset_type": ("", ""), "filter_overlong": (True, False), "data_seed": (42, 0)}  # values without a default
 _BY_TYPE = {"packing", "packing_length", "packing_strategy", "overlong", "seed", "reshuffle"}
 
 
 def markdown() -> str:
-    """docs/datasets.md."""
+    """Return the text of docs/datasets.md."""
     return "\n".join([*_head(), *_fields(), *_types(), *_launch_files()]) + "\n"
 
 

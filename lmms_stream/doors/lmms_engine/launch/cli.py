@@ -1,6 +1,6 @@
 """LMMS Engine's launcher: `python -m lmms_stream.lmms_engine.launch.cli config_yaml=FILE trainer_args.max_steps=9`.
 
-Under torchrun, too. It is the command `lmms-stream train FILE trainer_args.max_steps=9`.
+Also runs under torchrun. Equivalent to `lmms-stream train FILE trainer_args.max_steps=9`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FILE = "config_yaml"
 
 
 def create_train_task(config: Mapping[str, Any]) -> TrainRunner:
-    """The run of a launch file's sections; its build() and run() train."""
+    """Return the run of a launch file's sections; its build() and run() train."""
     from ..train import TrainRunner
 
     return TrainRunner(config)
 
 
 def arguments_of(said: Sequence[str]) -> list[str]:
-    """Their command line as that of `lmms-stream train`: the file, then settings.
+    """Convert LMMS Engine's command line to arguments of `lmms-stream train`: the file, then settings.
 
-    ConfigError without a file, and for Hydra's ~KEY, which deletes.
+    ConfigError without a file, and for Hydra's ~KEY, which deletes a key.
     """
     settings = [each.lstrip("+") for each in said if not each.startswith(f"{_FILE}=")]
     files = [each.partition("=")[2] for each in said if each.startswith(f"{_FILE}=")]
@@ -44,7 +44,7 @@ def arguments_of(said: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """Train; the exit status."""
+    """Train; return the exit status."""
     try:
         sys.argv[1:] = arguments_of(sys.argv[1:])
     except ConfigError as error:

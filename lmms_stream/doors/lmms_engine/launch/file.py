@@ -1,4 +1,4 @@
-"""LMMS Engine's launch file -> what a trainer is given. YAML with trainer_type, dataset_config, model_config, …"""
+"""LMMS Engine's launch file -> trainer arguments. YAML with trainer_type, dataset_config, model_config, …"""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from ....versions.transformers import as_installed
 from ...huggingface.table import row_of
 from ..datasets.names import TYPES, EngineDatasetConfig, dataset_type_of
 
-# Each key of trainer_args and model_config that LMMS Engine has beyond transformers: what becomes of it.
-#
-# Every one is honoured (it gives values of ours), moot (a warning says why it cannot matter) or refused by name.
+# Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
+# values), moot (a warning gives the reason) or refused by name.
 
 logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """text: of a moot key why it cannot matter, of a refused one the reason and the remedy. same: whether a value asks
-    for nothing.
+    """A key of a launch file.
+
+    text: the reason a moot key has no effect; a refused key's reason and remedy. same: whether a value requests
+    nothing.
     """
 
     fate: str
@@ -76,7 +77,7 @@ TRAINER_ARGS: Mapping[str, Key] = {
     "eval_config": Key("refused", "there is no evaluation server: leave it out"),
     "carbon_intensity": Key("moot", "records have no emissions", _is_default(0.475)),
 }
-OF_TRANSFORMERS_TOO = ("remove_unused_columns", "group_by_length", "fsdp_config")  # which are not passed on to it
+OF_TRANSFORMERS_TOO = ("remove_unused_columns", "group_by_length", "fsdp_config")  # not passed on to transformers
 FSDP_CONFIG: Mapping[str, Key] = {
     "transformer_layer_cls_to_wrap": Key("moot", "the blocks that the model names are sharded one by one"),
     "reshard_after_forward": Key("honoured", "fsdp.reshard_after_forward"),
@@ -88,9 +89,9 @@ FSDP_CONFIG: Mapping[str, Key] = {
 }  # fmt: skip
 PROFILER_CONFIG = ("start_step", "end_step", "directory")
 _LOSSES = "logits are computed some at a time in any case"
-_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")  # of liger-kernel, which are taken together
+_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")  # kernels of liger-kernel, only available together
 _LOSS_KERNELS = ("fused_linear_cross_entropy", "cross_entropy")
-_VIDEO = ("faster_token_stride", "mm_spatial_pool_stride", "mm_spatial_pool_mode")  # of patch_type video
+_VIDEO = ("faster_token_stride", "mm_spatial_pool_stride", "mm_spatial_pool_mode")  # keys of patch_type video
 PATCHES: Mapping[str, Key] = {
     "liger": Key("honoured", "use_liger_kernel"),
     "rmpad": Key("moot", "packs have no padding"),
@@ -101,7 +102,7 @@ PATCHES: Mapping[str, Key] = {
 
 
 def told(keys: Mapping[str, Key], said: Mapping[str, Any], *, source: str) -> Iterator[str]:
-    """Moot keys that are set, each with its reason; ConfigError for those that are refused. All are known."""
+    """Yield the set moot keys, each with its reason; ConfigError for refused keys. All keys are known."""
     for name, value in said.items():
         key = keys.get(name)
         if key is None or key.fate == "honoured" or key.same(value):
@@ -113,13 +114,13 @@ def told(keys: Mapping[str, Key], said: Mapping[str, Any], *, source: str) -> It
 
 
 def warn(moot: list[str], *, source: str) -> None:
-    """One warning of a run, by rank 0."""
+    """Log one warning per run, on rank 0."""
     if moot and World.detect().rank == 0:
         logger.warning("%s that cannot matter here: %s", source, "; ".join(moot))
 
 
 def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Values of TrainConfig of the keys that are honoured; moot ones are told, others refused. All names are known."""
+    """Return TrainConfig values of honoured keys; warn of moot keys, refuse others. All names are known."""
     fsdp = dict(said.get("fsdp_config") or {})
     check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
     moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
@@ -128,7 +129,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     if frozen := said.get("freeze_modules"):
         values["frozen"] = [
             f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
-        ]  # each must match
+        ]  # each pattern must match
     if fsdp.get("hsdp_shard_size"):
         values["shard_ranks"] = int(fsdp["hsdp_shard_size"])
     if said.get("ema_enabled"):
@@ -148,7 +149,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
 
 
 def _patches(said: Mapping[str, Any], *, source: str) -> list[str]:
-    """The patch_types of monkey_patch_kwargs, all keys of which are known."""
+    """Return the patch_types of monkey_patch_kwargs; ConfigError for unknown keys."""
     types = said.get("patch_type") or []
     types = [types] if isinstance(types, str) else list(types)
     of_video = _VIDEO if "video" in types else ()
@@ -158,9 +159,9 @@ def _patches(said: Mapping[str, Any], *, source: str) -> list[str]:
 
 
 def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
-    """Frames from one slow frame of a video to the next, where monkey_patch_kwargs asks for slow and fast ones.
+    """Return the distance between slow frames of a video; None unless monkey_patch_kwargs requests slow frames.
 
-    ConfigError for a pooling that is not followed.
+    ConfigError for an unsupported pooling.
     """
     if "video" not in _patches(said, source=source):
         return None
@@ -170,13 +171,13 @@ def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
                 f"{source}: {name} {said[name]!r} cannot be followed, only {only!r}, by which LLaVA-OneVision "
                 "pools its frames: leave it out"
             )
-    return int(said.get("faster_token_stride") or 10)  # their default
+    return int(said.get("faster_token_stride") or 10)  # LMMS Engine's default
 
 
 def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
-    """Whether monkey_patch_kwargs asks for kernels of liger-kernel; None where it does not say.
+    """Return whether monkey_patch_kwargs requests kernels of liger-kernel; None if unspecified.
 
-    ConfigError for what else it asks for.
+    ConfigError for other requests.
     """
     types = _patches(said, source=source)
     moot = [*told(PATCHES, dict.fromkeys(types, True), source=f"{source}: patch_type")]
@@ -187,7 +188,7 @@ def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
     warn(moot, source="monkey_patch_kwargs")
     asked = [name for name in _KERNELS if said.get(name)]
     if "liger" in types and not asked and set(_KERNELS) & said.keys():
-        return False  # its losses alone are asked for
+        return False  # only its losses are requested
     for name in _KERNELS:
         if name in said and bool(said[name]) is not ("liger" in types):
             remedy = (
@@ -199,12 +200,12 @@ def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
 
 # Models of LMMS Engine's own classes in a launch file -> models of transformers and diffusers, and their tasks.
 
-DIFFUSION_MODELS = ("qwen3_dllm", "llada_dllm", "dream_dllm")  # model_type: all are Qwen3 that sees in both directions
+DIFFUSION_MODELS = ("qwen3_dllm", "llada_dllm", "dream_dllm")  # all are Qwen3 with bidirectional attention
 _SIT = {  # LMMS Engine's SiT: key -> its default
     "input_size": 32, "patch_size": 2, "in_channels": 4, "hidden_size": 1152, "depth": 28, "num_heads": 16,
     "class_dropout_prob": 0.1, "num_classes": 1000, "learn_sigma": True, "vae_path": "stabilityai/sd-vae-ft-ema",
 }  # fmt: skip
-_SIT_ALONE = {  # the same, of what one value is followed here
+_SIT_ALONE = {  # keys of SiT with one supported value
     "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
     "sample_eps": None, "cfg_scale": 1.0,
 }  # fmt: skip
@@ -213,7 +214,7 @@ _SIT_ALONE = {  # the same, of what one value is followed here
 def _sit_of(
     model: Mapping[str, Any], dataset: EngineDatasetConfig, *, source: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The model_config of their SiT with diffusers' model of the same layers, and the task; others as they are."""
+    """Return the model_config with diffusers' model for LMMS Engine's SiT, and the task; other models unchanged."""
     if str(dataset.dataset_type).removesuffix("_iterable") != "sit":
         raise ConfigError(
             f"{source}: trainer_type sit_trainer learns from dataset_type sit, and dataset_config has "
@@ -252,9 +253,9 @@ def _sit_of(
 def _diffusion_of(
     model: Mapping[str, Any], dataset: EngineDatasetConfig, *, source: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The model_config of their masked diffusion models with transformers' Qwen3, and the task."""
+    """Return the model_config with transformers' Qwen3 for LMMS Engine's masked diffusion models, and the task."""
     values = dict(model)
-    if values.get("attn_implementation") in (None, "sdpa"):  # each sample by itself, as it has no mask
+    if values.get("attn_implementation") in (None, "sdpa"):  # attends within each sample, without a mask
         values["attn_implementation"] = SDPA_VARLEN
     if made := values.get("load_from_config"):
         kind = made.get("model_type")
@@ -264,7 +265,7 @@ def _diffusion_of(
     return values, {"type": "masked_diffusion"}
 
 
-# trainer_type -> a function: their model_config and the rows -> a model_config that model_of reads, and the task
+# trainer_type -> a function from model_config and dataset to a model_config for model_of, and the task
 OWN_MODELS: Mapping[str, Callable[..., tuple[Mapping[str, Any], dict[str, Any]]]] = {
     "sit_trainer": _sit_of,
     "dllm_trainer": _diffusion_of,
@@ -272,8 +273,8 @@ OWN_MODELS: Mapping[str, Callable[..., tuple[Mapping[str, Any], dict[str, Any]]]
 
 
 TRAINERS = ("fsdp2_trainer", "hf_trainer", "bagel_fsdp2_trainer", *OWN_MODELS)
-IMAGE_PROCESSORS = {"sit": "sit", "rae_siglip": "rae"}  # processor_type -> dataset_type of what it reads
-OTHER_TRAINERS = {  # whose models are classes of LMMS Engine's -> what to do
+IMAGE_PROCESSORS = {"sit": "sit", "rae_siglip": "rae"}  # processor_type -> dataset_type of its rows
+OTHER_TRAINERS = {  # trainers of models with LMMS Engine's own classes -> remedy
     "rae_trainer": "write a run's file with task {type: reconstruction} and model {class_path: module:Class} "
     "(docs/generation.md)",
     "wan_trainer": "train it with LMMS Engine, or a model of diffusers on images by sit_trainer (docs/generation.md)",
@@ -287,8 +288,10 @@ _DTYPES = ("torch_dtype", "dtype")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launch file says. arguments: of transformers.TrainingArguments. values: of TrainConfig, instead of what
-    follows from the arguments. task: what is learnt, where the dataset does not say it whole.
+    """Content of a launch file.
+
+    arguments: arguments of transformers.TrainingArguments. values: fields of TrainConfig that override the arguments.
+    task: the training task, unless the dataset determines it.
     """
 
     dataset: EngineDatasetConfig
@@ -298,7 +301,7 @@ class Launch:
     task: Mapping[str, Any] = field(default_factory=dict)
 
 
-_MAPPINGS = {  # sections, and what in them are mappings, too
+_MAPPINGS = {  # sections, and their keys with mappings
     "dataset_config": ("processor_config", "extra_kwargs"),
     "model_config": ("load_from_config", "overwrite_config", "monkey_patch_kwargs", "extra_kwargs"),
     "trainer_args": ("fsdp_config", "profiler_config", "lr_scheduler_kwargs"),
@@ -306,9 +309,9 @@ _MAPPINGS = {  # sections, and what in them are mappings, too
 
 
 def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
-    """What a launch file says; ConfigError for keys that are unknown, and for what cannot be kept.
+    """Return the content of a launch file; ConfigError for unknown keys and unsupported values.
 
-    A key of any section whose value is null asks for nothing.
+    In every section, a key with the value null requests nothing.
     """
     check_names(_asked(data), LAUNCH_SECTIONS, source)
     _check_mappings(data, _MAPPINGS, source=source)
@@ -351,7 +354,7 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
 
 
 def _check_mappings(section: Mapping[str, Any], names: Collection[str], *, source: str) -> None:
-    """ConfigError for a section, of those with these names, that is a list, a text or a number."""
+    """Raise ConfigError if a named section is a list, a text or a number."""
     for name in names:
         said = section.get(name)
         if said is not None and not isinstance(said, Mapping):
@@ -362,7 +365,7 @@ def _check_mappings(section: Mapping[str, Any], names: Collection[str], *, sourc
 
 
 def _check_rows(trainer: str | None, dataset: EngineDatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
-    """ConfigError for a dataset_type that is not here, and for BAGEL's unless the model is of the user's own files."""
+    """Raise ConfigError for an unknown dataset_type, and for BAGEL unless the model comes from the user's own files."""
     is_bagel = dataset_type_of(dataset) in (TYPES["bagel"], TYPES["bagel_iterable"])
     is_own = bool((model.get("extra_kwargs") or {}).get("trust_remote_code"))
     if (is_bagel or trainer == "bagel_fsdp2_trainer") and not is_own:
@@ -375,16 +378,16 @@ def _check_rows(trainer: str | None, dataset: EngineDatasetConfig, model: Mappin
 
 
 def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
-    """What is said, without keys that are null; known: those that stay."""
+    """Return settings without null values, except for keys in `known`."""
     return {name: value for name, value in said.items() if value is not None or name in known}
 
 
 def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> EngineDatasetConfig:
-    """A dataset_config as ours. model: its model_config, whose folder has the processor where none is named."""
+    """Return a dataset_config as ours. model: its model_config; its folder provides the processor if none is named."""
     said = _asked(said, [field.name for field in dataclasses.fields(EngineDatasetConfig)])
     processor = dict(said.get("processor_config") or {})
     if processor.get("processor_type") in IMAGE_PROCESSORS:
-        if said.get("dataset_type") in ("vision", "vision_iterable"):  # theirs reads images by any type
+        if said.get("dataset_type") in ("vision", "vision_iterable"):  # LMMS Engine's reads images with any type
             streams = str(said["dataset_type"]).endswith("_iterable")
             said["dataset_type"] = IMAGE_PROCESSORS[processor["processor_type"]] + ("_iterable" if streams else "")
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
@@ -397,7 +400,9 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
 
 
 def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> ModelConfig:
-    """A model_config as ours. liger: whether liger-kernel's kernels are used where monkey_patch_kwargs does not say."""
+    """Return a model_config as ours. liger: default for liger-kernel's kernels, if unspecified in
+    monkey_patch_kwargs.
+    """
     check_names(_asked(said), MODEL, source)
     path, made = said.get("load_from_pretrained_path"), said.get("load_from_config")
     if (path is None) == (made is None):
@@ -412,7 +417,7 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
             )
         values["pretrained"] = str(path)
     elif made is not None:
-        beside = {name: value for name, value in made.items() if name != "config"}  # fields may stand there, too
+        beside = {name: value for name, value in made.items() if name != "config"}  # also fields next to `config`
         values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
         if DIFFUSERS_CLASS in values["config"]:
             del values["config"]["model_type"]
@@ -436,7 +441,7 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
 
 
 def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of transformers' arguments, and of ours."""
+    """Return fields of transformers' arguments, and of ours."""
     from transformers import TrainingArguments
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -453,7 +458,7 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
         del arguments["dataloader_drop_last"]
         warn(["dataloader_drop_last (a batch of one sample is never short)"], source="trainer_args")
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
-        if arguments.get(name) is False:  # as YAML reads a bare no
+        if arguments.get(name) is False:  # YAML reads a bare no as False
             arguments[name] = "no"
     values: dict[str, Any] = {"resume": "auto", **trainer_values(said, source=source)}
     if said.get("lr_scheduler_type") == "wsd":
@@ -468,7 +473,7 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
 
 
 def _check_numbers(arguments: Mapping[str, Any], *, source: str) -> None:
-    """ConfigError for arguments of transformers' that are texts, and numbers by default."""
+    """Raise ConfigError for arguments of transformers with a numeric default and a non-numeric text."""
     from transformers import TrainingArguments
 
     for each in dataclasses.fields(TrainingArguments):
@@ -481,7 +486,7 @@ def _check_numbers(arguments: Mapping[str, Any], *, source: str) -> None:
 
 
 def _is_of_before(name: str, value: Any, source: str) -> bool:
-    """Whether it is an argument that the installed transformers no longer has, and one that cannot matter."""
+    """Whether the installed transformers no longer has an argument; ConfigError if its value matters."""
     row = row_of(name)
     if row is None or name in TRAINER_ARGS:
         return False

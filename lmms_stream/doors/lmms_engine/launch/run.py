@@ -1,4 +1,4 @@
-"""A run that LMMS Engine's launch file describes: its arguments, and its trainer, which logs by their names too."""
+"""A run of LMMS Engine's launch file: its arguments, and its trainer, which also logs LMMS Engine's metric names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LaunchedTrainer(FSDP2SFTTrainer):
 
 
 def read_launch(data: Mapping[str, Any], *, source: str) -> tuple[Launch, TrainingArguments]:
-    """A launch file, and its arguments; under torchrun's variables these make the process group."""
+    """Return a launch file and its arguments; under torchrun's variables the arguments create the process group."""
     launch = _as_it_runs_here(launch_of(data, source=source))
     given = {"use_cpu": not torch.cuda.is_available(), **launch.arguments}
     try:
@@ -46,7 +46,7 @@ def read_launch(data: Mapping[str, Any], *, source: str) -> tuple[Launch, Traini
 
 
 def _as_it_runs_here(launch: Launch) -> Launch:
-    """The same, without what only makes it faster and is not there, which rank 0 says once."""
+    """Return the launch without unavailable accelerations; rank 0 logs them once."""
     arguments, model, without = dict(launch.arguments), launch.model, []
     has_gpu = torch.cuda.is_available() and not arguments.get("use_cpu")
     for name in ("bf16", "tf32"):
@@ -81,7 +81,7 @@ def _task_of(said: Mapping[str, Any]) -> Task | None:
 
 
 def planned_launch(data: Mapping[str, Any], *, source: str, world: World) -> tuple[TrainConfig, World, Datasets]:
-    """The settings, ranks and datasets of a launch file's run on so many ranks, which is not begun."""
+    """Return the settings, ranks and datasets of a launch file's run on world's ranks, without starting the run."""
     launch, arguments = read_launch(data, source=source)
     ranks = group_ranks(arguments)
     if world.world_size % ranks:
@@ -89,5 +89,5 @@ def planned_launch(data: Mapping[str, Any], *, source: str, world: World) -> tup
     world = replace(world, replication=ranks)
     given = TrainerInputs(model=launch.model, args=arguments, train_dataset=launch.dataset)
     resolved = resolve(given, lambda *_, **__: world)
-    assert resolved.train_dataset is not None  # it was given
+    assert resolved.train_dataset is not None  # set in `given`
     return resolved.config, world, resolved.train_dataset

@@ -1,1 +1,1 @@
-"""What of Relax's engine is about prompts."""
+"""The prompt-related part of Relax's engine."""

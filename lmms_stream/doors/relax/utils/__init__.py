@@ -1,4 +1,4 @@
-"""Relax's utilities that its data needs; names of Relax's modules that are not here, each with its remedy."""
+"""Relax's data utilities; missing names of Relax's modules, each with its remedy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def refused_names(module: str, remedies: Mapping[str, str]) -> Callable[[str], Any]:
-    """The function __getattr__ of a module: ImportError for these names, which says what to do."""
+    """Return a module's __getattr__; it raises ImportError with the remedy for these names."""
 
-    shown = module.replace(".doors.", ".")  # the name that programs import
+    shown = module.replace(".doors.", ".")  # the name used in imports
 
     def get(name: str) -> Any:
         if name in remedies:

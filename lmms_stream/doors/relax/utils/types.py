@@ -13,7 +13,7 @@ __all__ = ["MultimodalType", "MultimodalTypes", "Sample"]
 
 @dataclass(frozen=True)
 class MultimodalType:
-    """A kind of media, and what stands for one in a prompt."""
+    """A kind of media and its placeholder in prompts."""
 
     name: str
     placeholder: str

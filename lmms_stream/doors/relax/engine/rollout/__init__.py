@@ -1,1 +1,1 @@
-"""Relax's data sources, and what its rollout functions give."""
+"""Relax's data sources and the results of its rollout functions."""

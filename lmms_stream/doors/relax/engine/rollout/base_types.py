@@ -1,4 +1,4 @@
-"""What Relax's rollout functions give."""
+"""Results of Relax's rollout functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """Results of evaluation, by the names of datasets."""
+    """Results of evaluation, by name of dataset."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None
@@ -28,7 +28,7 @@ class RolloutFnEvalOutput:
 def call_rollout_fn(
     fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """What a rollout function gives; of an older one, its groups or results as they are."""
+    """Call a rollout function and return its result; wrap the bare groups or results of an older function."""
     output = fn(*args, **kwargs, evaluation=evaluation)
     if isinstance(output, RolloutFnTrainOutput | RolloutFnEvalOutput):
         return output

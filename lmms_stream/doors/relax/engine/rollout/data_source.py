@@ -15,7 +15,7 @@ __all__ = ["DataSource", "RolloutDataSource", "RolloutDataSourceWithBuffer", "po
 
 
 class DataSource(ABC):
-    """What a class of --data-source-path has."""
+    """Interface of a class for --data-source-path."""
 
     @abstractmethod
     def get_samples(self, num_samples: int) -> list[Group]: ...

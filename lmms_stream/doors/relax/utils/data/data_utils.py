@@ -1,4 +1,4 @@
-"""Rows of files, and a row's way to a sample, as Relax's functions."""
+"""Relax's functions for rows of files and for making a sample of a row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOGETHER = 1024  # rows
 
 
 def parse_generalized_path(s: str) -> tuple[str, slice | None]:
-    """A path, and the slice of its rows that is written behind it.
+    """Return a path and the slice of rows written after it.
 
     >>> parse_generalized_path("data.jsonl@[0:100]")
     ('data.jsonl', slice(0, 100, None))
@@ -37,7 +37,7 @@ def parse_generalized_path(s: str) -> tuple[str, slice | None]:
 
 
 def read_file(path: str | Path | Sequence[str | Path]) -> Iterator[dict[str, Any]]:
-    """The rows that a path names, as a dataset reads them. DataError for one that cannot be read."""
+    """Yield the rows named by a path. DataError for an unreadable row."""
     reader = CompositeStreamingReader(path)
     for start in range(0, len(reader), _TOGETHER):
         for _, row in reader.iter_batch(range(start, min(start + _TOGETHER, len(reader)))):
@@ -52,7 +52,7 @@ def build_messages(
     multimodal_keys: Mapping[str, str] | None = None,
     custom_prompt_func: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
-    """A row's prompt as messages with its media, or as it is where it is a text and no conversation is wanted."""
+    """Return a row's prompt as messages with media; keep a text unchanged unless as_conversation is set."""
     prompt = data.get(prompt_key)
     if custom_prompt_func is not None:
         prompt = custom_prompt_func(prompt, data)
@@ -63,7 +63,7 @@ def build_messages(
 
 
 def collect_message_multimodal_data(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The media in messages by their kind, in their order."""
+    """Return the media in messages by kind, in their order."""
     found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for message in messages:
         content = message.get("content")
@@ -74,12 +74,12 @@ def collect_message_multimodal_data(messages: Sequence[Mapping[str, Any]]) -> di
 
 
 def process_raw_sample(data: dict[str, Any], tokenizer: Any, processor: Any, **settings: Any) -> Sample:
-    """The sample of a row. settings: those of Dataset that say how rows become samples."""
+    """Return the sample of a row. settings: fields of Prompts."""
     return Prompts(tokenizer=tokenizer, processor=processor, **settings).sample(data, None)
 
 
 def filter_long_prompts(samples: Sequence[Sample], tokenizer: Any, processor: Any, max_length: int) -> list[Sample]:
-    """The samples of at most max_length tokens, in their order."""
+    """Return the samples of at most max_length tokens, in their order."""
     measured = Prompts(tokenizer=tokenizer, processor=processor, max_length=max_length).measured([*samples])
     return [sample for sample, outcome in zip(samples, measured, strict=True) if outcome != OVERLONG]
 

@@ -1,4 +1,4 @@
-"""Tokenizers and processors as Relax loads them."""
+"""Tokenizers and processors, loaded like Relax's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["load_processor", "load_tokenizer"]
 
 
 def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
-    """A tokenizer of transformers'."""
+    """Load a tokenizer of transformers."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name_or_path, **kwargs)

@@ -1,4 +1,4 @@
-"""Relax's lazy dataset, its readers, its buffer and its cursor."""
+"""Relax's lazy dataset, its readers, buffer and cursor."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 
 
 class CompositeStreamingReader:
-    """Rows by number of all that paths name, as those of a dataset, or of a slice of them.
+    """Rows by number of all files named by paths, or of a slice of these rows.
 
-    IndexError beyond them and for negative numbers, DataError for a row that cannot be read.
+    IndexError for a number out of range or negative, DataError for an unreadable row.
     """
 
     def __init__(self, paths: str | Path | Sequence[str | Path], row_slice: slice | None = None):
@@ -46,7 +46,7 @@ class CompositeStreamingReader:
         return next(self.iter_batch([idx]))[1]
 
     def iter_batch(self, indices: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Numbers and their rows, in the order of the numbers; they are read together."""
+        """Yield numbers and rows in the order of the numbers; all rows are read together."""
         for idx in indices:
             if not 0 <= idx < len(self):
                 raise IndexError(f"row {idx} of {len(self)} rows: count from 0")
