@@ -56,17 +56,17 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     tokenizer: str | None = None
     # a local folder or hub id of a transformers processor, for "vision", and for "preference" with media
     path: str | None = None
-    # answers of a chat that are trained on: all messages of the assistant, or only the last, for templates that change
-    # earlier messages (Qwen3's drops their thoughts)
+    # answers of a chat that are trained on: all messages of the assistant, or only the last message, for templates that
+    # change earlier messages (Qwen3's drops their thoughts)
     learn: Literal["all", "last"] = "all"
-    # for chats, train on the next speaker's token if only this token ends the template's answers (GLM's)
+    # of chats, whether the next speaker's token is trained on, if only this token ends the template's answers (GLM's)
     learn_stop: bool = False
     bagel: BagelSettings | None = None  # of "bagel": settings of BAGEL's sequences (see docs/bagel.md)
     # the task of the samples: of "preference" dpo (the default, pairs) or kto (single answers), of "image"
     # flow_matching (the default with crop "center") or reconstruction (with "random")
     objective: Objective | Compared | None = None
     text_prefix: str | None = None  # of "text": written before each text instead of special tokens; "" for nothing
-    text_suffix: str | None = None  # of "text": written after each text, likewise
+    text_suffix: str | None = None  # of "text": written after each text instead of special tokens; "" for nothing
     # of "tokens": separate attention of documents that were concatenated at conversion (--concat)
     isolate_documents: bool = False
 

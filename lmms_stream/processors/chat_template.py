@@ -396,7 +396,7 @@ class Stops:
         return "use a template that ends them"
 
     def check(self) -> None:
-        """Raise ConfigError for a template that writes nothing after an answer."""
+        """Raise ConfigError for a template that writes only white space between an answer and the next question."""
         if "user" not in self._texts:
             raise ConfigError(
                 f"learn_stop: the chat template of tokenizer {self._tokenizer.name} writes nothing but white space "

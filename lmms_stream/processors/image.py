@@ -147,12 +147,12 @@ class ImageSettings:
     """Size, crop and random draws of images to generate."""
 
     # Images to generate
-    image_size: int | None = None  # side in pixels
-    # "center": the largest square in the middle; "random": a random square after resizing the shorter side to 1.5
-    # image_size
+    image_size: int | None = None  # side in pixels; default 256
+    # "center" (default): the largest square in the middle; "random": a random square after resizing the shorter side to
+    # 1.5 image_size
     crop: Crop | None = None
-    flip: bool | None = None  # mirror half of the images
-    augment_seed: int | None = None  # seed of random draws
+    flip: bool | None = None  # whether half of the images are mirrored at random; default: only with crop "center"
+    augment_seed: int | None = None  # seed of random draws; default 0
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.")

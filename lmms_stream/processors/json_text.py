@@ -48,7 +48,7 @@ def parsed_all(texts: Sequence[bytes]) -> list[Any]:
 
 
 def _joined(texts: Sequence[bytes]) -> Iterator[bytes]:
-    """Join texts in groups of at least JOINED_BYTES."""
+    """Join texts in groups that end at JOINED_BYTES or more."""
     together: list[bytes] = []
     num_bytes = 0
     for text in texts:
@@ -122,7 +122,7 @@ class JsonScanner:
                 return b""
 
     def take(self, expected: bytes) -> bytes:
-        """Pass the next byte; DataError unless it is in `expected`."""
+        """Pass and return the next byte; DataError unless it is in `expected`."""
         found = self.peek()
         if not found or found not in expected:
             wanted = " or ".join(repr(chr(byte)) for byte in expected)

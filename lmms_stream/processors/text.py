@@ -25,8 +25,8 @@ _ANY_TEXT = "a"
 class TextProcessor:
     """A `text` with its tokenizer's special tokens around it, then the end-of-text token; all tokens are trained on.
 
-    prefix, suffix: their tokens replace these tokens before and after the text; "" for none. ConfigError for a
-    tokenizer without an end-of-text token and without a suffix, and for a slow tokenizer.
+    prefix, suffix: texts whose tokens replace the special tokens before and after the text; "" for none. ConfigError
+    for a tokenizer without an end-of-text token and without a suffix, and for a slow tokenizer.
     """
 
     columns = ("text",)

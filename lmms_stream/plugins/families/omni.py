@@ -117,7 +117,7 @@ class Omni(FramesOfTheirOwn):
     def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
         """Layout of a video with its sound; sound: None for a video without sound.
 
-        Only the sound of the part of the video that is read is read.
+        If only a part of the video is read, only the sound of this part is read.
         """
         layout = self.video(facts, interval)
         if sound is None:

@@ -257,9 +257,7 @@ def _scatter(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 _OF_EXPERTS = "grouped_gemm"  # a plan's word for parameters of all experts of a block
-_EXPERTS = (
-    "moe_tp_experts"  # a plan's word for the module of experts, if the model only has a plan for tensor parallelism
-)
+_EXPERTS = "moe_tp_experts"  # a plan's word for the module of experts, in a plan only for tensor parallelism
 _CALLS: Mapping[tuple[str, ...], Callable[[dist.ProcessGroup, int], Dispatch]] = {
     **(dict.fromkeys(OwnChoices.names, ByChoice) if GIVES_WEIGHTS_OF_CHOSEN_EXPERTS else {ByToken.names: ByToken}),
     ByExpert.names: ByExpert,

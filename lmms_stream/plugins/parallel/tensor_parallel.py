@@ -205,7 +205,7 @@ def _are_experts(module: torch.nn.Module) -> bool:
 
 
 def _check_heads(model: Any, words: Mapping[str, str], degree: int) -> None:
-    """Raise ConfigError if the degree does not divide the heads, which a cut of their projections divides."""
+    """Raise ConfigError if the projections to heads are cut, and the degree does not divide the heads."""
     if not any(word == "colwise" and name.endswith(("q_proj", "k_proj")) for name, word in words.items()):
         return
     config = model.config.get_text_config()

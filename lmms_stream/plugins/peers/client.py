@@ -194,9 +194,7 @@ class Peers:
 
     def __init__(self, client: PeerClient, source: str, tally: FetchTally, *, server: object = None):
         self._client, self._source, self._tally, self.server = client, source, tally, server
-        self._waits: dict[
-            str, tuple[float, float, float]
-        ] = {}  # name -> start of the wait, time of the next question, the pause
+        self._waits: dict[str, tuple[float, float, float]] = {}  # name -> start, next question, pause
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Peers, (self._client, self._source, self._tally)

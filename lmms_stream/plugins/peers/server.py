@@ -1,12 +1,12 @@
-"""The server of a node: gives files of its caches to peers, and says as their home who has a file.
+"""Server of a node: serves files of its caches to peers, and knows, as their home, which nodes have a file.
 
-A process of its own, which ends with the one that started it. It answers those who know the group's token, and opens
-files by names that an index lists, once the record of the cache vouches for them: a request holds no paths.
+A separate process, which ends with its parent process. It answers requests with the group's token. It opens files only
+by names in an index, if the cache's record confirms their content: a request holds no paths.
 
     where {source, name, node, without, avoid} -> {"where": node, "store" or "wait"}, see Directory below
     have {source, names, node}           -> {}; the node has these files
-    file {source, name, identity}        -> its bytes; 404 where the node has no such file, or of another content
-    progress {source, name}              -> {"has": bool, "num_bytes": bytes so far, null where nobody is at it}
+    file {source, name, identity}        -> its bytes; 404 for a missing file, or for other content
+    progress {source, name}              -> {"has": bool, "num_bytes": bytes so far, null if no process writes it}
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .client import PROGRESS_S, SILENT_S, PeerClient, PeerFailedError, PeerGroup
 START_S = 60.0
 _MAX_MESSAGE = 1 << 20
 _LENGTH = re.compile(r"[0-9]{1,20}")
-MAX_UNKNOWN = 128  # connections that have not shown the token yet; at this number the oldest gives way to another,
-KNOWN_S = 2.0  # but not before it has had these seconds: peers that connect at the same time all show theirs
+MAX_UNKNOWN = 128  # connections that have not shown the token yet; then the oldest is closed for a new one,
+KNOWN_S = 2.0  # after this many seconds: peers that connect at the same time can all show their tokens
 _NAMES_AT_ONCE = 4096
 _ANNOUNCE_TRIES, _ANNOUNCE_PAUSE_S = 5, 1.0
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.plugins.peers.server import serve; serve({listener})"
@@ -50,13 +50,13 @@ _READY, _ANNOUNCED = b"ready\n", b"announced\n"
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """A folder of the cache, and the names of the files in it that peers may have, which can be pickled."""
+    """A folder of the cache, and the names of the files that it shares with peers; can be pickled."""
 
     folder: Path
     names: Container[str]
 
     def open(self, name: str, identity: str) -> IO[bytes] | None:
-        """A file that was found to be the wanted content since the machine was started; None where there is none."""
+        """Open a file whose content was checked since the machine was started; return None if there is no such file."""
         path = self.folder / name
         try:
             file = path.open("rb")
@@ -70,7 +70,7 @@ class SharedFolder:
         return None
 
     def progress(self, name: str) -> dict[str, Any]:
-        """Whether a file is here, and how much of it where a process is at it."""
+        """Return whether the folder has a file, and the bytes written so far if a process writes it."""
         path = self.folder / name
         record = Record.read(lock_of(path))
         if record.vouches_for(path, record.identity):
@@ -80,7 +80,7 @@ class SharedFolder:
         return {"has": False, "num_bytes": sum(map(_size, leftovers(path.parent).get(path, [])))}
 
     def present(self) -> Iterator[str]:
-        """The names of the files that are there."""
+        """Yield the names of the files in the folder."""
         for folder, _, files in os.walk(self.folder):
             for each in files:
                 name = (Path(folder) / each).relative_to(self.folder).as_posix()
@@ -89,7 +89,7 @@ class SharedFolder:
 
 
 def _size(path: Path) -> int:
-    """Of a file that may be gone by now."""
+    """Size of a file, 0 if it was removed."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def _size(path: Path) -> int:
 
 
 class PeerServer:
-    """A server that runs; `close` ends it, as does the end of this process."""
+    """A running server; `close` ends it, and so does the end of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
         self._process = process
@@ -105,9 +105,9 @@ class PeerServer:
 
     @staticmethod
     def start(listener: socket.socket, group: PeerGroup, shared: Mapping[str, SharedFolder]) -> PeerServer:
-        """Serve what is shared, by its source, to those who connect to a listener, which is closed here.
+        """Serve shared folders, by their source, on a listener, which is closed in this process.
 
-        Returns once it answers. StorageError where it does not.
+        Return after the server's first answer. StorageError if it does not start.
         """
         program = _PROGRAM.format(path=sys.path, listener=listener.fileno())
         with listener:
@@ -120,7 +120,7 @@ class PeerServer:
         try:
             pickle.dump((group, dict(shared)), process.stdin)
             process.stdin.flush()
-        except BrokenPipeError:  # it has ended, as it is found to have below
+        except BrokenPipeError:  # the server has ended; reported below
             pass
         server._await(_READY, timeout_s=START_S)
         return server
@@ -130,7 +130,7 @@ class PeerServer:
         return self._process.pid
 
     def wait_announced(self, timeout_s: float) -> None:
-        """Return once others have been told what was here at the start. StorageError where that takes longer."""
+        """Wait until other nodes know the files that were here at the start. StorageError after the time limit."""
         self._await(_ANNOUNCED, timeout_s=timeout_s)
 
     def _await(self, line: bytes, *, timeout_s: float) -> None:
@@ -145,10 +145,10 @@ class PeerServer:
 
 
 def _end(process: subprocess.Popen[bytes], parent: int) -> None:
-    if os.getpid() != parent:  # a fork of the process that started it
+    if os.getpid() != parent:  # a fork of the parent process
         return
     process.kill()
-    with suppress(subprocess.TimeoutExpired):  # the kernel is at something that it does not leave
+    with suppress(subprocess.TimeoutExpired):  # the kernel does not interrupt its current work
         process.wait(START_S)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -156,9 +156,9 @@ def _end(process: subprocess.Popen[bytes], parent: int) -> None:
 
 
 def listen(host: str, port: int = 0) -> tuple[socket.socket, str]:
-    """A listener at an address of this machine (port 0: one that is free), and its address for peers.
+    """Return a listener at an address of this machine (port 0: any free port), and its address for peers.
 
-    ConfigError for an address that is not this machine's, or taken.
+    ConfigError for an address of another machine, or in use.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -172,7 +172,7 @@ def listen(host: str, port: int = 0) -> tuple[socket.socket, str]:
 
 
 def serve(descriptor: int) -> None:
-    """The process: it ends when its standard input does."""
+    """Run the server process; it ends with its standard input."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # a run that is told to stop still reads
     group, shared = pickle.load(sys.stdin.buffer)
@@ -199,11 +199,11 @@ class _Server(ThreadingMixIn, HTTPServer):
         self.group, self.shared = group, shared
         self.directory = Directory()
         self.client = PeerClient(group)
-        self._unknown: dict[int, tuple[socket.socket, float]] = {}  # and since when, the oldest first
+        self._unknown: dict[int, tuple[socket.socket, float]] = {}  # connection and its start, the oldest first
         self._fewer = threading.Condition()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, once there is room for a connection without the token: the oldest makes room."""
+        """Answer in a thread, once there is room for a connection without the token: the oldest is closed."""
         with self._fewer:
             while len(self._unknown) >= MAX_UNKNOWN:
                 key, (oldest, since) = next(iter(self._unknown.items()))
@@ -212,8 +212,8 @@ class _Server(ThreadingMixIn, HTTPServer):
                     self._fewer.wait(left_s)
                     continue
                 del self._unknown[key]
-                with suppress(OSError):  # its peer has closed it
-                    oldest.shutdown(socket.SHUT_RDWR)  # so that its thread ends
+                with suppress(OSError):  # already closed by its peer
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             self._unknown[id(request)] = request, time.monotonic()
         super().process_request(request, client_address)
 
@@ -222,18 +222,18 @@ class _Server(ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def admit(self, request: Any) -> None:
-        """Count a connection no longer as one without the token: it has shown it, or ends."""
+        """Stop counting a connection without the token: it has shown the token, or ends."""
         with self._fewer:
             self._unknown.pop(id(request), None)
             self._fewer.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Peers that go away are theirs to report."""
+        """Ignore errors of connections: peers report their own."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     def where(self, source: str, name: str, node: int, *, without: list[int], avoid: list[int]) -> Where:
-        """Directory.where, after a look at who takes the file."""
+        """Return Directory.where, after a check of the node that takes the file."""
         key = source, name
         found = self.directory.where(key, node, without=without, avoid=avoid, now=time.monotonic())
         if found != "wait" or (taker := self.directory.suspect(key, now=time.monotonic())) is None:
@@ -255,7 +255,7 @@ class _Server(ThreadingMixIn, HTTPServer):
             return {"has": False, "num_bytes": None}
 
     def announce(self) -> None:
-        """Tell the homes of files which of them this node has already."""
+        """Report to the homes of files which files this node already has."""
         for source, each in self.shared.items():
             of_homes: list[list[str]] = [[] for _ in self.group.addresses]
             for name in each.present():
@@ -270,7 +270,7 @@ class _Server(ThreadingMixIn, HTTPServer):
             try:
                 PeerClient(self.group).ask(home, "have", source=source, names=names, node=self.group.node)
                 return
-            except PeerFailedError:  # it may be about to start
+            except PeerFailedError:  # the home may be about to start
                 time.sleep(_ANNOUNCE_PAUSE_S)
 
 
@@ -300,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are counted by those who ask."""
+        """Log nothing: clients count their requests."""
 
     def _where(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
         if not _knows(shared, message["name"]):
@@ -352,30 +352,30 @@ def _knows(shared: SharedFolder | None, name: object) -> bool:
 
 
 def _nodes(given: list[Any], group: PeerGroup) -> list[int]:
-    """Numbers of nodes; ValueError for others."""
+    """Check numbers of nodes; ValueError for anything else."""
     if not all(type(each) is int and 0 <= each < len(group.addresses) for each in given):
         raise ValueError(given)
     return given
 
 
-# Which nodes have a file, and which are taking it: what the file's home node keeps. Who asks -> where to take it from.
+# State of a file's home node: which nodes have the file, and which are taking it. Requesting node -> source.
 #
-# Each file has one home, so that of all nodes that lack it one asks the store, however many ask at once. From there it
-# spreads like a tree: a node that has it gives it to FAN_OUT others at a time, and so do these once they have it.
+# Each file has one home. Of all nodes without the file, a single node asks the store, even with many requests at once.
+# From there the file spreads like a tree: each node with the file gives it to FAN_OUT others at a time.
 #
 # Times are seconds of one clock, and passed in.
 
-FAN_OUT = 2  # nodes that take a file from one other at a time
-CHECK_S = 1.0  # between looks at a node that takes a file for which others wait
-STALL_S = 20.0  # without a byte more, after which a node that takes a file is not waited for
+FAN_OUT = 2  # nodes that take a file from one other node at a time
+CHECK_S = 1.0  # between checks of a node that takes a file while others wait
+STALL_S = 20.0  # without progress, after which a node's transfer is given up
 
 Key = tuple[str, str]  # the source of a file, and its name
-Where = int | Literal["store", "wait"]  # a node; "wait": ask again, others are taking it
+Where = int | Literal["store", "wait"]  # a node; "wait": ask again, other nodes are taking the file
 
 
 @dataclass(slots=True)
 class _Taking:
-    """A node that takes a file, since when. giver: None is the store. moved_at: when more of it was there last."""
+    """A node's transfer of a file. giver: None is the store. moved_at: time of the last progress."""
 
     giver: int | None
     checked_at: float
@@ -385,12 +385,12 @@ class _Taking:
 
 @dataclass(slots=True)
 class _Entry:
-    holders: dict[int, int] = field(default_factory=dict)  # nodes that have it, how often each was named
+    holders: dict[int, int] = field(default_factory=dict)  # nodes that have it -> number of times each was named
     takers: dict[int, _Taking] = field(default_factory=dict)
 
 
 class Directory:
-    """The files of which one node is the home, in memory. Its methods may be called by any thread."""
+    """Files with this node as their home, in memory. Its methods may be called by any thread."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
@@ -399,10 +399,10 @@ class Directory:
     def where(
         self, key: Key, node: int, *, without: Iterable[int] = (), avoid: Container[int] = (), now: float
     ) -> Where:
-        """Where a node is to take a file from, which it lacks.
+        """Return the node to take a file from, or "store" or "wait", for a node without the file.
 
-        without: nodes that it could not have it from, and so have it no more; avoid: nodes that it leaves alone, which
-        others may take it from.
+        without: nodes that failed to give it, and no longer count as holders; avoid: nodes that this node avoids; other
+        nodes may still take the file from them.
         """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
@@ -422,14 +422,14 @@ class Directory:
             return giver
 
     def add(self, key: Key, node: int) -> None:
-        """A node has a file now."""
+        """Record that a node has a file."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             entry.takers.pop(node, None)
             entry.holders.setdefault(node, 0)
 
     def suspect(self, key: Key, *, now: float) -> int | None:
-        """A node that takes the file and was not looked at for CHECK_S; one caller is told."""
+        """Return a node that takes the file and was not checked for CHECK_S; only one caller gets it."""
         with self._lock:
             for node, taking in self._entries[key].takers.items():
                 if now - taking.checked_at >= CHECK_S:
@@ -438,7 +438,7 @@ class Directory:
             return None
 
     def note(self, key: Key, node: int, num_bytes: int | None, *, now: float) -> None:
-        """What was found of a node that takes a file: the bytes it has so far; None: it does not take it any more."""
+        """Record the progress of a node that takes a file: the bytes so far; None: it no longer takes the file."""
         with self._lock:
             takers = self._entries[key].takers
             taking = takers.get(node)

@@ -1,12 +1,12 @@
 """A prefix of an Azure Blob Storage container as a store, through azure-storage-blob.
 
-azure://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, as MosaicML Streaming reads it: the account is
-AZURE_ACCOUNT_NAME, or else what stands before the first dot; the credential AZURE_ACCOUNT_ACCESS_KEY, or else what the
-Azure command line and azure-identity find. AZURE_STORAGE_SERVICE_ENDPOINT, the Azure command line's name for it, is
-asked instead of https://ACCOUNT.blob.core.windows.net: an emulator, or another cloud's endpoint.
+azure://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, like in MosaicML Streaming: the account is AZURE_ACCOUNT_NAME,
+or else the text before the first dot; the credential is AZURE_ACCOUNT_ACCESS_KEY, or else the credential of the Azure
+command line or azure-identity. AZURE_STORAGE_SERVICE_ENDPOINT, a variable of the Azure command line, replaces
+https://ACCOUNT.blob.core.windows.net: an emulator, or another cloud's endpoint.
 
-MosaicML's code neither deletes, lists nor reads ranges, and writes to another container than it reads from;
-obstore waits for ever in forked processes (see gcs). So requests are our own, over Azure's library.
+MosaicML's code neither deletes, lists nor reads ranges, and writes to another container than it reads from; obstore
+waits for ever in forked processes (see gcs). Therefore requests are our own, over Azure's library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...types import StoredObject
 
 T = TypeVar("T")
 Proceed = Callable[[], None]
-REQUEST_BYTES = 16 << 20  # of a large object in one request
+REQUEST_BYTES = 16 << 20  # maximum bytes of a large object in one request
 READ_BYTES = 1 << 20  # of an answer at once
 _KEY = "AZURE_ACCOUNT_ACCESS_KEY"
 _ENDPOINT = "AZURE_STORAGE_SERVICE_ENDPOINT"
@@ -69,7 +69,7 @@ class AzureStorage:
                 answer = container.download_blob(name, offset=start, length=stop - start, **unchanged)
                 return b"".join(_pieces(answer, proceed))
             except ResourceModifiedError:
-                container.get_blob_client(name).get_blob_properties()  # an error of its own where it is gone
+                container.get_blob_client(name).get_blob_properties()  # raises another error if the object is gone
                 raise
 
         return self._run(key, read)
@@ -150,7 +150,7 @@ class AzureStorage:
         )
 
     def _explain(self, error: Exception, where: str) -> StorageError | None:
-        """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
+        """Return the error to raise at once, or None if another attempt may help (a reset, a short body)."""
         if isinstance(error, ImportError):
             return StorageError(f"{where}: {error}: {install('azure')}")
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
@@ -176,7 +176,7 @@ class AzureStorage:
             return StorageError(f"{where}: container {self.container!r} does not exist: create it or correct the URL")
         if status == 404:
             return ObjectMissingError(f"{where} does not exist: check the URL")
-        if status in (412, 416):  # another tag, or shorter than the range begins
+        if status in (412, 416):  # another tag, or the object ends before the range
             return ObjectChangedError(where)
         if status in (401, 403) and "date header too old" in str(error):
             return StorageError(

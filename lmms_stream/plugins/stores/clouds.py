@@ -1,8 +1,7 @@
 """Stores of other clouds (azure-dl://, oci://, sftp://, …), through MosaicML Streaming's own code.
 
-Whether a copy without a checksum is current is decided by the entity tag that the store gives: azure-dl:// and oci://.
-sftp:// and dbfs:// give none: there the size in the index decides alone, and of two versions of one size the copy
-stays.
+For azure-dl:// and oci://, the store's entity tag decides whether a copy without a checksum is current. sftp:// and
+dbfs:// have no tags: only the size in the index decides, and a new version of the same size is not detected.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ...types import StoredObject
 
 
 class WholeObjects:
-    """A store whose objects are downloaded whole, for a class that sets `url` and has `download`."""
+    """A store whose objects are downloaded whole, for a class with `url` and `download`."""
 
     url: str
 
@@ -40,7 +39,7 @@ class WholeObjects:
 
 
 class CloudStorage(WholeObjects):
-    """Any other store, through MosaicML Streaming; `delete` is not among what it offers."""
+    """Any other store, through MosaicML Streaming, which does not support `delete`."""
 
     def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
         self.url = url
@@ -56,7 +55,7 @@ class CloudStorage(WholeObjects):
         remote, downloader = self._remote(key), _of_package(self.url, "CloudDownloader")
 
         def download(proceed: Callable[[], None]) -> None:
-            path.unlink(missing_ok=True)  # a part of it, from the attempt before
+            path.unlink(missing_ok=True)  # a part from an earlier attempt
             downloader.get(remote).download(remote, str(path), timeout=self.retry.timeout_s)
 
         self._run(remote, download)
@@ -78,7 +77,7 @@ class CloudStorage(WholeObjects):
         raise StorageError(f"{self.url}/{key}: deleting is not supported for this store: delete it with its own tool")
 
     def list_objects(self, prefix: str) -> list[StoredObject]:
-        """Names alone: these stores' sizes and tags are not among what MosaicML Streaming offers."""
+        """List only names: MosaicML Streaming does not report sizes and tags of these stores."""
         uploader_class = _of_package(self.url, "CloudUploader")
         found: list[str] = []
         has_whole_paths = urlsplit(self.url).scheme == "alipan"  # it compares a prefix with /FOLDER/NAME
@@ -89,13 +88,15 @@ class CloudStorage(WholeObjects):
                 found[:] = uploader.list_objects("" if has_whole_paths else prefix) or []
 
         self._run(f"{self.url}/{prefix}", read_names)
-        start = urlsplit(self.url).path.strip("/")  # of the names within their bucket, which these are
+        start = urlsplit(self.url).path.strip("/")  # prefix of names within their bucket
         names = [name.lstrip("/") for name in found if not name.endswith("/")]
         keys = sorted(name.removeprefix(start).lstrip("/") for name in names)
         return [StoredObject(key, 0, "") for key in keys if key.startswith(prefix)]
 
     def stat(self, key: str) -> StoredObject:
-        """Its size and tag. Stores that give no tag are asked nothing: whether it is there is found by `download`."""
+        """Return an object's size and tag. Stores without tags are not asked: `download` finds out whether the object
+        exists.
+        """
         remote, downloader = self._remote(key), _of_package(self.url, "CloudDownloader")
         asks = _FACTS.get(urlsplit(remote).scheme)
         if asks is None:
@@ -110,7 +111,7 @@ class CloudStorage(WholeObjects):
         return StoredObject(key, int(num_bytes or 0), str(tag).strip('"')) if tag else StoredObject(key, 0, "")
 
     def _remote(self, key: str) -> str:
-        """The URL of an object; StorageError for one of which MosaicML Streaming would take another object."""
+        """Return the URL of an object; StorageError for a name that MosaicML Streaming would cut."""
         remote = f"{self.url}/{key}"
         cut = next((mark for mark in "?#" if mark in remote), None)
         if cut is not None:
@@ -138,7 +139,7 @@ _INSTEAD = {  # URLs of the same store that need no package
 
 
 def _of_package(url: str, name: str) -> Any:
-    """A class of MosaicML's package; StorageError where the package is missing."""
+    """Return a class of MosaicML's package; StorageError if the package is missing."""
     try:
         from streaming.base import storage
     except ModuleNotFoundError as error:
@@ -170,14 +171,14 @@ def _on_oci(downloader: Any, remote: str) -> _Facts:
     return headers["content-length"], headers["etag"]
 
 
-_FACTS: dict[str, Callable[[Any, str], _Facts]] = {  # each finds the object as the store's downloader does
+_FACTS: dict[str, Callable[[Any, str], _Facts]] = {  # each finds the object like the store's downloader
     "azure-dl": _on_azure_dl,
     "oci": _on_oci,
 }
 
 
 def _explain(error: Exception, where: str) -> StorageError | None:
-    """The error to raise at once, or None where another attempt may help."""
+    """Return the error to raise at once, or None if another attempt may help."""
     status, _ = answer_of(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectMissingError(f"{where} does not exist: check the URL")
@@ -201,7 +202,7 @@ _SET_UP = {
     "sftp": "check user and password in the URL (sftp://USER@HOST/PATH), COMPOSER_SFTP_KEY_FILE and ~/.ssh/known_hosts",
     "azure-dl": "set AZURE_ACCOUNT_ACCESS_KEY, or log in (az login)",
 }
-# Classes of errors of the stores' libraries, which need not be installed.
+# Error classes of the stores' libraries; the libraries need not be installed.
 _OF_SETTINGS = {
     "oci.exceptions": (
         "ConfigFileNotFound", "InvalidConfig", "ProfileNotFound", "InvalidKeyFilePath", "InvalidPrivateKey",
@@ -213,7 +214,7 @@ _OF_SETTINGS = {
 
 
 def _is_of_settings(error: Exception) -> bool:
-    """Whether an error is one of the URL, of missing settings or of credentials, which no further attempt mends."""
+    """Return whether an error is caused by the URL, by missing settings or by credentials: no further attempt helps."""
     if type(error) in (ValueError, AssertionError):  # of MosaicML's code
         return True
     if "known_hosts" in str(error) or "No authentication methods" in str(error):  # of paramiko, in its SSHException

@@ -1,12 +1,12 @@
 """A prefix of a Google Cloud Storage bucket as a store, through google-cloud-storage.
 
-Credentials are those that Google's libraries find (GOOGLE_APPLICATION_CREDENTIALS, gcloud, the machine's own), or the
-HMAC keys of GCS_KEY and GCS_SECRET, as for MosaicML Streaming. With STORAGE_EMULATOR_HOST an emulator is asked instead,
-without credentials. The tag of an object is its generation: what was read of one generation belongs together.
+Credentials are found by Google's libraries (GOOGLE_APPLICATION_CREDENTIALS, gcloud, the machine's own), or are the HMAC
+keys of GCS_KEY and GCS_SECRET, like in MosaicML Streaming. With STORAGE_EMULATOR_HOST an emulator is used instead,
+without credentials. The tag of an object is its generation: data of one generation belongs together.
 
-MosaicML's code neither deletes nor reads ranges, and tells no sizes; obstore (0.12), which does, waits for ever in a
-process that was forked after its first request, as loader workers are; gcsfs and adlfs raise an error there. So
-requests are our own, over Google's library.
+MosaicML's code neither deletes nor reads ranges, and reports no sizes. obstore (0.12) does all three, but waits for
+ever in a process that was forked after its first request (loader workers are); gcsfs and adlfs raise an error there.
+Therefore requests are our own, over Google's library.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ...types import StoredObject
 T = TypeVar("T")
 Proceed = Callable[[], None]
 UPLOADED_BYTES = 16 << 20  # of a large file in one request
-WRITTEN_BYTES = 1 << 20  # to a disk at once: they come in pieces of 8 KiB
+WRITTEN_BYTES = 1 << 20  # to a disk at once: data arrives in pieces of 8 KiB
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _SET_KEYS = "set GOOGLE_APPLICATION_CREDENTIALS, or GCS_KEY and GCS_SECRET"
-_NO_BUCKET = "bucket does not exist"  # of Google's answers
+_NO_BUCKET = "bucket does not exist"  # in Google's answers
 
 
 def open_google(url: str, *, retry: Retry = DEFAULT_RETRY) -> GoogleStorage | S3Storage:
-    """The store at gs://bucket/prefix, as the credentials of the environment reach it."""
+    """Return the store at gs://bucket/prefix for the credentials in the environment."""
     if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ:
         return S3Storage(url, retry=retry, service=GOOGLE_HMAC)
     return GoogleStorage(url, retry=retry)
@@ -74,7 +74,7 @@ class GoogleStorage:
             try:
                 return self._read(bucket.blob(name, generation=int(tag)), proceed, start=start, end=stop - 1)
             except NotFound:
-                bucket.blob(name).reload(**self._options)  # NotFound where it is gone, not changed
+                bucket.blob(name).reload(**self._options)  # raises NotFound if the object is gone, not changed
                 raise ObjectChangedError(self._where(name)) from None
 
         return self._run(key, read)
@@ -116,7 +116,7 @@ class GoogleStorage:
             fields = "items(name,size,generation),nextPageToken"
             for blob in client.list_blobs(self.bucket, prefix=name, fields=fields, **self._options):
                 proceed()
-                if not blob.name.endswith("/"):  # consoles make such objects for folders
+                if not blob.name.endswith("/"):  # consoles make these objects for folders
                     found.append(StoredObject(blob.name[start:], blob.size, str(blob.generation)))
             return sorted(found, key=lambda entry: entry.key)
 
@@ -136,7 +136,7 @@ class GoogleStorage:
         return into.getvalue()
 
     def _fetch(self, blob: Any, file: BinaryIO, proceed: Proceed, **interval: int) -> None:
-        """As it is stored; of whole objects the library compares the checksum."""
+        """Download the stored bytes; for whole objects, the library compares the checksum."""
         blob.download_to_file(Watched(file, proceed), raw_download=True, **interval, **self._options)
 
     def _where(self, name: str) -> str:
@@ -152,7 +152,7 @@ class GoogleStorage:
 
             try:
                 return action(client, name, proceed)
-            except RequestRangeNotSatisfiable:  # it has become shorter
+            except RequestRangeNotSatisfiable:  # the object has become shorter
                 raise ObjectChangedError(where) from None
             except NotFound as error:
                 if self._lacks_bucket(client, error):
@@ -170,7 +170,9 @@ class GoogleStorage:
         )
 
     def _lacks_bucket(self, client: Any, error: Exception) -> bool:
-        """Whether NotFound is about the bucket. Google says so; for other servers a listing tells."""
+        """Return whether NotFound is about the bucket. Google's answer names the bucket; for other servers, a listing
+        shows it.
+        """
         from google.api_core.exceptions import GoogleAPICallError, NotFound
 
         if _NO_BUCKET in str(error) or "No such object" in str(error):
@@ -180,7 +182,7 @@ class GoogleStorage:
         except NotFound:
             return True
         except GoogleAPICallError:
-            return False  # who may read an object may be forbidden to list
+            return False  # permission to read an object may not include listing
         return False
 
 
@@ -194,15 +196,15 @@ def _make_client(timeout_s: float) -> Any:
         import google.auth
 
         credentials, _ = google.auth.default(scopes=[SCOPE])
-        client = Client(project="unused", credentials=credentials)  # a project is asked for buckets alone
-    if not client._http.is_mtls:  # which has an adapter of its own
+        client = Client(project="unused", credentials=credentials)  # only buckets need a project
+    if not client._http.is_mtls:  # mTLS has its own adapter
         for scheme in ("http://", "https://"):
             client._http.mount(scheme, HTTPAdapter(pool_maxsize=MAX_CONNECTIONS))
     return client
 
 
 def _explain(error: Exception, where: str) -> StorageError | None:
-    """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
+    """Return the error to raise at once, or None if another attempt may help (a reset, a short body)."""
     if isinstance(error, StorageError):
         return error
     if isinstance(error, ImportError):
@@ -230,7 +232,7 @@ def _explain(error: Exception, where: str) -> StorageError | None:
 
 
 def _explain_refresh(error: Exception, where: str) -> StorageError:
-    """The error for credentials from which Google makes no token."""
+    """Error for credentials that Google refuses to make a token from."""
     reason = first_line(error)
     if "iat" in reason or "clock" in reason:  # Google's words for a token from the future or the past
         return StorageError(

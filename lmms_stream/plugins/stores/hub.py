@@ -1,6 +1,6 @@
 """A folder of a dataset repository of the Hugging Face hub as a store, through huggingface_hub.
 
-The tag of a file is a hash of its content, which is the hub's entity tag. Each write is a commit.
+The tag of a file is a hash of its content, the hub's entity tag. Each write is a commit.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class HubStorage(WholeObjects):
 
 
 def _explain(error: Exception, where: str) -> StorageError | None:
-    """The error to raise at once, or None where another attempt may help.
+    """Return the error to raise at once, or None if another attempt may help.
 
-    The hub's errors are OSErrors, and its FileNotFoundError one of the network.
+    The hub's errors are OSErrors, and its FileNotFoundError is an error of the network.
     """
     from huggingface_hub import errors
 

@@ -1,7 +1,7 @@
-"""Texts and images in one sequence: text is learnt by cross entropy, images by the velocity from themselves to noise.
+"""Texts and images in one sequence: cross entropy for text, the velocity from latents to noise for images.
 
-After BAGEL (Deng et al. 2025, arXiv 2505.14683): at time t latents are x = (1 - t) z + t e, of latents z and noise e,
-and the model says e - z. t is the shifted sigmoid of N(0, 1), one for an image.
+After BAGEL (Deng et al. 2025, arXiv 2505.14683): at time t, noised latents are x = (1 - t) z + t e, with latents z and
+noise e, and the model predicts e - z. t is the shifted sigmoid of N(0, 1), one value per image.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Autoencoder = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Bagel:
     """ce_weight x mean cross entropy over tokens + mse_weight x mean squared error over latents, of the global batch.
 
-    A latent's error is the mean over its values. timestep_shift: more than 1 has more of the times near 1, all noise.
-    autoencoder: what makes latents, in order, of pixels from -1 to 1; it is not trained (default: pixels are the
-    latents). The model is one that is called as BlockModel says; processors are of type bagel.
+    A latent's error is the mean over its values. timestep_shift: above 1, more times are near 1 (pure noise).
+    autoencoder: makes latents, in order, from pixels from -1 to 1; it is not trained (default: pixels are the latents).
+    The model is a BlockModel; processors are of type bagel.
 
-    Noise, times and what is dropped are drawn for a sample and a step; an evaluation drops nothing.
+    Noise, times and drops are drawn for a sample and a step; an evaluation drops nothing.
     """
 
     collate: Callable[..., Batch] = staticmethod(collate)
@@ -69,7 +69,7 @@ class Bagel:
     def losses(
         self, model: PlainModel, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
     ) -> Mapping[str, LossSum]:
-        """draw: what is drawn by; it is needed."""
+        """Return the losses. draw: source of random draws; required."""
         assert draw is not None
         latent_size = block_config(model).latent_size
         latents = self._latents(batch.inputs, latent_size, batch.input_ids.device)
@@ -84,7 +84,7 @@ class Bagel:
         }
 
     def _latents(self, inputs: Mapping[str, torch.Tensor], latent_size: int, device: torch.device) -> torch.Tensor:
-        """The clean latents of all images that have any: float32[L, D]."""
+        """Clean latents of all images with latents: float32[L, D]."""
         pixels = inputs.get("vae_patches")
         if pixels is None:
             return torch.zeros(0, latent_size, device=device)
@@ -103,10 +103,10 @@ class Bagel:
 
 
 class BlocksModel(PlainModel):
-    """What FSDP shards as a whole."""
+    """A BlockModel as FSDP's unit of sharding."""
 
     def check_processor(self, processor: Any) -> None:
-        """ConfigError for one that makes no blocks, or has tokens that the model does not have."""
+        """Raise ConfigError for a processor without blocks, or with more tokens than the model."""
         if getattr(processor, "objective", "") != "bagel":
             raise ConfigError(
                 f"task bagel learns from blocks, and {type(processor).__name__} makes none: set processor.type to bagel"
@@ -119,12 +119,12 @@ class BlocksModel(PlainModel):
             )
 
 
-# The proof that a model keeps the samples of a pack apart, and sees no image that is to be made from outside of it.
+# Proof that a model keeps the samples of a pack apart, and that an image to be made is seen only from inside.
 #
 # Small samples of random tokens and pixels, with all kinds of blocks, are run as one pack, with other noise, with
-# another last token, and one by one, with the very model, device and number format.
+# another last token, and one by one, with the same model, device and number format.
 
-_CLOSE, _CLOSE_BF16 = 1e-3, 5e-2  # of the spread of what the model says: other shapes have other roundings
+_CLOSE, _CLOSE_BF16 = 1e-3, 5e-2  # of the spread of outputs: other shapes have other roundings
 _ROWS, _COLUMNS = 2, 3
 _SAMPLES = (
     (BlockKind.TEXT, BlockKind.CONDITION, BlockKind.SEEN, BlockKind.TEXT, BlockKind.MADE, BlockKind.TEXT),
@@ -134,7 +134,7 @@ _SAMPLES = (
 
 
 def check_blocks(model: PlainModel, *, device: torch.device, bf16: bool) -> None:
-    """ConfigError for a model that does not keep to the mask of its blocks; all ranks call it."""
+    """Raise ConfigError for a model that violates the mask of its blocks; all ranks call it."""
     was_training = model.training
     model.eval()
     try:
@@ -178,7 +178,9 @@ class _Runs:
         self._model, self._device = model, device
 
     def __call__(self, samples: list[tuple[int, dict[str, Any]]], step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and velocities of samples, with their ids, as one pack: float32[n, vocabulary], float32[m, D]."""
+        """Return logits and velocities of samples, with their ids, as one pack: float32[n, vocabulary], float32[m,
+        D].
+        """
         pack: Batch = collate([sample for _, sample in samples], [number for number, _ in samples])
         latent_size = block_config(self._model).latent_size
         drawn = draw_blocks([pack], Draw(seed=0, step=step), latent_size=latent_size)
@@ -189,13 +191,13 @@ class _Runs:
 
 
 def _sample(config: Any, kinds: tuple[BlockKind, ...], number: int) -> dict[str, Any]:
-    """A processed sample of blocks of these kinds, with latents instead of the pixels that they are made of."""
+    """Make a processed sample with blocks of these kinds, with latents instead of pixels."""
     rng = np.random.default_rng(number)
     cells = _ROWS * _COLUMNS
     lengths = [int(rng.integers(4, 9)) if kind == BlockKind.TEXT else cells + 2 for kind in kinds]
     ids = rng.integers(0, config.vocab_size, sum(lengths))
     is_learnt = np.repeat([kind == BlockKind.TEXT for kind in kinds], lengths)
-    is_learnt[np.cumsum(lengths) - lengths] = False  # the first token of a block would be predicted in another one
+    is_learnt[np.cumsum(lengths) - lengths] = False  # the first token of a block would be predicted in another block
     num_seen, num_latent = (sum(kind in of for kind in kinds) for of in ((BlockKind.SEEN,), LATENTS))
     at = np.arange(cells)
     media: dict[str, Any] = {

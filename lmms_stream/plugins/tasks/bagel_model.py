@@ -1,4 +1,4 @@
-"""What a model of texts and images in blocks is: what task bagel gives it, and what it gives back."""
+"""Interface of a model of texts and images in blocks: its inputs from task bagel, and its outputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ...types import Batch
 
 # Attention among the blocks of a sequence, by the mask of processors/bagel.py.
 #
-# On a GPU it is flex_attention with a block mask, which skips hidden blocks. Elsewhere flex_attention has no backward
-# pass, and each sample has a dense mask.
+# On a GPU, flex_attention with a block mask skips hidden blocks. Elsewhere flex_attention has no backward pass, and
+# each sample has a dense mask.
 
 
 class BlockLayout:
-    """The blocks of a batch on a device. Masks are made once, when they are first used."""
+    """The blocks of a batch on a device. Masks are made once, at first use."""
 
     def __init__(self, blocks: Blocks, device: torch.device):
         self.blocks, self.device = blocks, device
@@ -37,7 +37,9 @@ class BlockLayout:
 
     @staticmethod
     def of_images(lengths: torch.Tensor, device: torch.device) -> BlockLayout:
-        """Of images of so many patches, each of which sees itself whole, and nothing else: int64[n]."""
+        """Layout of images with these numbers of patches, int64[n]; each image sees only its own patches, all of
+        them.
+        """
         counts = lengths.cpu().numpy().astype(np.int64)
         numbers = np.arange(len(counts))
         kinds = np.full(len(counts), BlockKind.SEEN)
@@ -45,7 +47,7 @@ class BlockLayout:
 
     @cached_property
     def samples(self) -> list[tuple[slice, torch.Tensor]]:
-        """The tokens of each sample, and its own part of the mask: bool[t, t]."""
+        """Tokens of each sample, and its own part of the mask: bool[t, t]."""
         blocks, found = self.blocks, []
         firsts = np.flatnonzero(np.diff(blocks.samples, prepend=-1))
         for first, stop in zip(firsts, [*firsts[1:], len(blocks.kinds)], strict=True):
@@ -57,7 +59,7 @@ class BlockLayout:
 
     @cached_property
     def sees(self) -> Callable[..., torch.Tensor]:
-        """The mask as flex_attention asks for it: of a batch, a head, a token and another (tensors) -> bool."""
+        """Mask function for flex_attention: (batch, head, token, other token), tensors -> bool."""
         number, sample, is_causal, is_hidden = self._block, self._sample, self._is_causal, self._is_hidden
 
         def mask(_: Any, __: Any, token: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -69,7 +71,7 @@ class BlockLayout:
 
     @cached_property
     def block_mask(self) -> Any:
-        """flex_attention's."""
+        """Block mask for flex_attention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         size = self.blocks.num_tokens
@@ -104,14 +106,14 @@ def _compiled() -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockInputs:
-    """T tokens of some packs, among them P of patches and L of latents, any number of each 0.
+    """T tokens of some packs, including P tokens of patches and L of latents; each number may be 0.
 
-    input_ids, position_ids: int64[1, T]. layout: which token sees which, for block_attention.attend.
-    patches: float32[P, patch_values], pixels from -1 to 1 of the images that are seen; patch_positions: int64[P], row
-    x 70 + column; patch_layout: in which each image sees itself; patch_tokens: int64[P], the tokens that they are at.
-    latents: float32[L, latent_size], with noise by times, float32[L], which is 0 for clean ones; latent_positions:
-    int64[L], row x 64 + column; latent_tokens: int64[L]. predicting: int64[n], tokens whose next one is learnt. made:
-    int64[m], the numbers, among L, of the latents that are to be made.
+    input_ids, position_ids: int64[1, T]. layout: which token sees which, for block_attention.attend. patches:
+    float32[P, patch_values], pixels from -1 to 1 of seen images; patch_positions: int64[P], row x 70 + column;
+    patch_layout: each image sees only its own patches; patch_tokens: int64[P], indices of their tokens. latents:
+    float32[L, latent_size], noised by times, float32[L], 0 for clean latents; latent_positions: int64[L], row x 64 +
+    column; latent_tokens: int64[L]. predicting: int64[n], tokens whose next token is trained on. made: int64[m],
+    indices, among L, of the latents to be made.
     """
 
     input_ids: torch.Tensor
@@ -130,16 +132,18 @@ class BlockInputs:
 
 
 class BlockOutput(NamedTuple):
-    """logits: float[n, vocabulary] of the next tokens. velocity: float[m, latent_size], noise less latents."""
+    """Outputs of a BlockModel. logits: float[n, vocabulary] of the next tokens. velocity: float[m, latent_size], noise
+    minus latents.
+    """
 
     logits: torch.Tensor
     velocity: torch.Tensor
 
 
 class BlockModel(Protocol):
-    """A module that task bagel trains. config: with vocab_size, patch_values and latent_size.
+    """Interface of a module that task bagel trains. config: with vocab_size, patch_values and latent_size.
 
-    All of it runs for all inputs, on empty tensors too, so that ranks gather the same blocks of it.
+    The whole module runs for all inputs, on empty tensors too: all ranks must gather the same blocks.
     """
 
     config: Any
@@ -148,7 +152,7 @@ class BlockModel(Protocol):
 
 
 def block_config(model: PlainModel) -> Any:
-    """The config of a BlockModel that was wrapped."""
+    """Return the config of a wrapped BlockModel."""
     inner: Any = model.model
     return inner.config
 
@@ -156,9 +160,9 @@ def block_config(model: PlainModel) -> Any:
 def run_blocks(
     model: PlainModel, batch: Batch, drawn: Drawn, latents: torch.Tensor
 ) -> tuple[BlockOutput, torch.Tensor]:
-    """What a model says of a batch on the device, and the velocities that it should say: float32[made, D].
+    """Run a model on a batch on the device; return its output and the expected velocities: float32[made, D].
 
-    latents: float32[L, D], clean ones.
+    latents: float32[L, D], clean latents.
     """
     device, inputs = batch.input_ids.device, batch.inputs
     config = block_config(model)
@@ -189,7 +193,9 @@ def run_blocks(
 
 
 class Drawn(NamedTuple):
-    """noise: float32[L, D], times: float32[L], is_made: bool[L]: of all latents, zeros for those not to be made."""
+    """Draws of all latents, zeros for latents not to be made. noise: float32[L, D], times: float32[L], is_made:
+    bool[L].
+    """
 
     blocks: Blocks
     noise: NDArray[np.float32]
@@ -198,7 +204,7 @@ class Drawn(NamedTuple):
 
 
 def draw_blocks(packs: Sequence[Batch], draw: Draw, *, latent_size: int, timestep_shift: float = 1.0) -> Drawn:
-    """What is drawn for packs on the CPU, in the order of their tokens; an evaluation drops nothing."""
+    """Draw for packs on the CPU, in the order of their tokens; an evaluation drops nothing."""
     kinds, lengths, samples, dropped = [], [], [], []
     noise: list[NDArray[Any]] = [np.zeros((0, latent_size), np.float32)]
     times: list[NDArray[Any]] = [np.zeros(0, np.float32)]
@@ -220,7 +226,7 @@ def draw_blocks(packs: Sequence[Batch], draw: Draw, *, latent_size: int, timeste
 
 
 def num_made(pack: Batch) -> int:
-    """Latents of a pack that are to be made."""
+    """Number of latents to be made in a pack."""
     if "blocks" not in pack.inputs:
         return 0
     kinds, lengths = pack.inputs["blocks"].T
@@ -230,7 +236,7 @@ def num_made(pack: Batch) -> int:
 def _noise(
     table: NDArray[np.int64], own: Callable[[str], np.random.Generator], *, latent_size: int, timestep_shift: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Noise and time of each latent of a sample, and whether it is to be made; zeros for those that are not."""
+    """Noise and time of each latent of a sample, and whether it is to be made; zeros for all others."""
     images = table[np.isin(table[:, 0], LATENTS)]
     counts, is_made = images[:, 1] - 2, images[:, 0] == BlockKind.MADE
     of_latents = np.repeat(is_made, counts)
@@ -244,7 +250,9 @@ def _noise(
 
 
 def _tables(pack: Batch) -> list[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
-    """Of each sample of a pack its id, its blocks int64[n, 2], and how probably each is dropped; so of the padding."""
+    """Id of each sample of a pack, its blocks int64[n, 2], and the probability of dropping each; likewise for the
+    padding.
+    """
     bounds = pack.cu_seqlens.numpy().astype(np.int64)
     num_samples = len(pack.sample_ids)
     table = pack.inputs["blocks"].numpy() if "blocks" in pack.inputs else np.zeros((0, 2), np.int64)

@@ -1,4 +1,4 @@
-"""Dynamic fine-tuning (Wu et al., 2025, arXiv 2508.05629): tokens that the model finds unlikely pull less at it."""
+"""Dynamic fine-tuning (Wu et al., 2025, arXiv 2508.05629): unlikely tokens have smaller gradients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ...train.tasks.causal import CausalLanguageModelling
 
 
 class DynamicFineTuning(CausalLanguageModelling):
-    """The cross entropy of each loss token times the probability that the model gives it, over the loss tokens of the
-    global batch. The probability is a weight: no gradient flows through it. It is TRL's loss_type "dft".
+    """Cross entropy of each loss token times the model's probability of the token, over the loss tokens of the global
+    batch. The probability is a weight: no gradient flows through it. Equal to TRL's loss_type "dft".
     """
 
     name = "dft"

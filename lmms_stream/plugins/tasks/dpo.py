@@ -1,4 +1,4 @@
-"""Direct preference optimization (Rafailov et al., 2023): of two answers, the chosen one becomes more probable."""
+"""Direct preference optimization (Rafailov et al., 2023): of two answers, the chosen answer becomes more probable."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SMOOTHED = ("sigmoid", "robust")
 
 
 class DPO(PreferenceTask):
-    """The loss of each pair, over the pairs of the global batch.
+    """Loss of each pair, over the pairs of the global batch.
 
-    loss_type: by TRL's names. With m the margin, the chosen reward minus the rejected one: "sigmoid" is
-    -log sigmoid(m); "hinge" max(0, 1 - m); "ipo" (Azar et al., 2023) the square of the difference of the two log-ratios
-    by token, less 1 / (2 beta); "robust" (Chowdhury et al., 2024) a sigmoid corrected for pairs that are the wrong way
-    round. label_smoothing: the share of those; in "sigmoid" it gives conservative DPO (Mitchell, 2023). Logged besides:
-    the mean rewards of both, their margins, and the share of pairs whose chosen answer has the higher one.
+    loss_type: by TRL's names. With m the margin, the chosen reward minus the rejected: "sigmoid" is -log sigmoid(m);
+    "hinge" max(0, 1 - m); "ipo" (Azar et al., 2023) the square of the difference of the two log-ratios per token, less
+    1 / (2 beta); "robust" (Chowdhury et al., 2024) a sigmoid corrected for pairs with swapped answers. label_smoothing:
+    the share of swapped pairs; in "sigmoid" it gives conservative DPO (Mitchell, 2023). Also logged: the mean rewards
+    of both, their margins, and the share of pairs whose chosen answer has the higher reward.
     """
 
     main, num_answers = PAIRS, 2
@@ -63,7 +63,7 @@ class DPO(PreferenceTask):
     def losses(
         self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: OfPacks | None = None
     ) -> Mapping[str, LossSum]:
-        """See Task. known: the reference's log-probabilities, which are needed."""
+        """See Task. known: the reference's log-probabilities; required."""
         assert known is not None
         ratios, sums = self._run(model, batch, packs, known)
         learnt = torch.tensor([count for pack in packs for count in num_learnt(pack)], dtype=ratios.dtype)
@@ -80,7 +80,9 @@ class DPO(PreferenceTask):
         return {PAIRS: LossSum.of(losses, counts), **sums, **figures_of(values, counts)}
 
     def pair_losses(self, ratios: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
-        """float32[pairs] of the log-ratios of chosen and rejected answers, and of their learnt tokens: [pairs, 2]."""
+        """Losses of pairs, float32[pairs]. ratios: log-ratios of chosen and rejected answers; num_tokens: their loss
+        tokens: [pairs, 2].
+        """
         if self.loss_type == "ipo":
             chosen, rejected = (ratios / num_tokens.clamp(min=1)).unbind(1)
             return (chosen - rejected - 1 / (2 * self.beta)).square()

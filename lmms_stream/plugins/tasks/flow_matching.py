@@ -1,4 +1,4 @@
-"""Flow matching: a model learns the velocity from noise to an image, of a class where images have labels (SiT).
+"""Flow matching: a model is trained on the velocity from noise to an image, of its class if images have labels (SiT).
 
 Ma et al. 2024, https://arxiv.org/abs/2401.08740, with the straight path: at time t an image is t * image + (1 - t) *
 noise, t uniform in [0, 1), and its velocity is image - noise.
@@ -23,20 +23,20 @@ from ...types import Batch
 from .images import LABELS, NO_LABEL, check_apart, collate_images, frozen, loss_sum, pixels_of
 
 FLOW = "flow"
-TIME_SCALE = 1000.0  # models of diffusers embed times from 0 to 1000
+TIME_SCALE = 1000.0  # diffusers' models embed times from 0 to 1000
 
 
 class FlowMatching:
-    """The squared error of the velocity, its mean over the values of an image, over the images of the global batch.
+    """Squared error of the velocity, its mean over the values of an image, over the images of the global batch.
 
-    vae: an AutoencoderKL of diffusers, its folder or its hub id: images are learnt as its latents; it stays as it is.
-    label_dropout: the share of labels that a model is not told, so that it learns images of any class too, which
-    guidance needs. num_classes: of the model (default: its config's); a label that it is not told is this number.
-    sample_shape: of what the model is given, [C, H, W] (default: by its config).
+    vae: an AutoencoderKL of diffusers, its folder or its hub id: the model is trained on its latents; the vae is
+    frozen. label_dropout: the share of labels that are hidden from the model, to train it on images of any class too,
+    for guidance. num_classes: of the model (default: its config's), and the label of images with a hidden label.
+    sample_shape: of the model's input, [C, H, W] (default: by its config).
 
-    The model is diffusers' DiTTransformer2DModel, or one that is called as it is: with an image [n, C, H, W], timestep
-    [n] from 0 to 1000, and, if it takes them, class_labels [n]; it makes the velocity, or an object whose `sample` it
-    is.
+    The model is diffusers' DiTTransformer2DModel, or has the same arguments: an image [n, C, H, W], timestep [n] from 0
+    to 1000, and, if the model takes them, class_labels [n]. It returns the velocity, or an object with the velocity as
+    `sample`.
     """
 
     collate: Callable[..., Batch] = staticmethod(collate_images)
@@ -60,7 +60,7 @@ class FlowMatching:
         """See Task."""
         config = config_of(model)
         for part in model.modules():
-            if type(part).__name__ == "LabelEmbedding":  # of diffusers: it would leave out others in each block
+            if type(part).__name__ == "LabelEmbedding":  # of diffusers: it would drop other labels in each block
                 part.dropout_prob = 0.0  # type: ignore[assignment]
         if self.num_classes is None:
             self.num_classes = config.get("num_embeds_ada_norm")
@@ -79,7 +79,7 @@ class FlowMatching:
     def losses(
         self, model: Any, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
     ) -> Mapping[str, LossSum]:
-        """draw: what is drawn by; it is needed."""
+        """Return the losses. draw: source of random draws; required."""
         assert draw is not None
         device = batch.input_ids.device
         pixels = pixels_of(batch)
@@ -115,7 +115,7 @@ class FlowMatching:
         )
 
     def run_one(self, model: torch.nn.Module) -> torch.Tensor | None:
-        """See Task. None where it is not known how large images are."""
+        """See Task. None if the size of images is not known."""
         if self._shape is None:
             return None
         images, times = torch.empty(1, *self._shape, device="meta"), torch.empty(1, device="meta")
@@ -123,7 +123,7 @@ class FlowMatching:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what the model is given."""
+        """Shape of the model's input."""
         if self._shape is None:
             raise ConfigError(
                 "a rank has no image in its first step, and the model's config does not say its sample_size and "
@@ -132,7 +132,7 @@ class FlowMatching:
         return self._shape
 
     def _labels(self, batch: Batch, packs: Sequence[Batch], draw: Draw) -> torch.Tensor:
-        """What the model is told of each image: int64[n]."""
+        """Label of each image for the model: int64[n]."""
         labels = batch.inputs.get(LABELS)
         if labels is None or self.num_classes is None:
             return torch.full((len(batch.sample_ids),), self.num_classes or 0, device=batch.input_ids.device)
@@ -148,7 +148,9 @@ class FlowMatching:
 
 
 def velocity_of(model: Any, images: torch.Tensor, times: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """What a model says: float32 of the shape of images. Of a model that says a variance too, what comes before it."""
+    """Return the model's velocity: float32 of the shape of images. If the model also predicts a variance, it comes
+    after the velocity and is dropped.
+    """
     dtype = next(model.parameters()).dtype
     told = {LABELS: labels} if takes(model.forward, LABELS) else {}
     made = model(images.to(dtype), timestep=times * TIME_SCALE, **told)
@@ -162,7 +164,7 @@ INSTALL = "pip install 'lmms-stream[generation]'"
 
 
 class Autoencoder:
-    """An AutoencoderKL, or its folder or hub id; its latents are scaled as its config says, to about N(0, 1)."""
+    """An AutoencoderKL, or its folder or hub id; its latents are scaled by its config, to about N(0, 1)."""
 
     def __init__(self, vae: Any):
         self.vae: Any = load_autoencoder(vae) if isinstance(vae, str | Path) else vae
@@ -172,7 +174,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def encode(self, pixels: torch.Tensor, packs: Sequence[Batch], draw: Draw) -> torch.Tensor:
-        """A latent of each image, drawn from its distribution: float32[n, C, h, w]."""
+        """Draw a latent of each image from its distribution: float32[n, C, h, w]."""
         latents = self.vae.encode(pixels.to(self.vae.dtype)).latent_dist
         mean = latents.mean.float()
         noise = draw.normal(packs, mean.shape[1:], name="latent").to(mean.device)
@@ -181,13 +183,13 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """float32[n, 3, S, S], about -1 to 1."""
+        """Images of latents: float32[n, 3, S, S], about -1 to 1."""
         made: torch.Tensor = self.vae.decode((latents / self._scale + self._shift).to(self.vae.dtype)).sample.float()
         return made
 
 
 def load_autoencoder(path: str | Path) -> Any:
-    """ConfigError without diffusers, and for a folder that holds none."""
+    """Load an autoencoder. ConfigError without diffusers, and for a folder without an autoencoder."""
     if find_spec("diffusers") is None:
         raise ConfigError(f"an autoencoder of images needs diffusers: {INSTALL}")
     from diffusers import AutoencoderKL
@@ -209,10 +211,10 @@ def sample_images(
     model: Any, task: FlowMatching, labels: torch.Tensor | list[int], *, num_steps: int = 50, guidance: float = 1.0,
     seed: int = 0,
 ) -> NDArray[np.uint8]:  # fmt: skip
-    """An image of each label: uint8[n, S, S, 3]. model: whole, on the device of its parameters, as exported.
+    """Generate an image of each label: uint8[n, S, S, 3]. model: whole, on the device of its parameters, exported.
 
-    guidance: how far the velocity of a class is followed beyond that of any class, 1 for itself (Ho and Salimans 2022).
-    Image i is the same for its label, the seed and i, whatever the others are.
+    guidance: extrapolation of a class's velocity from the velocity of any class, 1 for none (Ho and Salimans 2022).
+    Image i depends only on its label, the seed and i.
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps must be at least 1, got {num_steps}")

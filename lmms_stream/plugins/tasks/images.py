@@ -1,4 +1,4 @@
-"""What tasks on images share: batches that count images, and what a frozen part or a model makes of them."""
+"""Shared code of tasks on images: batches that count images, and images as inputs and losses."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ...train.tasks.task import LossSum
 from ...types import Batch, Processed
 
 PIXELS, LABELS = "pixel_values", "class_labels"  # of ImageProcessor
-NO_LABEL = -1  # of a sample without one
-_CLOSE = 1e-3  # of the spread of what a model makes: sums of several images have other roundings
+NO_LABEL = -1  # of a sample without a label
+_CLOSE = 1e-3  # of the spread of outputs: sums of several images have other roundings
 _CLOSE_BF16 = 5e-2
 
 
 def collate_images(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
-    """See collate; each image counts as one that is learnt."""
+    """See collate; each image counts as a loss token."""
     return replace(collate(samples, sample_ids, **options), num_loss_tokens=len(sample_ids))
 
 
 def scaled(pixels: torch.Tensor) -> torch.Tensor:
-    """uint8 pixels as float32 from -1 to 1; float pixels as they are."""
+    """Scale uint8 pixels to float32 from -1 to 1; return float pixels unchanged."""
     return pixels.float() / 127.5 - 1 if pixels.dtype == torch.uint8 else pixels
 
 
 def frozen(part: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """A part that is not trained, whole on each rank."""
+    """Freeze a part, whole on each rank."""
     return part.requires_grad_(False).eval().to(device)
 
 
 def pixels_of(batch: Batch) -> torch.Tensor | None:
-    """The images of a batch, -1 to 1: float32[n, 3, S, S]; None where its packs have none."""
+    """Images of a batch, -1 to 1: float32[n, 3, S, S]; None if its packs have no images."""
     if PIXELS not in batch.inputs:
         if len(batch.sample_ids):
             raise ConfigError(f"a batch has no {PIXELS}, of which this task learns: give its dataset processor.type "
@@ -47,7 +47,7 @@ def pixels_of(batch: Batch) -> torch.Tensor | None:
 
 
 def loss_sum(of_images: torch.Tensor, packs: Sequence[Batch]) -> LossSum:
-    """The losses of images, float32[n], as sums of packs; without images n is 1, of one that does not count."""
+    """Sum the losses of images, float32[n], per pack; without images, n is 1, and this loss does not count."""
     counts = [len(pack.sample_ids) for pack in packs]
     if not sum(counts):
         return LossSum(0 * of_images.sum(), torch.zeros(len(packs), dtype=torch.float64, device=of_images.device))
@@ -58,9 +58,9 @@ def check_apart(
     model: PlainModel, make: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor],
     inputs: Mapping[str, torch.Tensor], *, bf16: bool,
 ) -> None:  # fmt: skip
-    """ConfigError for a model that makes something else of an image where another lies beside it; all ranks call it.
+    """Raise ConfigError for a model whose output for an image depends on other images; all ranks call it.
 
-    inputs: of several images, on axis 0. make: what the model makes of them, on axis 0 too.
+    inputs: of several images, on axis 0. make: runs the model on inputs; its results are on axis 0 too.
     """
     allowed_share = _CLOSE_BF16 if bf16 else _CLOSE
     with torch.no_grad():

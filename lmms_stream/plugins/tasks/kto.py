@@ -1,4 +1,6 @@
-"""Kahneman-Tversky optimization (Ethayarajh et al., 2024): of single answers, wanted ones become more probable."""
+"""Kahneman-Tversky optimization (Ethayarajh et al., 2024): of single answers, desirable answers become more
+probable.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,26 @@ LossType = Literal["kto", "apo_zero_unpaired"]
 
 
 class Known(NamedTuple):
-    """What is known of a step before its losses. of_reference: its log-probabilities. kl: of packs, by micro_batch."""
+    """Values of a step before its losses. of_reference: the reference's log-probabilities of packs, by micro_batch. kl:
+    see KTO.
+    """
 
     of_reference: OfPacks
     kl: float
 
 
 class KTO(PreferenceTask):
-    """The loss of each answer, 1 - sigmoid(d), over the answers of the global batch.
+    """Loss of each answer, 1 - sigmoid(d), over the answers of the global batch.
 
-    d is beta times (log-ratio of the answer - kl) for a desirable one, and the negative of that for an undesirable one.
-    kl estimates how far the model is from its reference: the mean log-ratio of answers to prompts that they do not
-    belong to, at least 0, without gradients and dropout. As in TRL, whose batches are packs here, each prompt of a pack
-    is given the answer of the one before it; the mean is over all of the global batch, so that kl is the same for any
-    number of ranks. A pack of one sample has no other answer, and is left out of it. An evaluation estimates it for
-    each pack by itself.
+    d is beta times (log-ratio of the answer - kl) for a desirable answer, and the negative for an undesirable answer.
+    kl estimates the distance of the model from its reference: the mean log-ratio of answers to prompts of other
+    samples, at least 0, without gradients and dropout. Like in TRL, with packs for its batches, each prompt of a pack
+    gets the answer of the sample before; the mean is over the whole global batch, and kl is the same for any number of
+    ranks. A pack of one sample has no other answer, and is left out of the mean. An evaluation estimates kl for each
+    pack separately.
 
-    loss_type "apo_zero_unpaired" (D'Oosterlinck et al., 2024) is the same with kl 0, and needs no passes for it.
-    desirable_weight, undesirable_weight: of the losses. Logged besides: the mean rewards of both kinds, and kl.
+    loss_type "apo_zero_unpaired" (D'Oosterlinck et al., 2024) is the same with kl 0, and needs no passes for kl.
+    desirable_weight, undesirable_weight: of the losses. Also logged: the mean rewards of both kinds, and kl.
     """
 
     main, num_answers = ANSWERS, 1
@@ -93,7 +97,7 @@ class KTO(PreferenceTask):
         packs = [pack for together in others.packs for pack in together if len(pack.sample_ids) > 1]
         ratios = [(of_model[pack.micro_batch] - of_reference[pack.micro_batch]).double().sum() for pack in packs]
         mine = [float(sum(ratios)), float(sum(len(pack.sample_ids) for pack in packs))]
-        if is_training:  # of ranks that read the same packs, each has both
+        if is_training:  # ranks that read the same packs all count them
             mine = gather(mine, torch.distributed.get_world_size()).sum(dim=0).tolist()
         total, count = mine
         return max(0.0, total / count) if count else 0.0
@@ -101,7 +105,7 @@ class KTO(PreferenceTask):
     def losses(
         self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: Known | None = None
     ) -> Mapping[str, LossSum]:
-        """See Task. known: what `prepare` gave, which is needed."""
+        """See Task. known: the result of `prepare`; required."""
         assert known is not None
         ratios, sums = self._run(model, batch, packs, known.of_reference)
         is_chosen = torch.zeros_like(ratios) if batch.sequences is None else batch.sequences[:, 3].to(ratios.dtype)
@@ -113,21 +117,24 @@ class KTO(PreferenceTask):
         return {ANSWERS: LossSum.of(losses, counts), **sums, **figures_of(values, counts)}
 
     def answer_losses(self, ratios: torch.Tensor, is_chosen: torch.Tensor, *, kl: float) -> torch.Tensor:
-        """float32[answers] of their log-ratios, and of which are desirable (1, others 0)."""
+        """Losses of answers, float32[answers]. ratios: their log-ratios; is_chosen: 1 for desirable answers, 0 for
+        others.
+        """
         weights = self.desirable_weight * is_chosen + self.undesirable_weight * (1 - is_chosen)
         return weights * (1 - torch.sigmoid(self.beta * (2 * is_chosen - 1) * (ratios - kl)))
 
 
-# Answers behind prompts that they do not belong to. pack -> [mismatched] -> a pack of the same tokens.
+# Answers after prompts of other samples. pack -> [mismatched] -> a pack of the same tokens.
 
 
 def mismatched(pack: Batch) -> Batch:
-    """The pack, on the CPU, in which each prompt has the answer of the sequence before; the first has that of the last.
+    """Return the pack, on the CPU, with each prompt followed by the previous sequence's answer; the first prompt gets
+    the last answer.
 
-    A prompt is what comes before the first token that is learnt, and its media stay with it; answers hold none. The
-    pack has the same tokens in another order, and the same number of them. One of fewer than two sequences stays.
+    A prompt is all tokens before the first loss token, and keeps its media; answers hold no media. The pack has the
+    same number of tokens, in another order. A pack of fewer than two sequences is returned unchanged.
 
-    Positions on axes of a family's own go on behind each prompt as those of the answer went on behind its own.
+    Positions on a family's own axes continue after each prompt like the answer's positions after its own prompt.
     """
     if pack.sequences is None or len(pack.sequences) < 2:
         return pack
@@ -159,7 +166,7 @@ def mismatched(pack: Batch) -> Batch:
 def _positions(
     pack: Batch, order: NDArray[np.int64], splits: list[int], lengths: list[int], num_prompt: list[int]
 ) -> torch.Tensor:
-    """Those of tokens in their new order, each answer's moved to where its prompt ends."""
+    """Positions of tokens in their new order, with each answer's moved to the end of its new prompt."""
     positions = pack.position_ids[..., order].clone()
     start = 0
     for index, (length, before) in enumerate(zip(lengths, num_prompt, strict=True)):

@@ -1,7 +1,7 @@
-"""Masked diffusion language modelling (LLaDA, Nie et al. 2025, arXiv 2502.09992): masked tokens -> what they were.
+"""Masked diffusion language modelling (LLaDA, Nie et al. 2025, arXiv 2502.09992): masked tokens -> the original tokens.
 
-Of each sequence a probability p is drawn, and each of its loss tokens is masked with that probability. The model, in
-which a token sees all of its sequence, predicts the masked ones. A masked token's cross entropy weighs 1 / p, so that
+For each sequence a probability p is drawn, and each of its loss tokens is masked with probability p. The model, in
+which a token sees all of its sequence, predicts the masked tokens. A masked token's cross entropy has the weight 1 / p:
 the sum over a sequence is, in expectation, an upper bound of minus the log of the sequence's probability.
 """
 
@@ -33,7 +33,9 @@ NAME = "masked_diffusion"
 
 
 def collate_whole(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
-    """See collate; the first token of a sample is a loss token if its labels say so, as no token has to predict it."""
+    """See collate; the first token of a sample is a loss token if its labels include it, because no other token
+    predicts it.
+    """
     batch = collate(samples, sample_ids, **options)
     if not samples:
         return batch
@@ -44,20 +46,22 @@ def collate_whole(samples: Sequence[Processed], sample_ids: Sequence[int], **opt
 
 
 class MaskedPack(NamedTuple):
-    """pack: as the model sees it; its labels are of masked tokens. weights: float32[masked tokens], 1 / p of each."""
+    """A pack with masks. pack: input of the model; its labels are of masked tokens. weights: float32[masked tokens], 1
+    / p of each.
+    """
 
     pack: Batch
     weights: NDArray[np.float32]
 
 
 class MaskedDiffusion(CausalLanguageModelling):
-    """The cross entropy of masked tokens times 1 / p, over the loss tokens of the global batch, masked or not.
+    """Cross entropy of masked tokens times 1 / p, over the loss tokens of the global batch, masked or not.
 
     p_min, p_max: bounds of the probability p, which is drawn uniformly between them for each sequence. mask_token_id:
-    the token that replaces masked ones (default: the model's mask_token_id, then the tokenizer's mask token, then the
-    first row of the embedding behind the tokenizer's tokens).
+    the token that replaces masked tokens (default: the model's mask_token_id, then the tokenizer's mask token, then the
+    first row of the embedding after the tokenizer's tokens).
 
-    What is masked follows from the seed of the run, the step and the sample; an evaluation masks the same each time.
+    Masks follow from the seed of the run, the step and the sample; an evaluation draws the same masks each time.
     """
 
     name = NAME
@@ -81,7 +85,7 @@ class MaskedDiffusion(CausalLanguageModelling):
     def losses(
         self, model: PackedModel, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
     ) -> Mapping[str, LossSum]:
-        """draw: the source of random numbers; it is needed."""
+        """Return the losses. draw: source of random draws; required."""
         assert draw is not None
         assert isinstance(model, MaskedModel)
         masked = [self.mask(pack, draw, token_id=model.token_id) for pack in packs]
@@ -104,9 +108,9 @@ class MaskedDiffusion(CausalLanguageModelling):
         super().check(model, device=device, bf16=bf16, is_compiled=is_compiled)
 
     def mask(self, pack: Batch, draw: Draw, *, token_id: int) -> MaskedPack:
-        """A pack on the CPU with its masks drawn.
+        """Mask a pack on the CPU.
 
-        Pieces of one sample are told apart by their tokens, so that they have masks of their own.
+        Pieces of one sample have different masks: their tokens are part of the random key.
         """
         ids = pack.input_ids.numpy().copy()
         labels = pack.labels.numpy().copy()
@@ -157,7 +161,7 @@ class MaskedModel(PackedModel):
 
     @property
     def token_id(self) -> int:
-        """The token that replaces masked ones; ConfigError where nothing says it."""
+        """Id of the token that replaces masked tokens; ConfigError if it is not known."""
         if self._mask_token_id is None:
             raise ConfigError(
                 f"task {NAME} has no mask token, and samples that are tokens already do not say one: give it the "
@@ -166,7 +170,7 @@ class MaskedModel(PackedModel):
         return int(self._mask_token_id)
 
     def check_processor(self, processor: Any) -> None:
-        """See PackedModel; the first tokenizer says the mask token where nothing else does."""
+        """See PackedModel; the first tokenizer determines the mask token if nothing else does."""
         super().check_processor(processor)
         tokenizer = getattr(processor, "tokenizer", None)
         if self._mask_token_id is None and isinstance(tokenizer, FastTokenizer):

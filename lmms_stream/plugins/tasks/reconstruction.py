@@ -1,6 +1,7 @@
-"""Reconstruction: a decoder learns to make the image of what a frozen vision encoder makes of it (RAE).
+"""Reconstruction: a decoder is trained to make an image from a frozen vision encoder's features of the image (RAE).
 
-Zheng et al. 2025, https://arxiv.org/abs/2510.11690: the encoder's tokens are the latents, and only the decoder learns.
+Zheng et al. 2025, https://arxiv.org/abs/2510.11690: the encoder's tokens are the latents, and only the decoder is
+trained.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Losses = Mapping[str, torch.Tensor]
 
 
 class Adversary(torch.nn.Module):
-    """A decoder with what learns to tell its images from real ones: both are trained, saved and resumed as one model.
+    """A decoder with a discriminator of its images from real images: both are trained, saved and resumed as one model.
 
-    discriminator: images [n, 3, S, S] from -1 to 1 -> float[n, …], high for real ones; it must look at each image by
-    itself.
+    discriminator: images [n, 3, S, S] from -1 to 1 -> float[n, …], high for real images; it must treat each image
+    separately.
     """
 
     def __init__(self, decoder: torch.nn.Module, discriminator: torch.nn.Module):
@@ -38,12 +39,12 @@ class Adversary(torch.nn.Module):
 
 
 class Term(Protocol):
-    """Any object with these members is a term of a reconstruction.
+    """Interface of a term of a reconstruction: any object with these members.
 
-    weights: of its losses in the loss, by their names, which every rank and step gives. A call gives each loss of each
-    image, float32[n]. made, real: the images that the decoder makes and those that it should, float32[n, 3, S, S], -1
-    to 1. model: the one that is trained, with its parts. step: finished steps of the run; None in an evaluation. Parts
-    that are not trained it moves to the device of the images itself, in `to`.
+    weights: of its losses in the total, by name; every rank and step returns the same names. A call returns each loss
+    of each image, float32[n]. made, real: the decoder's images and the expected images, float32[n, 3, S, S], -1 to 1.
+    model: the trained model, with its parts. step: finished steps of the run; None in an evaluation. `to` moves parts
+    that are not trained to the device of the images.
     """
 
     @property
@@ -56,7 +57,7 @@ class Term(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class L1:
-    """The mean absolute error of the values of an image."""
+    """Mean absolute error of the values of an image."""
 
     weight: float = 1.0
 
@@ -65,7 +66,7 @@ class L1:
         return {"l1": self.weight}
 
     def to(self, device: torch.device) -> None:
-        """It has no parts."""
+        """Do nothing: it has no parts."""
 
     def __call__(self, made: torch.Tensor, real: torch.Tensor, *, model: Any, step: int | None) -> Losses:
         return {"l1": (made - real).abs().flatten(1).mean(1)}
@@ -73,9 +74,9 @@ class L1:
 
 @dataclass(frozen=True, kw_only=True)
 class Perceptual:
-    """A distance of images by a network that is not trained, as LPIPS: distance(made, real) -> float[n, …].
+    """Distance of images by a frozen network, e.g. LPIPS: distance(made, real) -> float[n, …].
 
-    distance: such as lpips.LPIPS(net="vgg"), which takes images from -1 to 1.
+    distance: e.g. lpips.LPIPS(net="vgg"), which takes images from -1 to 1.
     """
 
     distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -96,10 +97,11 @@ class Perceptual:
 
 @dataclass(frozen=True, kw_only=True)
 class HingeGAN:
-    """The decoder learns to be taken for real by a discriminator that learns to tell (hinge loss), both in each step.
+    """Hinge losses of a discriminator, trained to tell the decoder's images from real images, and of the decoder,
+    trained to deceive it, both in each step.
 
-    The model is an Adversary. weight: of what the decoder learns by it. from_step, discriminator_from_step: the first
-    steps in which they learn; before, these losses are 0.
+    The model is an Adversary. weight: of the decoder's loss. from_step, discriminator_from_step: the first steps of the
+    decoder's and the discriminator's loss; before, these losses are 0.
     """
 
     weight: float = 0.75
@@ -111,7 +113,7 @@ class HingeGAN:
         object.__setattr__(self, "weights", {"generator": self.weight, "discriminator": 1.0})
 
     def to(self, device: torch.device) -> None:
-        """Its parts are the model's."""
+        """Do nothing: its parts are the model's."""
 
     def __call__(self, made: torch.Tensor, real: torch.Tensor, *, model: Any, step: int | None) -> Losses:
         if not hasattr(model, "discriminator"):
@@ -130,7 +132,7 @@ class HingeGAN:
 
 
 def weights_of(terms: Sequence[Term]) -> dict[str, float]:
-    """The weights of the losses of all terms; ConfigError for names that two of them have, and for no term."""
+    """Weights of the losses of all terms; ConfigError for duplicate names, and without terms."""
     if not terms:
         raise ConfigError("a reconstruction without terms learns nothing: give it L1(), or others")
     weights: dict[str, float] = {}
@@ -150,13 +152,13 @@ def _begun(step: int | None, first: int) -> float:
 
 
 class Reconstruction:
-    """Each term's loss, over the images of the global batch.
+    """Loss of each term, over the images of the global batch.
 
     encoder: a vision model of transformers, its folder or its hub id; its weights do not change. image_size: of the
     images (default: the encoder's). terms: the losses (default: the mean absolute error).
 
     The model is a decoder: the encoder's tokens of patches float32[n, patches, hidden] -> images [n, 3, S, S], -1 to 1;
-    with HingeGAN an Adversary of one.
+    with HingeGAN an Adversary with this decoder.
     """
 
     collate: Callable[..., Batch] = staticmethod(collate_images)
@@ -216,19 +218,19 @@ class Reconstruction:
         check_apart(model, lambda inner, one: decoded(inner, one["tokens"]), inputs, bf16=bf16)
 
     def run_one(self, model: torch.nn.Module) -> torch.Tensor | None:
-        """See Task. None beside a discriminator, whose work is not known here."""
+        """See Task. None with a discriminator, whose work is not known here."""
         if hasattr(model, "discriminator"):
             return None
         return decoded(model, torch.empty(1, self.encoder.num_patches, self.encoder.hidden_size, device="meta"))
 
     @torch.no_grad()
     def reconstruct(self, model: Any, images: torch.Tensor) -> torch.Tensor:
-        """Images as a whole model makes them again: float32[n, 3, S, S], -1 to 1, as the images that are given."""
+        """Images reconstructed by a whole model: float32[n, 3, S, S], -1 to 1, like the given images."""
         return decoded(model, self.encoder.encode(images))
 
 
 def decoded(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """The images that a decoder, or that of an Adversary, makes of tokens."""
+    """Return the images that a decoder, or the decoder of an Adversary, makes of tokens."""
     decoder = getattr(model, "decoder", model) if hasattr(model, "discriminator") else model
     made = decoder(tokens.to(next(decoder.parameters()).dtype))
     images: torch.Tensor = getattr(made, "sample", made)
@@ -241,7 +243,9 @@ _MEAN, _STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)  # of processors of SigLIP: image
 
 
 class VisionEncoder:
-    """model: of transformers, as SiglipVisionModel or Dinov2Model. mean, std: of the values 0 to 1 that it takes."""
+    """Frozen encoder. model: of transformers, e.g. SiglipVisionModel or Dinov2Model. mean, std: of its input values
+    from 0 to 1.
+    """
 
     def __init__(self, model: Any, *, mean: Sequence[float] = _MEAN, std: Sequence[float] = _STD):
         self.model = getattr(model, "vision_model", model) if hasattr(model, "text_model") else model
@@ -257,7 +261,7 @@ class VisionEncoder:
 
     @staticmethod
     def load(path: str | Path) -> VisionEncoder:
-        """The encoder in a folder or of a hub id, with the mean and deviation that its image processor has."""
+        """Load the encoder of a folder or hub id, with the mean and deviation of its image processor."""
         import transformers
 
         path = plain_path("encoder", path)
@@ -268,7 +272,7 @@ class VisionEncoder:
             raise ConfigError(f"encoder {path} is no model of transformers: {message}") from error
         try:
             processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path))
-        except (OSError, ValueError):  # a folder without one
+        except (OSError, ValueError):  # a folder without an image processor
             return VisionEncoder(model)
         return VisionEncoder(model, mean=processor.image_mean, std=processor.image_std)
 
@@ -277,18 +281,20 @@ class VisionEncoder:
         return (self.image_size // self.patch_size) ** 2
 
     def to(self, device: torch.device) -> None:
-        """Freeze it, whole on each rank."""
+        """Freeze the encoder, whole on each rank."""
         frozen(self.model, device)
         self._mean, self._std = self._mean.to(device), self._std.to(device)
 
     @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """images: float32[n, 3, S, S], -1 to 1; resized to its own size. Returns float32[n, patches, hidden]."""
+        """Encode images, float32[n, 3, S, S], -1 to 1, after resizing them to the encoder's size: float32[n, patches,
+        hidden].
+        """
         if images.shape[-1] != self.image_size:
             size = (self.image_size, self.image_size)
             images = torch.nn.functional.interpolate(images, size, mode="bicubic", antialias=True).clamp(-1, 1)
         values = ((images + 1) / 2 - self._mean) / self._std
         dtype = next(self.model.parameters()).dtype
         tokens = self.model(pixel_values=values.to(dtype)).last_hidden_state
-        of_patches: torch.Tensor = tokens[:, -self.num_patches :]  # what comes before are tokens of the whole image
+        of_patches: torch.Tensor = tokens[:, -self.num_patches :]  # before them come tokens of the whole image
         return of_patches.float().clone()

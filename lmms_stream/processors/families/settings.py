@@ -13,23 +13,23 @@ class MediaSettings:
     """Settings for reading media. None: the value in the processor's files."""
 
     # Media
-    image_min_pixels: int | None = None  # minimum of an image in the tower
-    image_max_pixels: int | None = None  # maximum of an image in the tower
-    # minimum of a frame, or of all frames of a video together, depending on the family (Qwen3-VL)
+    image_min_pixels: int | None = None  # minimum pixels of an image after resizing
+    image_max_pixels: int | None = None  # maximum pixels of an image after resizing
+    # minimum pixels of a frame after resizing; of all frames of a video together for Qwen3-VL
     video_min_pixels: int | None = None
-    video_max_pixels: int | None = None  # maximum, likewise
-    frame_max_pixels: int | None = None  # maximum of a frame, if video_max_pixels limits all frames together (Qwen3-VL)
-    video_max_frames: int | None = None  # maximum of a video
+    video_max_pixels: int | None = None  # maximum pixels, likewise
+    frame_max_pixels: int | None = None  # maximum pixels of a frame, if video_max_pixels is for all frames (Qwen3-VL)
+    video_max_frames: int | None = None  # maximum frames of a video
     fps: float | None = None  # frames read per second of video, evenly spaced
     frame_num: int | None = None  # frames read of a video, evenly spaced, instead of fps
     # of LLaVA-OneVision: one in every slow_every frames of a video has all its tokens, the others have a quarter; the
     # model needs the same setting (model.slow_every)
     slow_every: int | None = None
-    frame_times: bool | None = None  # of LLaVA-OneVision: write the times of a video's frames in the text
+    frame_times: bool | None = None  # of LLaVA-OneVision: whether the text has the times of a video's frames
     video_start: float | None = None  # start of videos in seconds, for parts without their own start
     video_end: float | None = None  # end of videos in seconds, likewise
     audio_max_length: float | None = None  # maximum seconds read of a sound, within the family's limit
-    use_audio_in_video: bool | None = None  # read the sound of a video with its frames
+    use_audio_in_video: bool | None = None  # whether the sound of a video is read with its frames
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.")
