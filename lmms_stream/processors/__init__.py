@@ -185,7 +185,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
 
 def has_processor_of_media(path: str) -> bool:
-    """Return whether a folder or hub id has a processor of media, or is of a model that reads some."""
+    """Return whether a folder or hub id has a processor of media, or is of a model that reads media."""
     from .families.files import has_media
 
     return has_media(path)

@@ -37,8 +37,8 @@ class Measured(NamedTuple):
     """Length of a sample.
 
     tokens: all, equal to the result of `measure`; image_tokens, video_tokens, audio_tokens: tokens of media. patches:
-    rows of the tower's input, a measure of its work. num_cut: media that are read only in part. not_shown: the kinds of
-    content that the chat template does not show, as bits of not_shown.KINDS.
+    rows of the tower's input, a measure of its work. num_cut: number of media read only in part. not_shown: the kinds
+    of content that the chat template does not show, as bits of not_shown.KINDS.
     """
 
     tokens: int
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
     not_shown: int = 0
 
 
-AMOUNTS = 6  # fields of Measured that are numbers of something: all but not_shown
+AMOUNTS = 6  # fields of Measured with amounts: all but not_shown
 
 
 def cut_media(num_cut: int) -> str:
@@ -186,7 +186,7 @@ def process_sample(processor: Processor, sample: Sample, memory: Memory | None, 
 
 
 def tokenizes_all(processor: Processor) -> bool:
-    """Tell whether a processor tokenizes many samples at once; see TokenizeAll."""
+    """Return whether a processor tokenizes many samples at once; see TokenizeAll."""
     return works_together(type(processor), "process", "tokenize_all")
 
 
@@ -198,7 +198,7 @@ def process_all(processor: Processor, samples: Sequence[Sample]) -> list[Process
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
     try:
         found = tokenize_all(samples)
-    except Exception:  # noqa: BLE001 - the sample that causes the error raises it again, one by one
+    except Exception:  # noqa: BLE001 - the failing sample raises the error again, one by one
         return None
     return [each if isinstance(each, DataError) else _processed(*each) for each in found]
 

@@ -33,8 +33,8 @@ Render = Callable[[Messages], tuple[str, list[Span]]]
 class ChatTemplate:
     """Renderer of conversations. source: the template, as Jinja. variables: its other variables, the special tokens.
 
-    has_marks: it has {% generation %}. tests_null: it tests whether a content is null. Raises ConfigError for a source
-    that is not a template.
+    has_marks: the source has {% generation %}. tests_null: the source tests whether a content is null. Raises
+    ConfigError for an invalid template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]):
@@ -88,7 +88,7 @@ class ChatTemplate:
                 pieces.append(piece)  # one at a time: marks count the text before them
         except MemoryError:
             raise
-        except Exception as error:  # a template may raise anything: it is the error of this conversation
+        except Exception as error:  # a template may raise any error: it concerns only this conversation
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise DataError(
                 f"the chat template refuses the conversation ({kind}{error}): correct it, or use another template"
@@ -142,7 +142,7 @@ def _writes_nulls(render: Render, with_nulls: Messages, filled: Messages) -> boo
     """Return whether a template writes null contents as "None".
 
     A template may show arguments of tool calls with the word None only if the content is null. Therefore the messages
-    are rendered once more without the word.
+    are rendered again without the word.
     """
     by_nulls, by_texts = (or_error(render, _without_word(messages)) for messages in (with_nulls, filled))
     if isinstance(by_nulls, DataError) or isinstance(by_texts, DataError):
@@ -387,7 +387,7 @@ class Stops:
 
     @property
     def remedy(self) -> str:
-        """Tell people how to train on the ends of answers."""
+        """Message for users: how to train on the ends of answers."""
         if "user" in self._texts:
             return (
                 "set learn_stop: true in the settings of the processor, or pass --learn-stop, to train on the next "

@@ -218,7 +218,7 @@ class Conversations:
     def _added_spans(self, chat: Chat, text: str) -> dict[int, Span]:
         """Index of each message of the assistant -> the span that it adds to the text of earlier messages.
 
-        Messages that are not trained on may be missing, if the template changes them when others follow.
+        Messages that are not trained on may be missing, if the template changes them in longer conversations.
         """
         spans = {}
         for index in chat.spoken:
@@ -357,7 +357,7 @@ def _writes_objects(render: Render, messages: Messages, text: str) -> bool:
 
 
 def _objects_of(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the arguments of calls that are objects and not empty."""
+    """Return the arguments of calls, if they are objects and not empty."""
     return [found for each in functions if isinstance(found := each.get("arguments"), dict) and found]
 
 

@@ -1,7 +1,7 @@
 """Families whose media are read by the installed transformers' processor, in place of our code or without any.
 
-The processor reads media one by one. To count tokens, it gets pixels without values, or black pixels if it needs
-values, and silence. This makes it slower than our code.
+The processor reads media one by one, and is slower than our code. To count tokens, it gets pixels without values, or
+black pixels if it needs values, and silence.
 """
 
 from __future__ import annotations

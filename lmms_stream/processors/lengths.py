@@ -28,7 +28,7 @@ _GROUP_BYTES = 1 << 20  # approximate; a tokenizer's result takes a hundred time
 
 def measured(processor: Processor, samples: Sequence[Sample]) -> Iterator[int | DataError]:
     """Yield the result of `processor.measure` for each sample, or its DataError; other errors are raised in turn. Uses
-    `measure_all` if the processor has it for its `measure`.
+    a `measure_all` that matches the processor's `measure`.
     """
     if works_together(type(processor), "measure", "measure_all"):
         measure_all: MeasureAll = processor.measure_all  # type: ignore[attr-defined]

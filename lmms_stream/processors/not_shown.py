@@ -1,8 +1,8 @@
 """A conversation and a chat template -> the kinds of its content that the template does not show.
 
 The template renders the conversation with a mark in place of each text. A mark missing in the result stands for content
-that is not shown. Conversations of one shape are rendered once: a shape has the roles, the keys of each message and
-everything else that templates test, e.g. tags around a text and values that are short words.
+that is not shown. Conversations of one shape are rendered once. A shape has the roles, the keys of each message, tags
+around texts, values of a short word, and everything else that templates test.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def kinds_of(bits: int) -> list[str]:
 
 
 def counts_of(bits: NDArray[np.integer[Any]]) -> dict[str, int]:
-    """Return the number of samples of each kind that is set in any of the bits, and of answers for ENDS."""
+    """Return the number of samples of each kind in the bits, and of answers for ENDS."""
     return named_counts(amounts_of(bits).sum(axis=0))
 
 
 def amounts_of(bits: NDArray[np.integer[Any]] | int) -> NDArray[np.int64]:
-    """Return the number of samples and answers of each of KINDS, int64[..., len(KINDS)], of bits [...].
+    """Return the number of samples and answers of each kind in KINDS, int64[..., len(KINDS)], for bits [...].
 
     >>> amounts_of(0b10_000010).tolist()  # two ends
     [0, 1, 0, 0, 0, 0, 2]
@@ -79,7 +79,7 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Tell people how many samples have content that the chat template does not show, and of ends of answers.
+    """Message for users: samples with content that the chat template does not show, and answers with untrained ends.
 
     >>> counts_text({"system": 1, "ends": 2})
     'the chat template does not show: system of 1 sample; the ends of 2 answers are not trained on'
@@ -110,7 +110,7 @@ def loses_calls(counts: Iterable[str]) -> bool:
 
 
 def check_shown(bits: int, *, on_dropped: OnDropped) -> None:
-    """DataError for tools or tool calls that are not shown, unless `on_dropped` is "warn"."""
+    """Raise DataError for tools or tool calls that are not shown, unless `on_dropped` is "warn"."""
     lost = [kind.replace("_", " ") for kind in kinds_of(bits) if kind in _CALLING]
     if lost and on_dropped == "error":
         raise DataError(
@@ -121,9 +121,9 @@ def check_shown(bits: int, *, on_dropped: OnDropped) -> None:
 
 
 class NotShown:
-    """Finds the kinds of content that a chat template does not show.
+    """Detector of the kinds of content that a chat template does not show.
 
-    render: messages and tools -> their text. source: of all templates that render them.
+    render: messages and tools -> their text. source: of all templates for rendering.
     """
 
     def __init__(self, render: Render, source: str):
@@ -165,9 +165,7 @@ class NotShown:
 
 
 class _Mark(NamedTuple):
-    """A mark and the text that it replaces; "" for content that templates write in many ways: arguments,
-    descriptions.
-    """
+    """A mark and the replaced text; "" for content that templates write in many ways: arguments, descriptions."""
 
     kind: str
     mark: str
@@ -296,7 +294,7 @@ def _between_tags(text: str, *, keeps_space: bool) -> tuple[int, int]:
 
 
 def _reasoning(message: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the keys of a message that have reasoning, and their texts."""
+    """Return the keys of a message with reasoning, and their texts."""
     found = [(key, message[key].strip()) for key in REASONING_KEYS if isinstance(message.get(key), str)]
     return [(key, text) for key, text in found if text]
 
@@ -319,7 +317,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _with_leaves(value: Any, leaf: str) -> Any:
-    """Return JSON with one text in place of all its texts and numbers."""
+    """Return JSON with a single text in place of all its texts and numbers."""
     if isinstance(value, list):
         return [_with_leaves(each, leaf) for each in value]
     if isinstance(value, dict):

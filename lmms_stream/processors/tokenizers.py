@@ -308,7 +308,9 @@ class ByteTokens:
 
     @staticmethod
     def of(tokenizer: Mapping[str, Any]) -> ByteTokens | None:
-        """Read the content of tokenizer.json. None for a tokenizer that is not byte-level, or may change a text."""
+        """Read the content of tokenizer.json. Return None for a tokenizer that is not byte-level, or may change a
+        text.
+        """
         from tokenizers.pre_tokenizers import ByteLevel
 
         model, added = tokenizer["model"], tokenizer["added_tokens"]

@@ -69,7 +69,7 @@ class Tiles:
         )
 
     def resized(self, image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
-        """[..., H, W, 3] -> [..., height, width, 3]."""
+        """Resize images: [..., H, W, 3] -> [..., height, width, 3]."""
         from ...processors.media.resize import resize
 
         return resize(image, width=width, height=height, filter=self.filter)

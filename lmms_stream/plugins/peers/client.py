@@ -62,7 +62,7 @@ class PeerGroup:
             host_and_port(address)
 
     def home_of(self, source: str, name: str) -> int:
-        """Return the node that knows which nodes have a file."""
+        """Return the node that knows the holders of a file."""
         return xxhash.xxh3_64_intdigest(f"{source}/{name}".encode()) % len(self.addresses)
 
 
@@ -156,7 +156,7 @@ class PeerClient:
         return found
 
     def _avoid(self, node: int, error: Exception) -> None:
-        """Avoid a peer, each time for twice as long; requests that fail together count as one failure."""
+        """Avoid a peer, each time for twice as long; requests that fail together count as a single failure."""
         now = time.monotonic()
         until, pause = self._avoided.get(node, (0.0, _AVOID_S[0] / 2))
         if until > now:

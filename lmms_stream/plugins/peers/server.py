@@ -1,7 +1,7 @@
 """Server of a node: serves files of its caches to peers, and knows, as their home, which nodes have a file.
 
-A separate process, which ends with its parent process. It answers requests with the group's token. It opens files only
-by names in an index, if the cache's record confirms their content: a request holds no paths.
+A separate process, which ends with its parent process. The server answers requests with the group's token. It opens
+files only by names in an index, if the cache's record confirms their content: a request holds no paths.
 
     where {source, name, node, without, avoid} -> {"where": node, "store" or "wait"}, see Directory below
     have {source, names, node}           -> {}; the node has these files
@@ -174,7 +174,7 @@ def listen(host: str, port: int = 0) -> tuple[socket.socket, str]:
 def serve(descriptor: int) -> None:
     """Run the server process; it ends with its standard input."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # a run that is told to stop still reads
+        signal.signal(number, signal.SIG_IGN)  # a run still reads after the signal to stop
     group, shared = pickle.load(sys.stdin.buffer)
     server = _Server(socket.socket(fileno=descriptor), group, shared)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -358,7 +358,7 @@ def _nodes(given: list[Any], group: PeerGroup) -> list[int]:
     return given
 
 
-# State of a file's home node: which nodes have the file, and which are taking it. Requesting node -> source.
+# State of a file's home node: the nodes with the file, and the nodes taking it. Requesting node -> source.
 #
 # Each file has one home. Of all nodes without the file, a single node asks the store, even with many requests at once.
 # From there the file spreads like a tree: each node with the file gives it to FAN_OUT others at a time.
@@ -429,7 +429,7 @@ class Directory:
             entry.holders.setdefault(node, 0)
 
     def suspect(self, key: Key, *, now: float) -> int | None:
-        """Return a node that takes the file and was not checked for CHECK_S; only one caller gets it."""
+        """Return a node that takes the file and was not checked for CHECK_S; only one caller gets the node."""
         with self._lock:
             for node, taking in self._entries[key].takers.items():
                 if now - taking.checked_at >= CHECK_S:
@@ -438,7 +438,9 @@ class Directory:
             return None
 
     def note(self, key: Key, node: int, num_bytes: int | None, *, now: float) -> None:
-        """Record the progress of a node that takes a file: the bytes so far; None: it no longer takes the file."""
+        """Record the progress of a node that takes a file: the bytes so far; None: the node no longer takes the
+        file.
+        """
         with self._lock:
             takers = self._entries[key].takers
             taking = takers.get(node)

@@ -30,13 +30,12 @@ class FlowMatching:
     """Squared error of the velocity, its mean over the values of an image, over the images of the global batch.
 
     vae: an AutoencoderKL of diffusers, its folder or its hub id: the model is trained on its latents; the vae is
-    frozen. label_dropout: the share of labels that are hidden from the model, to train it on images of any class too,
-    for guidance. num_classes: of the model (default: its config's), and the label of images with a hidden label.
-    sample_shape: of the model's input, [C, H, W] (default: by its config).
+    frozen. label_dropout: the share of labels hidden from the model, for training on images of any class too
+    (guidance). num_classes: of the model (default: the config's), and the label of images with a hidden label.
+    sample_shape: of the model's input, [C, H, W] (default: by the config).
 
     The model is diffusers' DiTTransformer2DModel, or has the same arguments: an image [n, C, H, W], timestep [n] from 0
-    to 1000, and, if the model takes them, class_labels [n]. It returns the velocity, or an object with the velocity as
-    `sample`.
+    to 1000, and optionally class_labels [n]. It returns the velocity, or an object with the velocity as `sample`.
     """
 
     collate: Callable[..., Batch] = staticmethod(collate_images)

@@ -235,9 +235,9 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AsInstalled:
-    """See Family. It has no pixels of its own: ByInstalled reads them.
+    """See Family. Has no own pixels: ByInstalled reads them.
 
-    towers: None to search for them in the model. own_features, own_tensors: from the family's file.
+    towers: None to search the model for towers. own_features, own_tensors: from the family's file.
     """
 
     name: str

@@ -39,8 +39,8 @@ ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eag
 class Described:
     """See FamilyMaker: facts of a family that its processor does not provide.
 
-    of_installed: the processor's tensors -> tensors of batches. towers: None to search for them by their names in the
-    model. is_of_rows: the model can read each row of the tensors alone, and the smallest input is one row.
+    of_installed: the processor's tensors -> tensors of batches. towers: None to search for the towers by name in the
+    model. is_of_rows: the model can read a single row of the tensors, and the smallest input is a row.
     """
 
     name: str = ""

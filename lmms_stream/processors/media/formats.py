@@ -169,8 +169,8 @@ def _document_type(data: bytes) -> bytes:
 
 
 def _vint(data: bytes, offset: int) -> tuple[int, int]:
-    """Read a number of variable size; return it and the offset behind it. The leading zeros of its first byte are the
-    number of bytes that follow.
+    """Read a number of variable size; return the number and the offset behind it. The leading zeros of the first byte
+    are the number of bytes that follow.
     """
     first = data[offset : offset + 1] or b"\x80"
     stop = offset + _vint_width(first[0])

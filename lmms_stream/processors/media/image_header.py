@@ -54,9 +54,9 @@ def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts
     """Return the image and its facts after checking its header; an image of more than max_pixels is made smaller, in
     its format and aspect.
 
-    Only images that are made smaller are decoded, and images of 32 bits, because only their pixels show which value is
-    white. DataError: see `image_facts` and `eight_bits`; also for an animation of more than max_pixels, because it
-    would lose its frames.
+    Decoded are only images that are made smaller, and images of 32 bits: only their pixels show which value is white.
+    DataError: see `image_facts` and `eight_bits`; also for an animation of more than max_pixels, because resizing would
+    lose its frames.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,7 +79,7 @@ def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts
             small = _resized(image, min(new_width, max_pixels), new_height)
         except DataError:
             raise
-        except Exception as error:  # whatever Pillow raises for damaged bytes
+        except Exception as error:  # any error of Pillow for damaged bytes
             raise DataError(f"it cannot be made smaller ({error!r}): repair or remove it") from error
         return small, _facts(_open(small), small)
 
@@ -120,7 +120,7 @@ def check_image(data: bytes) -> None:
                     eight_bits(image)
         except DataError:
             raise
-        except Exception as error:  # whatever Pillow raises for damaged bytes
+        except Exception as error:  # any error of Pillow for damaged bytes
             raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
 
 
@@ -152,7 +152,7 @@ def _facts(image: Image, data: bytes) -> ImageFacts:
     if image.format == "PNG" and _says_more_behind_pixels(data):
         try:
             image.load()
-        except Exception as error:  # whatever Pillow raises for damaged bytes
+        except Exception as error:  # any error of Pillow for damaged bytes
             raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
     width, height = image.size
     return ImageFacts(height, width) if orientation_of(image) in ON_ITS_SIDE else ImageFacts(width, height)
@@ -202,7 +202,7 @@ def _open(data: bytes) -> Image:
         image = Image.open(BytesIO(data), formats=[name])
     except Image.DecompressionBombError as error:
         raise DataError(f"{error}: make it smaller beforehand") from error
-    except Exception as error:  # whatever Pillow raises for damaged bytes
+    except Exception as error:  # any error of Pillow for damaged bytes
         raise DataError(
             f"Pillow cannot read its header ({error!r}): repair it, or convert it to JPEG or PNG"
         ) from error

@@ -33,7 +33,7 @@ _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     6: lambda pixels: pixels[::-1].swapaxes(0, 1),
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
-}  # EXIF's orientations -> pixels as shown
+}  # EXIF's orientations -> turned pixels
 
 
 def decode_image(
@@ -60,7 +60,7 @@ def decode_image(
                 orientation = orientation_of(image)  # a PNG may store it behind its pixels, and a TIFF is turned by now
         except (MemoryError, DataError):
             raise
-        except Exception as error:  # whatever Pillow raises for damaged bytes
+        except Exception as error:  # any error of Pillow for damaged bytes
             raise DataError(f"the image cannot be decoded ({error!r}): repair or remove it") from error
     turned = _TURNED.get(orientation)
     return pixels if turned is None else np.ascontiguousarray(turned(pixels))
@@ -83,7 +83,7 @@ def _opened(data: bytes, max_pixels: int) -> Image:
             raise DataError(f"{error}: make the image smaller, or remove it") from error
         width, height = image.size
         max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
-    except Exception as error:  # whatever Pillow raises for damaged bytes
+    except Exception as error:  # any error of Pillow for damaged bytes
         raise DataError(f"Pillow cannot read the header of the image ({error!r}): repair or remove it") from error
     if not 0 < width * height <= max_pixels:
         raise DataError(

@@ -70,7 +70,7 @@ def _fill(
     std: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
-    """Normalise the rows of pixels that one row of patches covers, and copy the patches out of them."""
+    """Normalise the rows of pixels that a row of patches covers, and copy the patches."""
     num_frames, height, row_bytes = frames.shape
     width = row_bytes // 3
     area = patch_size * patch_size

@@ -1,8 +1,8 @@
 """Pixels -> pixels of another size, bit for bit equal to Pillow's filters, by compiled loops.
 
 Pillow (src/libImaging/Resample.c) makes each pixel of a new width a weighted sum of the pixels around it in its row,
-rounds it to 8 bits, and repeats this for the height; weights are whole numbers of 2^-22. Here one loop does both: it
-adds up rows of bytes, many bytes in one vector instruction. For the width, a band of rows is transposed first, and the
+rounds it to 8 bits, and repeats this for the height; weights are whole numbers of 2^-22. Here a single loop adds up
+rows of bytes for both, many bytes in one vector instruction. For the width, a band of rows is transposed first, and the
 pixels of a column become contiguous.
 """
 
@@ -123,7 +123,7 @@ def _resize_rows(
     number: NDArray[np.int64],
     out: NDArray[np.uint8],
 ) -> None:
-    """[rows, 3 * old width] -> out [rows, 3 * new width]."""
+    """Resize rows: [rows, 3 * old width] -> out [rows, 3 * new width]."""
     num_rows, row_bytes = image.shape
     band = min(BAND, num_rows)
     source, target = image.reshape(-1), out.reshape(-1)
@@ -150,7 +150,7 @@ def _resize_columns(
     number: NDArray[np.int64],
     out: NDArray[np.uint8],
 ) -> None:
-    """[frames, old height, 3 * width] -> out [frames, new height, 3 * width]."""
+    """Resize columns: [frames, old height, 3 * width] -> out [frames, new height, 3 * width]."""
     row_bytes = frames.shape[2]
     sums = np.empty(SPAN, np.int32)
     for frame in range(len(frames)):
