@@ -5,7 +5,7 @@ lmms_engine  LMMS Engine's modules, datasets and launch files
 relax        prompts for reinforcement learning behind Relax's names: lmms_stream.rl
 trl          TRL's names, with its trainers replaced
 llama_factory   LLaMA-Factory's lists of datasets, and their rows
-mosaicml     our classes as those of MosaicML Streaming, for programs that ask with isinstance
+mosaicml     our classes as subclasses of MosaicML Streaming's, for programs with isinstance checks
 
-The core imports none of them.
+The core does not import this folder.
 """

@@ -1,9 +1,8 @@
 """LLaMA-Factory's `dataset_info.json`, and YAML files of its v1 -> specs of the chosen datasets; their rows.
 
-Both are read as LLaMA-Factory's own loaders read them.
-
-What its keys, columns and tags mean is said in LLaMA-Factory's data/README.md and decided by its parser: a column or
-tag that an entry does not name has its default only where the entry names none at all.
+Both are read like in LLaMA-Factory's own loaders.
+Keys, columns and tags are documented in LLaMA-Factory's data/README.md and decided by its parser: a column or tag has
+its default only if the entry names no columns or no tags at all.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _KEYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetInfo:
-    """How the rows of an entry are to be read.
+    """Description of the rows of an entry.
 
-    formatting: one of FORMATTINGS. columns, tags: those of COLUMNS and TAGS that hold, defaults among them.
-    named: those of the columns that the entry names itself. query_after: what stands between prompt and query.
+    formatting: one of FORMATTINGS. columns, tags: names of COLUMNS and TAGS in effect, including defaults. named:
+    columns named by the entry. query_after: separator between prompt and query.
     """
 
     formatting: str
@@ -60,7 +59,7 @@ class DatasetInfo:
 
     @property
     def kind(self) -> Literal["messages", "text", "preference", "kto"]:
-        """The kind of rows that its rows are made to: see KINDS."""
+        """Our kind of rows for the entry: see KINDS."""
         if "kto_tag" in self.columns:
             return "kto"
         if self.ranking:
@@ -68,7 +67,7 @@ class DatasetInfo:
         return "text" if self.formatting == "alpaca" and "response" not in self.columns else "messages"
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """DataError where the entry names columns that the first rows do not have."""
+        """Raise DataError if the entry names columns that are missing in the first rows."""
         missing = [
             f"{self.columns[role]} ({role})" for role in self.named if head_of(self.columns[role], names) not in names
         ]
@@ -79,7 +78,7 @@ class DatasetInfo:
             )
 
     def describe(self, names: Sequence[str], *, kept: Sequence[str]) -> str:
-        """Return for people how rows with columns of these names are read."""
+        """Return a text for people: the reading of rows with columns of these names."""
         read = [
             f"{column} as {role}" if column != role else role
             for role, column in self.columns.items()
@@ -91,9 +90,9 @@ class DatasetInfo:
         return "; ".join([*said, *([f"leaves out {', '.join(left)}"] if left else [])])
 
     def align(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row as one of `kind`, with the usual names of columns.
+        """Return the row as a row of `kind`, with the usual names of columns.
 
-        DataError for a row that LLaMA-Factory passes over.
+        DataError for a row skipped by LLaMA-Factory.
         """
         row = _Row(values, self)
         if self.kind == "text":
@@ -109,11 +108,11 @@ class DatasetInfo:
 
 
 def describes_datasets(path: Path) -> bool:
-    """Return whether a file dataset_info.json is LLaMA-Factory's; `datasets` writes other files of this name."""
+    """Return whether a file dataset_info.json is LLaMA-Factory's; `datasets` writes other files with this name."""
     try:
         content = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError:
-        return True  # reading the file says what is wrong
+        return True  # reading the file raises the error
     return isinstance(content, dict) and any(
         isinstance(entry, dict) and not entry.keys().isdisjoint(_PLACES) for entry in content.values()
     )
@@ -122,10 +121,11 @@ def describes_datasets(path: Path) -> bool:
 def dataset_info_specs(
     path: Path, chosen: str | None, *, refused: Callable[[DataError], None] | None = None
 ) -> list[Spec]:
-    """The datasets that `chosen` names, with commas between them; "*" for all. None for the only one there is.
+    """Return the specs of the datasets named in `chosen`, separated by commas; "*" for all. None for the only dataset.
 
-    Paths start from the file's folder, and those of media, too. refused: of all, is given the errors of datasets that
-    are never read (of ModelScope, of OpenMind, of loading scripts), which are left out; None raises the first.
+    Relative paths, also of media, start from the file's folder. refused: with "*", called with the errors of datasets
+    that are never read (of ModelScope, of OpenMind, of loading scripts); these are left out. None raises the first
+    error.
     """
     with disk_errors(str(path)):
         data = path.read_bytes()
@@ -150,7 +150,7 @@ def dataset_info_specs(
 
 
 def _chosen(path: Path, content: Mapping[str, Any], chosen: str | None) -> list[str]:
-    """Names of the datasets that `chosen` names, with commas between them; all for None and "*"."""
+    """Return the names in `chosen`, separated by commas; all names for None and "*"."""
     names = list(content) if chosen in (None, ALL) else [each.strip() for each in str(chosen).split(",")]
     for name in names:
         if name not in content:
@@ -159,7 +159,7 @@ def _chosen(path: Path, content: Mapping[str, Any], chosen: str | None) -> list[
 
 
 class _NeverReadError(DataError):
-    """An entry names a dataset that lies where nothing is read from."""
+    """An entry names a dataset in an unsupported location."""
 
 
 def _spec(path: Path, entry: Any, *, where: str) -> Spec:
@@ -185,7 +185,7 @@ def _spec(path: Path, entry: Any, *, where: str) -> Spec:
             "name the files of the split"
         )
     named = resolved(said[place], path.parent)
-    format = "lines" if named.lower().endswith(".txt") else None  # a row a line, as LLaMA-Factory reads it
+    format = "lines" if named.lower().endswith(".txt") else None  # a row per line, like LLaMA-Factory
     if Path(named).is_dir():
         named = f"{named.rstrip('/')}/*"
     return Spec(text=where, path=named, format=format, folder=str(path.parent.absolute()), settings=settings)
@@ -199,7 +199,7 @@ def _limit(entry: Mapping[str, Any], *, where: str, key: str = "num_samples") ->
 
 
 def _hub_path(said: Mapping[str, str], base: Path) -> str:
-    """As specs of the hub are written; a local folder of that name beside the file comes before the hub."""
+    """Return a spec of the hub, or of a local folder with this name next to the file."""
     query = {
         "config": said.get("subset"),
         "split": said.get("split", "train"),
@@ -211,7 +211,7 @@ def _hub_path(said: Mapping[str, str], base: Path) -> str:
 
 
 def dataset_info(entry: Mapping[str, Any], *, where: str) -> DatasetInfo:
-    """How an entry says its rows are. DataError, which begins with `where`, for what it cannot say."""
+    """Return the description of an entry's rows. DataError, which begins with `where`, for an invalid entry."""
     formatting, ranking = entry.get("formatting") or "alpaca", entry.get("ranking") or False
     if formatting not in FORMATTINGS:
         raise DataError(f"{where}: formatting {formatting!r} is not known: {did_you_mean(formatting, FORMATTINGS)}")
@@ -220,7 +220,7 @@ def dataset_info(entry: Mapping[str, Any], *, where: str) -> DatasetInfo:
     named = _named(entry, "columns", COLUMNS, where=where)
     tags = _named(entry, "tags", TAGS, where=where)
     usual_tags = _TAGS_OF_OPENAI if formatting == "openai" else _TAGS_OF_SHAREGPT
-    # Keys and speakers without which no row could be read have their defaults in any case.
+    # Keys and speakers needed by every row always have their defaults.
     needed = {key: usual_tags[key] for key in TAGS[:4]}
     columns = _DEFAULT_COLUMNS if named is None else named
     if ranking:
@@ -243,7 +243,7 @@ def dataset_info(entry: Mapping[str, Any], *, where: str) -> DatasetInfo:
 
 
 def _named(entry: Mapping[str, Any], key: str, known: Sequence[str], *, where: str) -> dict[str, str] | None:
-    """Names of columns or tags; None where the entry names none. Those that are null are as if they were not there."""
+    """Return the names of columns or tags, without null names; None if the entry names none."""
     given = entry.get(key)
     if given is None:
         return None
@@ -270,7 +270,7 @@ def _check_names(given: Mapping[str, Any], known: Sequence[str], *, what: str) -
 # YAML files of LLaMA-Factory v1: name -> {path, source, split, converter, size, weight, streaming}.
 
 _V1_KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
-_V1_SOURCES = ("hf_hub", "local")  # the first where an entry names none
+_V1_SOURCES = ("hf_hub", "local")  # the default first
 _V1_MEDIA = {name: name for name in ("images", "videos", "audios")}
 _V1_CONVERTERS: Mapping[str | None, Mapping[str, Any]] = {
     None: {},  # rows of messages, or of chosen_messages and rejected_messages
@@ -290,10 +290,11 @@ _V1_CONVERTERS: Mapping[str | None, Mapping[str, Any]] = {
 
 
 def v1_specs(path: Path, content: Mapping[str, Any], chosen: str | None) -> list[Spec]:
-    """The datasets of a YAML file that `chosen` names, with commas between them; None for all of them.
+    """Return the specs of the datasets of a YAML file named in `chosen`, separated by commas; None for all datasets.
 
-    Relative paths start from the working directory; where nothing lies there, from the file's folder or the next one
-    above. Those of media start from the same folder as the path of their dataset.
+    Relative paths start from the working directory; if nothing exists there, from the file's folder or its parent
+    folder.
+    Paths of media start from the same folder as their dataset's path.
     """
     return [_v1_spec(path, content[name], where=f"{path}#{name}") for name in _chosen(path, content, chosen)]
 
@@ -337,17 +338,16 @@ def _v1_spec(path: Path, entry: Mapping[str, Any], *, where: str) -> Spec:
     return Spec(text=where, path=named, format=format, folder=str(base.absolute()), settings=settings)
 
 
-# Rows as an entry describes them -> rows of a kind, which say the same. Pure.
-#
-# LLaMA-Factory passes over speakers out of turn and a message too many with a warning: here its row is refused.
+# Rows described by an entry -> equivalent rows of a kind. Pure. For speakers out of turn and surplus messages,
+# LLaMA-Factory only warns: here the row is refused.
 
-_EXTRAS = ("tools", "images", "videos", "audios")  # which every kind of chat may have
-_ASKING = ("user_tag", "observation_tag")  # whose turn is the first, the third, …
+_EXTRAS = ("tools", "images", "videos", "audios")  # allowed in every kind of chat
+_ASKING = ("user_tag", "observation_tag")  # speakers of the first, third, … turn
 _ANSWERING = ("assistant_tag", "function_tag")
 
 
 class _Row:
-    """The values of a row, by what their columns are for."""
+    """Values of a row, by the role of their columns."""
 
     def __init__(self, values: Mapping[str, Any], info: DatasetInfo):
         self._values = values
@@ -358,18 +358,18 @@ class _Row:
         return None if column is None else value_at(self._values, column)
 
     def text(self, role: str) -> str:
-        """Its text, empty for none."""
+        """Return the text of a role; "" if empty."""
         value = self.value(role)
         if value is None or isinstance(value, str):
             return value or ""
         raise DataError(f"column {self._info.columns[role]!r} ({role}) holds {str(value)[:80]!r}: expected text")
 
     def asked(self) -> str:
-        """The prompt, and the query behind it."""
+        """Return the prompt followed by the query."""
         return self._info.query_after.join(text for text in (self.text("prompt"), self.text("query")) if text)
 
     def prompt(self) -> list[dict[str, Any]]:
-        """All messages but the answer of an alpaca row, and the two of a preference."""
+        """Return all messages except the answers: the answer of an alpaca row, and both answers of a preference."""
         if self._info.formatting == "alpaca":
             turns = [*exchanges(self.value("history")), {"role": "user", "content": self.asked()}]
         else:
@@ -399,7 +399,7 @@ class _Row:
         return value
 
     def _conversation(self) -> list[dict[str, Any]]:
-        """Its messages, whose speakers take turns; the first may be the system prompt."""
+        """Return the messages of a row; speakers must take turns after an optional system prompt."""
         column, given = self._info.columns["messages"], unpacked(self.value("messages"))
         if not isinstance(given, list) or not given:
             raise DataError(

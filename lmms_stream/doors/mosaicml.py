@@ -1,7 +1,7 @@
 """Our StreamingDataset, Stream, StreamingDataLoader and PackedStreamingDataset as subclasses of MosaicML's own classes.
 
-`from lmms_stream import StreamingDataset` gives these, too, where `streaming` is imported before. Its package is
-installed by `pip install 'lmms-stream[mosaicml]' && pip install --no-deps mosaicml-streaming`.
+`from lmms_stream import StreamingDataset` also gives these classes if `streaming` is imported before. Install its
+package with `pip install 'lmms-stream[mosaicml]' && pip install --no-deps mosaicml-streaming`.
 """
 
 from __future__ import annotations

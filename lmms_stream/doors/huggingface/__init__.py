@@ -1,12 +1,12 @@
 """FSDP2SFTTrainer: the arguments and members of transformers' Trainer and TRL's SFTTrainer, over our trainer.
 
-trainer         FSDP2SFTTrainer: its arguments -> a PackedTrainer; members of transformers' Trainer that scripts call
-fields          fields of transformers.TrainingArguments, and what becomes of each; trl_fields: of TRL's
+trainer         FSDP2SFTTrainer: its arguments -> a PackedTrainer; members of transformers' Trainer for scripts
+fields          fields of transformers.TrainingArguments, and the effect of each; trl_fields: fields of TRL's
                 SFTConfig, DPOConfig and KTOConfig
 table           all fields: refused, warned of; docs/arguments.md
 arguments       TrainingArguments -> TrainConfig
 tokenizer       processing_class, its end-of-text token and chat template
-rows            rows of a datasets.Dataset -> input_ids and labels, as TRL makes them
+rows            rows of a datasets.Dataset -> input_ids and labels, like in TRL
 answer_rows     rows with answers to compare, and rows with images
 conversion      a datasets.Dataset -> shards and lengths, once, by one rank
 models          a model's name -> ModelConfig

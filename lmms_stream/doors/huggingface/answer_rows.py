@@ -1,7 +1,7 @@
-"""Rows of a datasets.Dataset with answers to compare -> tokens, those that TRL's DPOTrainer and KTOTrainer make (1.16).
+"""Rows of a datasets.Dataset with answers to compare -> the tokens of TRL's DPOTrainer and KTOTrainer (1.16).
 
-A row is a pair (`chosen`, `rejected`) or a single answer (`completion`, `label`), of texts or of messages, behind a
-`prompt`; of a pair without one, what both answers begin with is the prompt. For KTO pairs are taken apart.
+A row is a pair (`chosen`, `rejected`) or a single answer (`completion`, `label`), of texts or of messages, after a
+`prompt`; without `prompt`, the common beginning of both answers is the prompt. For KTO, pairs are split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...types import Processed, Role, Sample
 from .rows import Kind, Row, RowSettings, RowTokenizer, is_chat
 from .tokenizer import tokenizer_of
 
-Answers = list[tuple[Role, Any]]  # of a row, each a text or messages
+Answers = list[tuple[Role, Any]]  # answers of a row, each a text or messages
 NEEDED: Mapping[Compared, str] = {
     "dpo": "chosen and rejected, and a prompt where the two do not begin with it",
     "kto": "prompt, completion and label, or chosen and rejected",
@@ -31,11 +31,11 @@ NEEDED: Mapping[Compared, str] = {
 
 
 class AnswersReader(RowTokenizer):
-    """Makes tokens of rows for DPO or KTO, several at once.
+    """Tokenizer of rows for DPO or KTO, several rows at once.
 
-    sequences: of a sample, the number of tokens and the Role of each answer behind its prompt, one after another.
-    Each sequence is cut to settings.max_length tokens; a row whose prompt alone has as many is left out, as TRL does.
-    ConfigError for rows that have no answers.
+    sequences: for each answer of a sample, its number of tokens with the prompt, and its Role, one after another. Each
+    sequence is cut to settings.max_length tokens; a row with a longer or equal prompt is left out, like in TRL.
+    ConfigError for rows without answers.
     """
 
     columns = ("input_ids", "labels", "sequences")
@@ -45,7 +45,7 @@ class AnswersReader(RowTokenizer):
         super().__init__(processing_class, settings, first=first)
 
     def __call__(self, columns: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> dict[str, list[list[int]]]:
-        """See RowTokenizer; of pairs that are taken apart, the chosen answers come first, as in TRL."""
+        """See RowTokenizer; for split pairs, the chosen answers come first, like in TRL."""
         made = super().__call__(columns, numbers)
         if self._objective == "kto":
             order = sorted(range(len(made["sequences"])), key=lambda index: -made["sequences"][index][1])
@@ -54,7 +54,7 @@ class AnswersReader(RowTokenizer):
         return made
 
     def samples(self, row: Row) -> list[dict[str, list[int]]]:
-        """Return the samples of a row: the pair, or each answer by itself."""
+        """Return the samples of a row: the pair, or each answer separately."""
         prompt, answers = _parts(row)
         if isinstance(prompt, str):
             before = self._encode(prompt)["input_ids"]
@@ -103,7 +103,7 @@ class AnswersReader(RowTokenizer):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswersProcessor:
-    """Tokens of answers behind their prompts, and where each ends; see answer_rows."""
+    """Processor of answers after their prompts, with the end of each; see answer_rows."""
 
     columns: ClassVar[tuple[str, ...]] = (*TokensProcessor.columns, "sequences")
     schema: ClassVar[str] = "tokens"
@@ -112,7 +112,7 @@ class AnswersProcessor:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """That of the tokens, since lengths are the same."""
+        """The description of TokensProcessor, because lengths are the same."""
         return TokensProcessor().description
 
     def measure(self, sample: Sample) -> int:
@@ -125,7 +125,7 @@ class AnswersProcessor:
 
 
 def _parts(row: Row) -> tuple[Any, Answers]:
-    """The prompt and the answers of a row: all texts, or all messages; DataError where they are neither."""
+    """Return the prompt and the answers of a row: all texts, or all messages; DataError for a mixture."""
     if "chosen" in row:
         chosen, rejected = _messages(row["chosen"]), _messages(row["rejected"])
         prompt = row.get("prompt")
@@ -142,7 +142,7 @@ def _parts(row: Row) -> tuple[Any, Answers]:
 
 
 def _messages(value: Any) -> Any:
-    """A text, or messages; a single message is a list of one."""
+    """Return a text, or a list of messages; DataError for other values."""
     found = [value] if isinstance(value, Mapping) else value
     if not isinstance(found, str) and not is_chat(found):
         raise DataError(f"an answer is {str(value)[:80]!r}: give a text or messages")
@@ -150,12 +150,12 @@ def _messages(value: Any) -> Any:
 
 
 def _is_whole(answer: Any) -> bool:
-    """Whether messages are a whole conversation, which begins with what is asked."""
+    """Whether messages are a complete conversation, beginning with the prompt."""
     return not isinstance(answer, str) and answer[0].get("role") != "assistant"
 
 
 def _taken_apart(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """What two texts or conversations begin with, and what is left of them."""
+    """Return the common beginning of two texts or conversations, and the rest of each."""
     if isinstance(chosen, str):
         num = num_shared(chosen, rejected)
     else:
@@ -166,11 +166,11 @@ def _taken_apart(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     return chosen[:num], chosen[num:], rejected[num:]
 
 
-# Rows of a datasets.Dataset that hold images: how they are told, and what reads the chats that are stored of them.
+# Rows of a datasets.Dataset with images: detection, and processors of their stored chats.
 
 
 def holds_media(dataset: Any) -> bool:
-    """Whether rows have a column `image` or `images`, or an image somewhere in their messages."""
+    """Whether rows have a column `image` or `images`, or an image in their messages."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or "input_ids" in features:
         return False
@@ -178,7 +178,7 @@ def holds_media(dataset: Any) -> bool:
 
 
 def check_media(processing_class: Any, formatting_func: Any) -> None:
-    """ConfigError for what cannot read images."""
+    """Raise ConfigError if the processing_class or formatting_func cannot read images."""
     if formatting_func is not None:
         raise ConfigError("the rows have images, of which a formatting_func makes no text: leave it out")
     if not hasattr(processing_class, "image_processor"):
@@ -189,9 +189,9 @@ def check_media(processing_class: Any, formatting_func: Any) -> None:
 
 
 def as_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as one of messages: of prompt and completion, of which answers in the prompt are not trained on.
+    """Return the row with prompt and completion joined to messages; answers in the prompt are not trained on.
 
-    Images of a row that its messages do not point to stand before the user's first text, as in TRL.
+    Images without a place in the messages are put before the user's first text, like in TRL.
     """
     if "messages" in row:
         others, messages = dict(row), list(row["messages"])
@@ -209,14 +209,14 @@ def as_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WholeChatsProcessor(MultimodalProcessor):
-    """A processor of media that trains on all tokens of a chat but those of media: a row's messages, as TRL reads them.
+    """Processor of media that trains on all tokens of a chat except media tokens, for rows of messages, like in TRL.
 
-    TRL also trains on the tokens that stand for media, which no model can predict.
+    TRL also trains on the placeholder tokens of media, which no model can predict.
     """
 
     @staticmethod
     def of(path: str) -> WholeChatsProcessor:
-        """The processor in a folder."""
+        """Load the processor of a folder."""
         made = MultimodalProcessor.from_pretrained(path, learn_stop=None)
         return WholeChatsProcessor(made.tokenizer, made.family, learn_stop=None)
 
@@ -233,7 +233,7 @@ class WholeChatsProcessor(MultimodalProcessor):
 
 
 def media_processor(path: str, *, objective: Compared | None, learns_all: bool) -> Any:
-    """What reads chats with media. learns_all: whether all of a chat is trained on, or what the assistant says."""
+    """Return the processor of chats with media. learns_all: train on all messages, instead of only the assistant's."""
     if objective is not None:
         made = MultimodalProcessor.from_pretrained(path, learn="last", learn_stop=None)
         return MediaPreferenceProcessor(made, objective=objective)
@@ -241,7 +241,7 @@ def media_processor(path: str, *, objective: Compared | None, learns_all: bool) 
 
 
 def _leaves(feature: Any) -> Iterator[Any]:
-    """The types that a type of datasets consists of."""
+    """Yield the leaf types of a datasets type."""
     if isinstance(feature, Mapping):
         for each in feature.values():
             yield from _leaves(each)

@@ -1,4 +1,4 @@
-"""transformers.TrainingArguments or TRL's SFTConfig -> how a run trains, in our words; arguments of the constructor."""
+"""transformers.TrainingArguments or TRL's SFTConfig -> TrainConfig; arguments of the constructor."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ SAME = (
     "output_dir", "learning_rate", "weight_decay", "seed", "save_total_limit", "gradient_checkpointing",
     "torch_compile", "eval_delay", "eval_on_start", "logging_first_step",
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
-_SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
-_QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
-LAUNCHED = "launched_values"  # of arguments of a launch file: values of TrainConfig that no field has
-_EPSILON = 1e-8  # of AdamW, by default
+_SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, if different
+_QUADRATIC = ("sdpa", "eager")  # their forward costs tokens times tokens, and masks other samples' tokens
+LAUNCHED = "launched_values"  # arguments of a launch file: values of TrainConfig without a field of transformers
+_EPSILON = 1e-8  # default of AdamW
 _REPORTERS = ("tensorboard", "wandb")
 
 
 def option(arguments: TrainingArguments, name: str) -> Any:
-    """A field of TRL's configs; of arguments that do not have it, its default, as TRL takes it."""
+    """Return a field of TRL's configs; TRL's default if the arguments do not have the field."""
     default = trl_fields.SFT_DEFAULTS[name] if name in trl_fields.SFT_DEFAULTS else trl_fields.PREFERENCE_DEFAULTS[name]
     return getattr(arguments, name, default)
 
 
 def group_ranks(arguments: TrainingArguments) -> int:
-    """Ranks that read the same packs, by the degrees of a launch file."""
+    """Return the number of ranks that read the same packs, from the degrees of a launch file."""
     degrees = getattr(arguments, LAUNCHED, {})
     return int(degrees.get("sequence_parallel", 1) * degrees.get("tensor_parallel", 1))
 
 
 def device_batch(arguments: TrainingArguments, world: World) -> int:
-    """Packs of a rank's forward pass; with accelerate's split_batches the number given is of all ranks together."""
+    """Return packs per forward pass of a rank; with accelerate's split_batches, the field is the total of all ranks."""
     batch: int = arguments.per_device_train_batch_size
     if not getattr(arguments.accelerator_config, "split_batches", False):
         return batch
@@ -66,11 +66,11 @@ def train_config(
     attention: str | None = None,
     packs_batches: bool = False,
 ) -> TrainConfig:
-    """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps. attention: of the model.
+    """Return the TrainConfig of a run.
 
-    If the cost of attention is quadratic in the length, packs are run one by one and not as one sequence.
-    packs_batches: a pack holds the samples of a batch.
-    ConfigError for a value that cannot be kept.
+    steps_of: epochs, possibly a fraction -> steps. attention: attention of the model; if its cost is quadratic in the
+    length, packs run one by one, not joined to a sequence. packs_batches: a pack holds the samples of a batch.
+    ConfigError for an unsupported value.
     """
     batch = 1 if packs_batches else device_batch(arguments, world)
     is_quadratic = option(arguments, "packing") and attention in _QUADRATIC
@@ -82,7 +82,7 @@ def train_config(
         "tf32": arguments.tf32,
         "best": _best(arguments),
         "max_grad_norm": arguments.max_grad_norm or 0.0,
-        "resume": "never",  # as train(resume_from_checkpoint=…) says
+        "resume": "never",  # train(resume_from_checkpoint=…) decides
         "num_workers": arguments.dataloader_num_workers,
         "timeout_s": float(arguments.ddp_timeout),
         "report_to": [name for name in _REPORTERS if name in (arguments.report_to or [])],
@@ -103,12 +103,12 @@ def _best(arguments: TrainingArguments) -> BestConfig:
 
 
 def arguments_of(config: TrainConfig) -> TrainingArguments:
-    """TrainingArguments for callbacks of a run with a TrainConfig. The process group is there already."""
+    """Return TrainingArguments for callbacks of a run with a TrainConfig. The process group exists already."""
     from transformers import TrainingArguments
 
     with _without_advice():
         made = _arguments_of(config, TrainingArguments)
-    made.load_best_model_at_end = config.best.load  # without its rules for steps, which are not ours
+    made.load_best_model_at_end = config.best.load  # set later: transformers' rules for steps do not apply
     return made
 
 
@@ -138,7 +138,7 @@ def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> Trainin
 
 
 def _strategy(steps: int | str) -> str:
-    """A strategy as transformers has it, which knows of no steps that are due at the end alone."""
+    """Return transformers' strategy for steps; transformers has no strategy for only the end of a run."""
     return steps if isinstance(steps, str) else "steps" if steps else "no"
 
 
@@ -147,7 +147,7 @@ def _number_of(steps: int | str) -> int:
 
 
 def unwritten_reports(arguments: TrainingArguments) -> list[str]:
-    """Where records were to go, and do not."""
+    """Return the reporters in the arguments that are not supported here."""
     return [name for name in arguments.report_to or [] if name not in _REPORTERS]
 
 
@@ -168,7 +168,7 @@ def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, 
         "lr_scheduler_type": _SCHEDULES.get(name, name),
         "lr_scheduler_kwargs": _fields(arguments.lr_scheduler_kwargs),
     }
-    if name == "constant":  # transformers' has no warm-up
+    if name == "constant":  # transformers' constant schedule has no warm-up
         return values
     if arguments.warmup_steps >= 1:
         return {**values, "warmup": math.ceil(arguments.warmup_steps)}
@@ -179,7 +179,7 @@ def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, 
 
 
 def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:
-    """adamw_torch_fused and adamw_torch are the same optimizer, of which the trainer takes the fused kernel."""
+    """Return optim and optim_args; adamw_torch_fused and adamw_torch both become adamw, with the fused kernel."""
     name = _value(arguments.optim)
     settings = _named_values(arguments.optim_args)
     if name in ("adamw_torch_fused", "adamw_torch"):
@@ -199,7 +199,7 @@ def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:
 
 
 def _named_values(text: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """ "a=1,b=x" as transformers takes it -> its names and values."""
+    """Return names and values of "a=1,b=x", in transformers' notation."""
     if not text or isinstance(text, Mapping):
         return dict(text or {})
     pairs = [each.partition("=") for each in text.replace(" ", "").split(",")]
@@ -221,7 +221,7 @@ def _number(text: str) -> Any:
 
 
 def _times(arguments: TrainingArguments, num_steps: Callable[[], int]) -> dict[str, Any]:
-    """When records, evaluations and checkpoints are due; what is below 1 is a share of the run."""
+    """Return the steps of records, evaluations and checkpoints; values below 1 are a share of the run."""
 
     def every(strategy: str, steps: float | None) -> int | str:
         if strategy != "steps" or not steps:
@@ -236,7 +236,7 @@ def _times(arguments: TrainingArguments, num_steps: Callable[[], int]) -> dict[s
 
 
 def _check(arguments: TrainingArguments) -> None:
-    """ConfigError for values of honoured fields that cannot be kept."""
+    """Raise ConfigError for unsupported values of honoured fields."""
     if arguments.use_cpu and torch.cuda.is_available():
         raise ConfigError(
             "args.use_cpu is True, and this process sees a GPU: start the script with CUDA_VISIBLE_DEVICES=''"
@@ -252,7 +252,7 @@ def _check(arguments: TrainingArguments) -> None:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Inside, transformers does not advise to launch what is one process, and has a group, as one of several."""
+    """Suppress transformers' advice to launch several processes, given to a single process with a process group."""
     told_by = logging.getLogger("transformers.training_args")
     level = told_by.level
     told_by.setLevel(logging.ERROR)
@@ -263,12 +263,12 @@ def _without_advice() -> Iterator[None]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A dict of fields; transformers has made one of JSON."""
+    """Return a dict of fields; transformers has parsed JSON already."""
     return dict(value or {})
 
 
 def _value(name: Any) -> str:
-    """The name itself, of an enum of transformers'."""
+    """Return a name as text, also of an enum of transformers."""
     return str(getattr(name, "value", name))
 
 
@@ -277,7 +277,7 @@ def _value(name: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerInputs:
-    """The arguments of a trainer. objective: that of its task, where the task compares answers."""
+    """Arguments of a trainer. objective: objective of a task that compares answers, else None."""
 
     model: Any = None
     args: Any = None

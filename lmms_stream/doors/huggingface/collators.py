@@ -1,8 +1,8 @@
-"""A data collator of transformers' or TRL's -> one of ours, which makes a Batch of the samples of a pack.
+"""Data collators of transformers or TRL -> our collators, from the samples of a pack to a Batch.
 
-It is given what it is given there: a list of samples, {"input_ids": […], "labels": […], "attention_mask": […]}. What
-it makes is taken apart again, since packs have no padding: a batch with an attention_mask row by row, one sequence of
-all samples (DataCollatorWithFlattening, TRL's padding_free) where position_ids begin anew.
+A collator gets the same input as in transformers: a list of samples, {"input_ids": […], "labels": […],
+"attention_mask": […]}. Its output is split again, since packs have no padding: a batch with an attention_mask by rows,
+one sequence of all samples (DataCollatorWithFlattening, TRL's padding_free) at each position_id of 0.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _KNOWN = frozenset({
 
 
 def adapted(collator: Callable[..., Any]) -> Collator:
-    """Ours as it is, told by its parameters; others through CollatorAdapter. ConfigError for one that cannot work.
+    """Return our collators unchanged, recognized by their parameters, and others in a CollatorAdapter.
 
-    That of a dataset of packs (get_collator) makes of samples what the loader makes by itself.
+    The collator of a dataset of packs (get_collator) makes the loader's own batches, and becomes `collate`. ConfigError
+    for an unsupported collator.
     """
     if isinstance(collator, PackCollator):
         return collate
@@ -51,14 +52,15 @@ def adapted(collator: Callable[..., Any]) -> Collator:
 
 @dataclass(frozen=True, slots=True)
 class CollatorAdapter:
-    """collator: called with samples as lists; it may change tokens and labels, but neither the number nor the order of
-    the samples.
+    """A data collator over samples as lists.
+
+    collator: may change tokens and labels, but neither the number nor the order of the samples.
     """
 
     collator: Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
     def __call__(self, samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
-        """See collate; ConfigError for what no Batch can be made of."""
+        """See collate; ConfigError for output without a Batch form."""
         if not samples:
             return collate(samples, sample_ids, **options)
         for sample in samples:
@@ -86,7 +88,7 @@ class CollatorAdapter:
         return getattr(self.collator, "__name__", type(self.collator).__name__)
 
     def _given(self, samples: Sequence[Processed]) -> list[dict[str, Any]]:
-        """The samples as lists. transformers' DataCollatorForLanguageModeling makes labels of all tokens itself."""
+        """Return the samples as lists; transformers' DataCollatorForLanguageModeling makes the labels of all tokens."""
         makes_labels = any(
             each.__name__ == "DataCollatorForLanguageModeling" and each.__module__.startswith("transformers.")
             for each in type(self.collator).__mro__
@@ -106,7 +108,7 @@ class CollatorAdapter:
         return given
 
     def _rows(self, made: Mapping[str, Any]) -> list[Processed]:
-        """The sample of each row, without its padding."""
+        """Return the sample of each row, without padding."""
         ids, labels = made["input_ids"], made["labels"]
         mask = made.get("attention_mask", np.ones_like(ids))
         if ids.ndim != 2 or labels.shape != ids.shape or mask.shape != ids.shape:
@@ -119,7 +121,7 @@ class CollatorAdapter:
 
 
 def _flat(made: Mapping[str, Any]) -> list[Processed]:
-    """The samples of one sequence, which begin where position_ids are 0."""
+    """Return the samples of one sequence; each begins at a position_id of 0."""
     ids, labels = made["input_ids"][0], made["labels"][0]
     positions = made.get("position_ids")
     if positions is None or positions.shape != made["input_ids"].shape:

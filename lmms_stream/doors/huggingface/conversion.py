@@ -1,6 +1,6 @@
 """A datasets.Dataset -> shards of its tokens and their lengths: once, by one rank, while the others wait.
 
-The folder is named by the dataset's fingerprint and by all that makes its tokens, so the next run finds it again.
+The folder is named by the dataset's fingerprint and all settings of tokenization; the next run finds it again.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from .answer_rows import AnswersProcessor, AnswersReader, as_chat, media_process
 from .rows import RowSettings, RowTokenizer
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 
-_VERSION = 2  # raised when rows become other tokens
-# of rows with media, by what compares their answers
+_VERSION = 2  # raised when rows give different tokens
+# kind of rows with media, by the objective of their answers
 _KINDS: Mapping[Compared | None, str] = {None: "messages", "dpo": "preference", "kto": "kto"}
-_DONE = "_lmms/dataset.json"  # what a dataset has when it is whole
-WAIT_S = 7200.0  # of ranks, for the one that converts
+_DONE = "_lmms/dataset.json"  # exists in a complete dataset
+WAIT_S = 7200.0  # timeout for ranks waiting for the conversion
 logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, slots=True)
 class RowsProcessor(TokensProcessor):
-    """What reads the shards: the tokens as they are. tokenizer: what made them, whose files are exported."""
+    """Processor of the shards: tokens unchanged. tokenizer: tokenizer of the rows; its files are exported."""
 
     tokenizer: FastTokenizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What makes tokens of datasets, and where their shards are kept.
+    """Tokenization of datasets, and the folder of their shards.
 
-    objective: of rows with answers to compare. has_media: whether rows hold images, which are stored as they are.
+    objective: objective of rows with answers to compare. has_media: whether rows hold images, stored undecoded.
     """
 
     processing_class: Any
@@ -69,10 +69,10 @@ class Conversion:
     wait_s: float = WAIT_S
 
     def stored(self, dataset: Any, *, name: str) -> Path:
-        """The folder of a dataset's shards, which one rank writes where it is not there; all ranks call it.
+        """Return the folder of a dataset's shards; one rank writes it if it does not exist; all ranks call this.
 
-        Raises ConfigError and DataError for rows that do not fit, and DataError where another rank does not convert
-        them in time.
+        Raises ConfigError and DataError for invalid rows, and DataError if another rank does not finish the conversion
+        in time.
         """
         _check(dataset, name)
         folder = self._agreed(self.folder / f"{dataset._fingerprint}-{self._digest()}")
@@ -86,7 +86,7 @@ class Conversion:
         return folder
 
     def opened(self, folder: Path, *, packing: PackingConfig, order: OrderConfig) -> PackedDataset:
-        """Its samples, in this order."""
+        """Open the dataset in a folder, in this order."""
         return PackedDataset(
             [StreamConfig(remote=str(folder))],
             processor=self._processor(folder),
@@ -107,7 +107,7 @@ class Conversion:
         return RowsProcessor(tokenizer)
 
     def _digest(self) -> str:
-        """Names all but the dataset that makes its tokens."""
+        """Return a digest of all settings of tokenization, without the dataset."""
         processing_class, tokenizer = self.processing_class, tokenizer_of(self.processing_class)
         fast = fast_tokenizer(processing_class, name="")
         parts = [_VERSION, asdict(self.settings), processing_class.chat_template, tokenizer.eos_token]
@@ -116,7 +116,7 @@ class Conversion:
         return digest(repr([*parts, _hash_of(self.formatting_func)]))[:16]
 
     def _agreed(self, folder: Path) -> Path:
-        """What rank 0 has: the fingerprint of a dataset that was made by what cannot be hashed differs by rank."""
+        """Return rank 0's folder: a dataset with unhashable transforms has another fingerprint on each rank."""
         if self.world.world_size == 1:
             return folder
         agreed: list[Any] = [folder]
@@ -128,7 +128,7 @@ class Conversion:
         with disk_errors(str(folder)):
             folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(_lock(folder), timeout_s=self.wait_s) as ours:
-            if (folder / _DONE).is_file():  # another run did so meanwhile
+            if (folder / _DONE).is_file():  # another run converted meanwhile
                 return
             if ours is None:
                 raise _late(folder, name, self.wait_s)
@@ -145,7 +145,7 @@ class Conversion:
                 report = self._stored_media(dataset, folder, work)
             else:
                 report = self._stored_tokens(dataset, reader, work, name=name)
-            shutil.rmtree(folder, ignore_errors=True)  # what has no dataset.json is whole nowhere
+            shutil.rmtree(folder, ignore_errors=True)  # a folder without dataset.json is incomplete
             with disk_errors(str(folder)):
                 (work / "dataset").rename(folder)
         logger.info(
@@ -181,7 +181,7 @@ class Conversion:
         )  # fmt: skip
 
     def _wait(self, folder: Path, name: str) -> None:
-        """Until the dataset is there; DataError when who converts it ends, or takes too long."""
+        """Wait until the dataset exists; DataError if the converting process ends or takes too long."""
         waited = wait_for_other((folder / _DONE).is_file, lock=_lock(folder), begin_s=self.wait_s, end_s=self.wait_s)
         if waited.outcome == "ended":
             raise DataError(f"the rank that converted {name} ended before {folder} was whole: see its error")
@@ -190,7 +190,7 @@ class Conversion:
 
 
 def _check(dataset: Any, name: str) -> None:
-    """ConfigError for what is no datasets.Dataset with rows."""
+    """Raise ConfigError unless the dataset is a datasets.Dataset with rows."""
     datasets = need("datasets", by="rows of the hub's library")
 
     if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
@@ -214,7 +214,7 @@ def _check(dataset: Any, name: str) -> None:
 
 
 def _tokenized(dataset: Any, reader: RowTokenizer, path: Path, *, name: str, num_proc: int | None) -> list[str]:
-    """Arrow files of the dataset's tokens, in its order."""
+    """Return Arrow files of the dataset's tokens, in its order."""
     datasets = need("datasets", by="rows of the hub's library")
 
     ids = datasets.List(datasets.Value("int32"))
@@ -245,7 +245,7 @@ def _hash_of(function: Callable[..., str] | None) -> str:
 
     try:
         return str(Hasher.hash(function))
-    except Exception as error:  # dill raises whatever the function's own objects do
+    except Exception as error:  # dill raises any error of the function's own objects
         raise ConfigError(
             f"formatting_func cannot be told from others by its content ({type(error).__name__}): apply it to the "
             "dataset with map before"
@@ -254,7 +254,7 @@ def _hash_of(function: Callable[..., str] | None) -> str:
 
 @contextmanager
 def _emptied(folder: Path) -> Any:
-    """A folder that was not there, and is not at the end."""
+    """Create an empty folder, and remove it at the end."""
     shutil.rmtree(folder, ignore_errors=True)
     with disk_errors(str(folder)):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The datasets of a run: those of transformers' users converted, ours opened; and what makes their tokens."""
+"""Datasets of a run: datasets of transformers' users converted, ours opened; and their tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OVERLONG: Mapping[str, Overlong] = {"bfd": "truncate", "bfd_split": "split"}  #
 
 
 class GivenData:
-    """Datasets of a run: theirs converted, ours opened."""
+    """Datasets of a run: transformers' converted, ours opened."""
 
     def __init__(self, given: TrainerInputs, arguments: TrainingArguments, world: World):
         self._given, self._arguments, self._world = given, arguments, world
@@ -42,17 +42,17 @@ class GivenData:
         self.processing_class: Any = None
 
     def datasets(self) -> tuple[Datasets | None, Datasets | None]:
-        """What is trained on, and what is evaluated."""
+        """Return the training and the evaluation datasets."""
         train = self._dataset(self._given.train_dataset, "train_dataset", packs=option(self._arguments, "packing"))
         return train, self.open_rows(self._given.eval_dataset)
 
     def open_rows(self, given: Any) -> Datasets | None:
-        """Open what is evaluated; all ranks call it."""
+        """Open evaluation datasets; all ranks call this."""
         packs, packs_eval = option(self._arguments, "packing"), option(self._arguments, "eval_packing")
         return self._dataset(given, "eval_dataset", packs=packs if packs_eval is None else packs_eval)
 
     def token_ids(self) -> Mapping[str, int]:
-        """The ids that the arguments name, by their names in the model's config."""
+        """Return the token ids set by the arguments, by their names in the model's config."""
         if self.processing_class is None:
             return {}
         tokenizer = tokenizer_of(self.processing_class)
@@ -141,7 +141,7 @@ class GivenData:
         return load_processing_class(name, trust_remote_code=bool(trusts))
 
     def _packing(self, folder: Path, conversion: Conversion, *, packs: bool) -> PackingConfig:
-        """Packs of max_length; without packing of one sample each, which was cut before."""
+        """Return the packing config: packs of max_length; without packing, one sample per pack, already cut."""
         length = option(self._arguments, "max_length")
         if packs:
             strategy = option(self._arguments, "packing_strategy")
@@ -167,11 +167,11 @@ class GivenData:
         )
 
     def _samples_of_pack(self) -> int:
-        """Samples of a pack without packing: for KTO a batch, in which prompts get the answers of others."""
+        """Return samples per pack without packing: for KTO a batch, to pair prompts with answers of other prompts."""
         return device_batch(self._arguments, self._world) if self._given.objective == "kto" else 1
 
     def _strategy(self) -> str:
-        """next_fit keeps the order of the rows."""
+        """Return the packing strategy: next_fit keeps the order of the rows."""
         return "best_fit" if self._order().shuffle else "next_fit"
 
     def _order(self) -> OrderConfig:
@@ -185,7 +185,7 @@ def _is_dataset_dict(given: Mapping[str, Any]) -> bool:
 
 
 def open_config(config: DatasetConfig, world: World) -> Packed:
-    """Open the dataset of a config; with a dataset_type its sources are converted if they are not yet, or streamed."""
+    """Open the dataset of a config; with a dataset_type, convert its sources unless converted, or stream them."""
     if not isinstance(config, EngineDatasetConfig) or config.dataset_type is None:
         return config.open(world)
     found = dataset_type_of(config)
@@ -201,9 +201,9 @@ def open_config(config: DatasetConfig, world: World) -> Packed:
 
 
 def with_processor_of(model: Any, given: Any) -> Any:
-    """Return a dataset, or a config of one, that names the type of its processor alone with the processor of a model.
+    """Set the model's processor in a dataset or config that specifies only the processor's type.
 
-    Others as they are. ConfigError for a model without a folder or name.
+    Other datasets are returned unchanged. ConfigError for a model without a folder or name.
     """
     if isinstance(given, EngineDatasetConfig) and given.dataset_type is not None:
         return with_processor(given, _model_name(model)) if lacks_processor(given) else given

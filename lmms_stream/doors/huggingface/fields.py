@@ -1,6 +1,6 @@
-"""What becomes of each field of transformers.TrainingArguments, in the order of that class in 4.57; then those of 5.
+"""Effect of each field of transformers.TrainingArguments, in the order of the class in 4.57; then the fields of 5.
 
-Only this file knows of a field whether it is refused or moot; `arguments` translates those that are honoured.
+Only this file decides whether a field is refused or moot; `arguments` translates the honoured fields.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass
 from typing import Any, Literal
 
-# A field of transformers' or TRL's arguments, and what becomes of it here.
+# A field of transformers' or TRL's arguments, and its effect here.
 
 Fate = Literal["honoured", "moot", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What becomes of a field.
+    """The effect of a field.
 
-    text: of an honoured field what it becomes, of a moot one why it cannot matter, of a refused one the reason and the
-    remedy. same: whether a value says no more than the field's default, where that is not plain from the default
-    itself (their classes replace some defaults by others when they are made).
+    text: an honoured field's effect, the reason a moot field has no effect, or a refused field's reason and remedy.
+    same:
+    whether a value equals the field's default, if this is not plain from the default itself (their classes replace some
+    defaults in construction).
     """
 
     name: str
@@ -30,7 +31,7 @@ class FieldRule:
     same: Callable[[Any], bool] | None = None
 
     def is_given(self, value: Any, field: Field[Any]) -> bool:
-        """Whether a value is other than the default."""
+        """Whether a value differs from the default."""
         if self.same is not None and self.same(value):
             return False
         default = field.default_factory() if field.default_factory is not MISSING else field.default
@@ -63,7 +64,7 @@ def _empty(value: Any) -> bool:
 
 
 def _default_accelerator(value: Any) -> bool:
-    """Whether accelerate's settings are those of its own class, but for split_batches, which is followed."""
+    """Whether accelerate's settings are its defaults, except split_batches, which is supported."""
     from transformers.trainer_pt_utils import AcceleratorConfig
 
     if value is None:

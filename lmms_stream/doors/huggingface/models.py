@@ -1,4 +1,4 @@
-"""A model as it was given -> a ModelConfig, or the model itself."""
+"""The model argument of a trainer -> a ModelConfig, or the model itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 _OPTIONS = {"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attention"}
-# Arguments of from_pretrained that say where weights go, or what a model does when it generates.
+# Arguments of from_pretrained for the device of weights, or for generation.
 _WITHOUT_EFFECT = frozenset({"device_map", "use_cache", "low_cpu_mem_usage"})
 logger = logging.getLogger("lmms_stream")
 
@@ -26,9 +26,9 @@ logger = logging.getLogger("lmms_stream")
 def model_of(
     given: Any, arguments: TrainingArguments | None, peft_config: Any = None
 ) -> ModelConfig | torch.nn.Module | None:
-    """A model that is named, with model_init_kwargs; others as they are. None where a model_init makes it.
+    """Return a named model as a ModelConfig, with model_init_kwargs; other models unchanged; None with a model_init.
 
-    peft_config: of an adapter that it gets. ConfigError for what is no model, and for one that has an adapter already.
+    peft_config: adapter to add. ConfigError for an invalid model, and for a model that already has an adapter.
     """
     model = _model_of(given, arguments)
     if peft_config is None:
@@ -48,7 +48,7 @@ def model_of(
 
 
 def _fields(peft_config: Any) -> dict[str, Any]:
-    """The fields of a config of peft's as JSON values, without those that are None."""
+    """Return the fields of a config of peft as JSON values, without fields of None."""
     if not hasattr(peft_config, "to_dict"):
         raise ConfigError(f"peft_config is a {type(peft_config).__name__}: give a peft.PeftConfig, as peft.LoraConfig")
     values = {name: _plain(value) for name, value in peft_config.to_dict().items()}
@@ -56,7 +56,7 @@ def _fields(peft_config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    value = getattr(value, "value", value)  # of an enum
+    value = getattr(value, "value", value)  # value of an enum
     return sorted(value) if isinstance(value, set | frozenset) else value
 
 
@@ -104,7 +104,7 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
 
 
 def check_quantization(config: Any) -> None:
-    """ConfigError for a model that is to be quantized."""
+    """Raise ConfigError for a quantization config."""
     if config is not None:
         raise ConfigError(
             f"quantization_config is a {type(config).__name__}: weights are float32 or bfloat16 here, and each rank "
@@ -113,7 +113,7 @@ def check_quantization(config: Any) -> None:
 
 
 def _dequantized(given: ModelConfig | torch.nn.Module | None) -> ModelConfig | torch.nn.Module | None:
-    """The model itself; one that was loaded with `dequantize` no longer says that it is quantised."""
+    """Return the model; remove the mark of quantisation from a model loaded with `dequantize`."""
     config = getattr(given, "config", None)
     said = getattr(config, "quantization_config", None)
     if not getattr(said, "dequantize", False) or not isinstance(given, torch.nn.Module):
@@ -126,7 +126,7 @@ def _dequantized(given: ModelConfig | torch.nn.Module | None) -> ModelConfig | t
 
 
 def _at_revision(name: str, revision: str | None) -> str:
-    """A model's name, or the folder in which the hub's library keeps the files of another revision of it."""
+    """Return a model's name, or the hub cache folder of another revision."""
     if revision in (None, "main") or Path(name).exists():
         return name
     from huggingface_hub import snapshot_download
@@ -135,7 +135,7 @@ def _at_revision(name: str, revision: str | None) -> str:
 
 
 def _stored_dtype(name: str) -> str:
-    """The number format of a model's files, as its config says."""
+    """Return the dtype in the config of a model's files."""
     from transformers import AutoConfig
 
     found = getattr(AutoConfig.from_pretrained(name), "dtype", None)
@@ -143,14 +143,14 @@ def _stored_dtype(name: str) -> str:
 
 
 def attention_of(model: ModelConfig | torch.nn.Module | None) -> str | None:
-    """The attention that a model is known to have; None where the trainer chooses it, or model_init makes it."""
+    """Return the known attention of a model; None if the trainer or a model_init chooses it."""
     if isinstance(model, ModelConfig):
         return None if model.attention == "auto" else model.attention
     return getattr(getattr(model, "config", None), "_attn_implementation", None)
 
 
 def name_of(model: Any) -> str | None:
-    """The folder or hub id of a model, where it has one."""
+    """Return the folder or hub id of a model; None without either."""
     if isinstance(model, str | Path):
         return str(model)
     if isinstance(model, ModelConfig):

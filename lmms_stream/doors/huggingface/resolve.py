@@ -1,4 +1,4 @@
-"""All that a trainer was given in the ways of transformers and TRL -> all that a run needs. All ranks call it."""
+"""Arguments of a trainer in the forms of transformers and TRL -> the inputs of a run. All ranks call it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = logging.getLogger("lmms_stream")
 
 
 def resolve(given: TrainerInputs, world_of: Callable[..., World]) -> RunInputs:
-    """What a run needs. world_of: makes or takes the process group, with timeout_s and replication.
+    """Return the inputs of a run. world_of: creates or joins the process group, with timeout_s and replication.
 
-    Raises ConfigError for arguments that cannot be kept, and what a conversion raises.
+    Raises ConfigError for unsupported arguments, and the errors of a conversion.
     """
     check_quantization(given.quantization_config)
     if isinstance(given.args, TrainConfig):
@@ -78,7 +78,7 @@ def resolve(given: TrainerInputs, world_of: Callable[..., World]) -> RunInputs:
 
 
 def _arguments(given: TrainerInputs) -> TrainingArguments:
-    """The arguments, by default those that TRL has."""
+    """Return the arguments; TRL's defaults if none are given."""
     need("accelerate", by="transformers' arguments")
     from transformers import TrainingArguments
 
@@ -89,7 +89,7 @@ def _arguments(given: TrainerInputs) -> TrainingArguments:
             f"args is a {type(given.args).__name__}: give a TrainConfig, a transformers.TrainingArguments or a "
             "trl.SFTConfig"
         )
-    output_dir = f"{(name_of(given.model) or 'model').rstrip('/').rpartition('/')[2]}-SFT"  # as TRL has it
+    output_dir = f"{(name_of(given.model) or 'model').rstrip('/').rpartition('/')[2]}-SFT"  # TRL's default
     try:
         from trl import SFTConfig
     except ImportError:
@@ -99,7 +99,7 @@ def _arguments(given: TrainerInputs) -> TrainingArguments:
 
 
 def _of_config(given: TrainerInputs, world_of: Callable[..., World]) -> RunInputs:
-    """With a TrainConfig: a model may be named, and callbacks have arguments; datasets are ours."""
+    """Return the inputs for a TrainConfig: a model may be named, and callbacks get arguments; datasets are ours."""
     config: TrainConfig = given.args
     world = world_of(config.timeout_s, replication=config.group_ranks)
     for name in ("processing_class", "formatting_func"):
@@ -133,7 +133,7 @@ def _ours(dataset: Any, name: str) -> Any:
 
 
 def _steps_of(train: Datasets | None, epochs: float, per_rank: int, world: World) -> int:
-    """Steps of so many epochs, rounded up as transformers does. per_rank: packs of a rank in a step."""
+    """Return the steps of a number of epochs, rounded up like in transformers. per_rank: packs of a rank in a step."""
     if train is None or isinstance(train, Mapping):
         raise ConfigError(
             "args have shares of a run or of an epoch, whose steps are counted for one train_dataset: set max_steps"

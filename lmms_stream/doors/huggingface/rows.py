@@ -1,7 +1,7 @@
-"""Rows of a datasets.Dataset -> input_ids and labels, the ones that TRL's SFTTrainer makes (1.16).
+"""Rows of a datasets.Dataset -> the input_ids and labels of TRL's SFTTrainer (1.16).
 
-Only a null content differs: it is no text here, where a template may write None. A row is a conversation (`messages`,
-or `conversations` of from and value), a `prompt` and `completion` (texts or messages), a text, or tokens (`input_ids`,
+Only null content differs: it becomes no text, where a template may write None. A row is a conversation (`messages`, or
+`conversations` of from and value), a `prompt` and `completion` (texts or messages), a text, or tokens (`input_ids`,
 with `labels`, `completion_mask` or `assistant_masks`).
 """
 
@@ -27,10 +27,10 @@ logger = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
-    """How rows are read. Together with the tokenizer it says what tokens they become.
+    """Settings of reading rows. Together with the tokenizer they determine the tokens.
 
-    completion_only: None where rows of prompt and completion learn the completion alone, and others all.
-    max_length: longer samples are cut to so many tokens, None where packs do so. keeps_end: which of them stay.
+    completion_only: train only on completions; None: only for rows of prompt and completion. max_length: cut longer
+    samples to this number of tokens; None if packs cut. keeps_end: keep the end of a cut sample instead of the start.
     """
 
     text_field: str = "text"
@@ -41,10 +41,10 @@ class RowSettings:
 
 
 class RowTokenizer:
-    """Makes tokens of rows, several at once; can be sent to other processes.
+    """Tokenizer of rows, several at once; can be pickled for other processes.
 
-    first: the first row, which says what all of them are. template: instead of the tokenizer's own. ConfigError for
-    rows that are none of FORMS, and for settings that do not fit them. columns: what is made of a row.
+    first: the first row, which determines the kind of all rows. template: replaces the tokenizer's own. ConfigError for
+    rows in none of the FORMS, and for settings that do not fit the rows. columns: output columns of a row.
     """
 
     columns: tuple[str, ...] = ("input_ids", "labels")
@@ -71,9 +71,9 @@ class RowTokenizer:
         self._check()
 
     def __call__(self, columns: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> dict[str, list[list[int]]]:
-        """Columns of rows of these numbers -> input_ids and labels of those of which anything is learnt.
+        """Tokenize rows: columns and row numbers -> input_ids and labels of all rows with trained tokens.
 
-        DataError for a row that does not fit, by its number.
+        DataError, with the row's number, for an invalid row.
         """
         names = list(columns)
         made: list[dict[str, list[int]]] = []
@@ -84,7 +84,7 @@ class RowTokenizer:
                 raise type(error)(f"row {number}: {error}") from error
             except MemoryError:
                 raise
-            except Exception as error:  # a chat template may raise anything: it is the error of this row
+            except Exception as error:  # any error of a chat template is an error of this row
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 raise DataError(
                     f"row {number} is not read as {self.kind} ({said}): correct or remove it, or name its columns"
@@ -93,7 +93,7 @@ class RowTokenizer:
         return {name: [each[name] for each in learnt] for name in self.columns}
 
     def samples(self, row: Row) -> list[dict[str, list[int]]]:
-        """Return the sample of a row: its input_ids, and these again as labels, IGNORED_LABEL where not trained on."""
+        """Return the sample of a row: input_ids, and labels with IGNORED_LABEL for tokens that are not trained on."""
         if self._formatting_func is not None:
             text = self._formatting_func(dict(row))
             if not isinstance(text, str):
@@ -174,13 +174,13 @@ class RowTokenizer:
         return self._completed(before, self._encode(prompt + completion, **details, **self._of_assistant()))
 
     def _completed(self, prompt: Sequence[int], whole: Row) -> Row:
-        """A sample whose completion begins where the tokens of its prompt alone end, or become others."""
+        """Return a sample whose completion begins at the end of the prompt's own tokens, or at the first difference."""
         ids = whole["input_ids"]
         num_prompt = self._num_prompt(prompt, ids)
         return {**whole, "completion_mask": [0] * num_prompt + [1] * (len(ids) - num_prompt)}
 
     def _num_prompt(self, prompt: Sequence[int], ids: Sequence[int]) -> int:
-        """Tokens that a prompt alone and with its completion have in common; warn once where these are not all."""
+        """Return the number of common tokens of a prompt with and without its completion; warn once if some differ."""
         num_prompt = next((at for at, (one, other) in enumerate(zip(prompt, ids)) if one != other), None)  # noqa: B905
         if num_prompt is None:
             num_prompt = min(len(prompt), len(ids))
@@ -202,7 +202,7 @@ class RowTokenizer:
 
     @cached_property
     def _tests_null(self) -> bool:
-        """Whether the template tests if a content is null, so that it is given null."""
+        """Whether the template tests for null content, and therefore gets null."""
         source = self._template or self._processing_class.chat_template or ""
         return ChatTemplate(source if isinstance(source, str) else source.get("default", ""), {}).tests_null
 
@@ -240,13 +240,13 @@ def _is_from_value(row: Row) -> bool:
 
 
 def _as_chat(row: Row) -> Row:
-    """A row of turns as one of messages; the names of speakers stay as they are."""
+    """Return a row of turns as a row of messages; names of speakers are unchanged."""
     names = {"from": "role", "value": "content"}
     messages = [{names.get(key, key): value for key, value in turn.items()} for turn in row["conversations"]]
     return {**{key: value for key, value in row.items() if key != "conversations"}, "messages": messages}
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message as processors take it."""
+    """Return a message in the form of processors."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message

@@ -1,6 +1,6 @@
-"""All fields of transformers' and TRL's arguments: what of a given object is refused, and what is warned of.
+"""All fields of transformers' and TRL's arguments: errors and warnings for an object's values.
 
-`python -m lmms_stream.doors.huggingface.table > docs/arguments.md` writes them down.
+`python -m lmms_stream.doors.huggingface.table > docs/arguments.md` writes the page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FATES = {
 
 
 def row_of(name: str, kind: type | None = None) -> FieldRule | None:
-    """The row of a field. kind: of the arguments, of which TRL's DPOConfig and KTOConfig have rows of their own."""
+    """Return the rule of a field. kind: class of the arguments; TRL's DPOConfig and KTOConfig have their own rules."""
     names = {each.__name__ for each in kind.__mro__} if kind is not None else set()
     return (_OF_PREFERENCES if names & {"DPOConfig", "KTOConfig"} else _ROWS).get(name)
 
@@ -47,9 +47,9 @@ def check_numbers(arguments: TrainingArguments) -> None:
 
 
 def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
-    """ConfigError for a field that is refused or unknown and has another value than its default.
+    """Raise ConfigError for a refused or unknown field whose value differs from its default.
 
-    All moot fields that are set are named in one warning, where `tells`.
+    With `tells`, log one warning of all set moot fields.
     """
     passed_over = []
     for field in dataclasses.fields(arguments):
@@ -65,7 +65,7 @@ def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
 
 
 def markdown() -> str:
-    """docs/arguments.md."""
+    """Return the text of docs/arguments.md."""
     lines = [
         "# Arguments of transformers and TRL",
         "",
@@ -85,7 +85,7 @@ def markdown() -> str:
 
 
 def _unknown(name: str, given: type) -> FieldRule:
-    """A field of a later version, which may matter, or of a class of the user's, which their own code reads."""
+    """Return the rule of an unknown field: refused for a newer version, honoured for a subclass of the user's."""
     owner = next(each for each in reversed(given.__mro__) if name in vars(each).get("__annotations__", {}))
     if owner.__module__.partition(".")[0] in ("transformers", "trl"):
         return FieldRule(name, "refused", "this version of lmms_stream does not know it: leave it at its default")

@@ -1,4 +1,4 @@
-"""processing_class: the tokenizer or processor of a run, as its arguments change it."""
+"""processing_class: the tokenizer or processor of a run, changed by the arguments."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .arguments import option
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # what a template marks the assistant's words by
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # a template's mark around the assistant's words
 
 
 def load_processing_class(name: str, *, trust_remote_code: bool) -> Any:
-    """The processor of a model's folder or hub id, or its tokenizer where it has none; ConfigError without either."""
+    """Load the processor of a model's folder or hub id, else its tokenizer; ConfigError without both."""
     from transformers import AutoProcessor
 
     name = plain_path("model", name)
@@ -33,9 +33,9 @@ def load_processing_class(name: str, *, trust_remote_code: bool) -> Any:
 
 
 def prepared(given: Any, arguments: TrainingArguments) -> Any:
-    """A copy of processing_class with the end-of-text token, template and padding that the arguments name.
+    """Return a copy of processing_class with the end-of-text token, template and padding of the arguments.
 
-    ConfigError for what is no tokenizer or processor, a token that it does not have, and a template that needs others.
+    ConfigError for an object of another type, for an unknown token, and for a template with missing tokens.
     """
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
@@ -61,20 +61,20 @@ def prepared(given: Any, arguments: TrainingArguments) -> Any:
 
 
 def tokenizer_of(processing_class: Any) -> Any:
-    """The tokenizer itself, of a processor its own."""
+    """Return the tokenizer, also of a processor."""
     return getattr(processing_class, "tokenizer", processing_class)
 
 
 def fast_tokenizer(processing_class: Any, *, name: str) -> FastTokenizer | None:
-    """What runs know of a tokenizer; None for one that is not a fast one. name: the folder that it is kept in."""
+    """Return a tokenizer for runs; None if it is not a fast tokenizer. name: folder of the tokenizer."""
     tokenizer = tokenizer_of(processing_class)
     return FastTokenizer.of(tokenizer, name=name) if tokenizer.is_fast else None
 
 
 def assistant_template(processing_class: Any) -> str | None:
-    """A chat template that marks what the assistant says; None where the tokenizer's own does so.
+    """Return a chat template that marks the assistant's words; None if the tokenizer's own template does.
 
-    TRL has such templates for some families of models. ConfigError where it has none, or is not installed.
+    TRL has templates with marks for some model families. ConfigError if it has none, or is not installed.
     """
     template = processing_class.chat_template
     if isinstance(template, dict):
@@ -110,7 +110,7 @@ def _check_token(tokenizer: Any, token: str, name: str) -> None:
 
 
 def _take_template(processing_class: Any, path: str) -> None:
-    """The template of a file, or of another tokenizer, with its end-of-text token."""
+    """Set the template from a file, or from another tokenizer together with its end-of-text token."""
     if path.endswith((".jinja", ".j2")) and Path(path).is_file():
         processing_class.chat_template = Path(path).read_text(encoding="utf-8")
         return

@@ -67,13 +67,13 @@ _RENAMED = {
     "compute_loss": ("model, batch, packs, units", "give compute_loss_func(outputs, labels, num_items_in_batch)"),
     "training_step": ("packs, units", "give callbacks, or compute_loss_func(outputs, labels, num_items_in_batch)"),
 }  # parameters here, and what serves most users of transformers
-_THEIRS = {"inputs", "return_outputs", "num_items_in_batch"}  # parameters of these in transformers
+_THEIRS = {"inputs", "return_outputs", "num_items_in_batch"}  # parameters of these methods in transformers
 
 
 def check_overrides(kind: type) -> None:
-    """Raise ConfigError for a method of transformers' or TRL's trainer that a user's class overrides in vain.
+    """Raise ConfigError if a user's class overrides a method of transformers' or TRL's trainer without effect.
 
-    That is a method that our trainer does not call, or calls with other parameters.
+    Our trainer does not call the method, or calls it with other parameters.
     """
     own = [each for each in kind.__mro__ if each is not object and not each.__module__.startswith("lmms_stream.")]
     changed = {name: value for each in reversed(own) for name, value in vars(each).items() if not name.startswith("__")}
@@ -105,10 +105,9 @@ def check_overrides(kind: type) -> None:
 class FSDP2SFTTrainer(PackedTrainer):
     """PackedTrainer with the arguments and members of transformers' Trainer and TRL's SFTTrainer.
 
-    Arguments have the meaning that they have there. args: transformers', TRL's, or a TrainConfig. config: how the run
-    trains, in our words, whatever args are.
-
-    Raises ConfigError for arguments that exclude each other or cannot be kept, and what PackedTrainer raises.
+    Arguments mean the same as in transformers and TRL. args: transformers', TRL's, or a TrainConfig. config: the
+    TrainConfig of the run, for every type of args.
+    Raises ConfigError for contradictory or unsupported arguments, and the errors of PackedTrainer.
     """
 
     is_fsdp_enabled: ClassVar[bool] = True
@@ -156,23 +155,23 @@ class FSDP2SFTTrainer(PackedTrainer):
         super().__init__(inputs, task=task, functions=functions, callbacks=callbacks or ())
 
     def callback_arguments(self) -> TrainingArguments:
-        """transformers' arguments, as given, or with the values of a TrainConfig."""
+        """Return transformers' arguments, unchanged or with the values of a TrainConfig."""
         made: TrainingArguments = self.inputs.arguments or arguments_of(self.config)
         return made
 
-    # Members of transformers' Trainer, by their names
+    # Members of transformers' Trainer, with the same names
 
     @cached_property
     def accelerator(self) -> Accelerator:
-        """accelerate's own object, for what scripts ask of it: print, wait_for_everyone, is_main_process, gather, …
+        """accelerate's own object, for scripts: print, wait_for_everyone, is_main_process, gather, …
 
-        It prepares nothing: model, optimizer and data are the trainer's.
+        It prepares nothing: the trainer owns model, optimizer and data.
         """
         accelerate = need("accelerate", by="trainer.accelerator")
 
         class RunAccelerator(accelerate.Accelerator):  # type: ignore[name-defined]
             def unwrap_model(self, model: Any, *args: Any, **options: Any) -> Any:
-                """Return transformers' model, of which a rank has its part."""
+                """Return transformers' model; each rank holds its part."""
                 return model.model if isinstance(model, PackedModel) else super().unwrap_model(model, *args, **options)
 
         made: Accelerator = RunAccelerator(cpu=self.device.type == "cpu")
@@ -188,7 +187,7 @@ class FSDP2SFTTrainer(PackedTrainer):
 
     @property
     def eval_dataset(self) -> Datasets | None:
-        """The dataset that is evaluated, or several by name."""
+        """The evaluation dataset, or several by name."""
         found = self.data.evaluations
         return (found.get("") or found) if found else None
 
@@ -214,27 +213,27 @@ class FSDP2SFTTrainer(PackedTrainer):
     # Data
 
     def get_train_dataloader(self) -> PackedLoader:
-        """Batches to train on from the beginning, read in this process; all ranks call it."""
+        """Return batches to train on from the beginning, read in this process; all ranks call this."""
         return self.data.train_loader(num_workers=0)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> PackedLoader:
-        """Batches of the eval_dataset, of one by its name, or of another dataset; all ranks call it."""
+        """Return batches of the eval_dataset, of one by its name, or of another dataset; all ranks call this."""
         return self.data.eval_loader(*self.data.one_to_evaluate(eval_dataset))
 
     def get_test_dataloader(self, test_dataset: Any) -> PackedLoader:
-        """Batches of a dataset; all ranks call it."""
+        """Return batches of a dataset; all ranks call this."""
         return self.get_eval_dataloader(test_dataset)
 
     def num_examples(self, dataloader: PackedLoader) -> int:
-        """Number of samples of a loader's datasets."""
+        """Return the number of samples of a loader's datasets."""
         return sum(plan.num_samples for plan in dataloader.mixture.plans.values())
 
     def prediction_step(
         self, model: PackedModel, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The mean loss of a pack of each rank; logits float[1, T, V] and labels int64[1, T] of this rank's pack.
+        """Return the mean loss of one pack per rank; logits float[1, T, V] and labels int64[1, T] of this rank's pack.
 
-        All ranks call it. prediction_loss_only: without logits and labels.
+        All ranks call this. prediction_loss_only: None instead of logits and labels.
         """
         was_training = self.model.training
         self.model.eval()
@@ -249,7 +248,7 @@ class FSDP2SFTTrainer(PackedTrainer):
     # Records
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
-        """Print figures on rank 0, as transformers does."""
+        """Print figures on rank 0, like transformers."""
         from transformers.trainer_pt_utils import log_metrics
 
         log_metrics(self, split, metrics)
@@ -261,7 +260,7 @@ class FSDP2SFTTrainer(PackedTrainer):
         save_metrics(self, split, metrics, combined)
 
     def metrics_format(self, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Figures as people read them."""
+        """Return figures formatted for people."""
         from transformers.trainer_pt_utils import metrics_format
 
         made: dict[str, Any] = metrics_format(dict(metrics))
@@ -273,7 +272,7 @@ class FSDP2SFTTrainer(PackedTrainer):
             self.state.save_to_json(str(self.output_dir / "trainer_state.json"))
 
     def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
-        """A run is one set of arguments: ConfigError."""
+        """Raise ConfigError: a run has one set of arguments."""
         raise ConfigError(
             "hyperparameter_search is not here: start a run for each set of arguments, in a process of its own, from "
             "Optuna or Ray Tune, and return evaluate()'s figure to them"
@@ -288,14 +287,14 @@ class FSDP2SFTTrainer(PackedTrainer):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def get_optimizer_group(self, param: torch.nn.Parameter | None = None) -> Any:
-        """The optimizer's group of a parameter; without one, the parameters of all groups."""
+        """Return the optimizer's group of a parameter; without a parameter, the parameters of all groups."""
         groups = self.optimizer.param_groups
         if param is None:
             return [group["params"] for group in groups]
         return next((group for group in groups if any(each is param for each in group["params"])), None)
 
     def get_total_train_batch_size(self, args: Any = None) -> int:
-        """Packs of a step over all ranks."""
+        """Return the packs of a step over all ranks."""
         return self.config.global_batch
 
     def get_tp_size(self) -> int:
@@ -308,7 +307,7 @@ class FSDP2SFTTrainer(PackedTrainer):
         return 1
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Build the model, the optimizer and the schedule of the run, as train does otherwise; all ranks call it."""
+        """Build the model, the optimizer and the schedule of the run before train does; all ranks call this."""
         self.build()
 
     # The hub
@@ -320,7 +319,7 @@ class FSDP2SFTTrainer(PackedTrainer):
         tags: str | list[str] | None = None,
         **details: Any,
     ) -> None:
-        """Write README.md into output_dir: base model, dataset, what trained it. details: of ModelCardData."""
+        """Write README.md into output_dir: base model, dataset, trainer. details: fields of ModelCardData."""
         if not self.is_world_process_zero():
             return
         from huggingface_hub import ModelCard, ModelCardData
@@ -358,9 +357,10 @@ class FSDP2SFTTrainer(PackedTrainer):
         private: bool | None = None,
         **card: Any,
     ) -> Any:
-        """Save the model, write its card, and upload output_dir without checkpoints; all ranks call it.
+        """Save the model, write its card, and upload output_dir without checkpoints; all ranks call this.
 
-        card: of create_model_card. Returns what huggingface_hub.upload_folder does, on rank 0; raises its errors.
+        card: arguments of create_model_card. Returns the result of huggingface_hub.upload_folder on rank 0, and raises
+        its errors.
         """
         if self.hub_model_id is None:
             self.init_hf_repo(token, private)
@@ -381,7 +381,7 @@ class FSDP2SFTTrainer(PackedTrainer):
         return token or getattr(self.args, "hub_token", None)
 
     def end(self) -> None:
-        """End the process group, as the last line of a script; nothing that ranks do together works afterwards."""
+        """End the process group, as the last line of a script; collective operations fail afterwards."""
         end_distributed()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -400,13 +400,13 @@ for _name, _remedy in _REFUSED.items():
 
 
 def _compared_by(task: Task | None) -> Compared | None:
-    """The objective of rows of a task that compares answers; None of another."""
+    """Return the objective of a task that compares answers; None for another task."""
     name = getattr(task, "name", None)
     return name if name in get_args(Compared) else None
 
 
 def _check_evaluates(args: Any, eval_dataset: Any) -> None:
-    """ConfigError for arguments of transformers that evaluate, without a dataset for it."""
+    """Raise ConfigError for arguments of transformers that evaluate without an eval_dataset."""
     strategy = "no" if args is None or isinstance(args, TrainConfig) else getattr(args, "eval_strategy", "no")
     name = getattr(strategy, "value", strategy)
     if eval_dataset is None and name != "no":
@@ -414,7 +414,7 @@ def _check_evaluates(args: Any, eval_dataset: Any) -> None:
 
 
 def _run_inputs(given: TrainerInputs) -> RunInputs:
-    """What a run needs. Nothing of transformers' arguments is imported where all is given in our own words."""
+    """Return the inputs of a run. transformers' arguments are not imported if all inputs are our own types."""
     theirs = (given.processing_class, given.formatting_func, given.peft_config, given.quantization_config)
     if (
         isinstance(given.args, TrainConfig)
@@ -436,7 +436,7 @@ def _run_inputs(given: TrainerInputs) -> RunInputs:
 
 
 def _is_ours(given: Any) -> bool:
-    """Whether this is a dataset of packs, or several by name."""
+    """Whether an object is a dataset of packs, or several by name."""
     if isinstance(given, Mapping):
         return all(map(_is_ours, given.values()))
     return given is None or (not getattr(given, "lacks_processor", False) and gives_packs(given))

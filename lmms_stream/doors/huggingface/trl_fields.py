@@ -1,6 +1,6 @@
-"""Fields that TRL's SFTConfig, DPOConfig and KTOConfig add: the effect of each, and its default in TRL 1.16.
+"""Fields added by TRL's SFTConfig, DPOConfig and KTOConfig: the effect of each, and its default in TRL 1.16.
 
-Defaults are for arguments of another class: TRL itself makes an SFTConfig of plain TrainingArguments.
+Defaults are for arguments of another class: TRL itself makes an SFTConfig from plain TrainingArguments.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 trainers        SFTTrainer, DPOTrainer and KTOTrainer, with TRL's arguments in TRL's order
 
-Every other name is TRL's own, but for trainers that are not here, which are refused by name.
+Every other name is TRL's own, except unsupported trainers, which are refused by name.
 """
 
 from __future__ import annotations

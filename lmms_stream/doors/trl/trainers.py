@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, DPOTrainer and KTOTrainer, as they are called there."""
+"""TRL's SFTTrainer, DPOTrainer and KTOTrainer, with TRL's signatures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY = "the reference is the model as the run begins: leave ref_model out, or
 
 
 class SFTTrainer(FSDP2SFTTrainer):
-    """See FSDP2SFTTrainer; arguments come in TRL's order."""
+    """See FSDP2SFTTrainer; arguments are in TRL's order."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SFTTrainer(FSDP2SFTTrainer):
 
 
 class _AnswersTrainer(FSDP2SFTTrainer):
-    """What DPOTrainer and KTOTrainer share."""
+    """Base class of DPOTrainer and KTOTrainer."""
 
     kind: str  # dpo or kto
 
@@ -94,7 +94,7 @@ class _AnswersTrainer(FSDP2SFTTrainer):
         )  # fmt: skip
 
     def compute_ref_log_probs(self, inputs: Any) -> NoReturn:
-        """Not here: the task asks its reference."""
+        """Raise ConfigError: the task computes its reference."""
         raise ConfigError("compute_ref_log_probs is not here: precompute_ref_log_probs=True stores what it gives")
 
     def _config(self) -> type:
@@ -139,7 +139,7 @@ class KTOTrainer(_AnswersTrainer):
 
 
 def check_keywords(kind: type[FSDP2SFTTrainer], unknown: Mapping[str, Any]) -> None:
-    """ConfigError for an argument that a trainer of TRL does not take; TRL's fields belong into its config."""
+    """Raise ConfigError for an unknown argument of a TRL trainer; fields of TRL's config belong into the config."""
     import trl
 
     name = next(iter(unknown), None)
@@ -158,7 +158,7 @@ def check_keywords(kind: type[FSDP2SFTTrainer], unknown: Mapping[str, Any]) -> N
 
 
 def check_reference(ref_model: Any, model: Any) -> None:
-    """ConfigError for a ref_model that is not the model, or has other weights."""
+    """Raise ConfigError for a ref_model with other weights than the model."""
     if ref_model is None or ref_model is model:
         return
     if isinstance(ref_model, str | Path) and isinstance(model, str | Path):
