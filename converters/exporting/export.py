@@ -1,6 +1,6 @@
 """A stored dataset -> files of rows (JSON lines, Parquet or a WebDataset tar) that convert into the same samples.
 
-Each shard becomes a file, written whole or not at all. Samples go in one by one; little of a file is in memory.
+Each shard becomes a file, written atomically. Samples are written one by one, with little of a file in memory.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from ..stored.catalog import Catalog, read_catalog
 
 SaveMedia = Callable[[str, bytes], None]  # a name below the target, and the bytes
 _ROW_GROUP_BYTES = 1 << 24
-_ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the schema tokens: dtype and axes
+_ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # columns of the schema tokens: dtype and axes
 
 
 class RowWriter(Protocol):
-    """A file that is being written. add: a sample and its id. close: the file is whole, unless `add` raised."""
+    """A file being written. add: write a sample and its id. close: complete the file, unless `add` raised."""
 
     def add(self, sample_id: int, sample: Sample) -> None: ...
     def close(self) -> None: ...
 
 
 class JsonLines:
-    """A row a line; media lie in files beside, in a folder `media`, and rows name them."""
+    """A row per line; media are separate files in a folder `media`, named in the rows."""
 
     extension = "jsonl"
 
@@ -96,7 +96,7 @@ class Parquet:
         if self._schema == "messages":
             row["messages"] = _json_of(row["messages"]).decode()
             row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
-        if self._schema == "preference":  # lists and labels as JSON text, in columns that every row has
+        if self._schema == "preference":  # lists and labels as JSON text, with the same columns in every row
             told = {name: row[name] for name in PREFERENCE_NAMES if name in row}
             texts = {name: said if isinstance(said, str) else _json_of(said).decode() for name, said in told.items()}
             row = {**dict.fromkeys(PREFERENCE_NAMES), **row, **texts}
@@ -152,7 +152,7 @@ class Parquet:
 
 
 class WebDataset:
-    """A tar of files by sample: KEY.txt of texts, else KEY.json, in which URLs are extensions of the media's files."""
+    """A tar of files by sample: KEY.txt of texts, else KEY.json, whose URLs are extensions of the media files."""
 
     extension = "tar"
 
@@ -169,7 +169,7 @@ class WebDataset:
             return {"path": name} if self._schema == "image" else name
 
         def add(extension: str, data: bytes) -> str:
-            """The name of a file, which no text of the sample has: a path in an argument of a call is no reference."""
+            """Add a file and return its name; no text of the sample contains this name, to avoid false references."""
             name = f"{len(files)}{extension}"
             while any(name in text for text in texts):
                 name = f"0{name}"
@@ -182,7 +182,7 @@ class WebDataset:
         texts = [str(value) for value in sample.values() if isinstance(value, (str, dict, list))]
         row = row_of(sample, self._schema, refer=refer)
         if self._schema == "messages":
-            row.setdefault("tools", [])  # the first rows then have this column
+            row.setdefault("tools", [])  # gives the first rows this column
         for name, value in row.items():
             if isinstance(value, bytes):
                 check_bytes(name, value)
@@ -220,7 +220,7 @@ def _struct_of(part: MediaPart) -> Any:
 def _json_of(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:  # integers of more than 64 bits, halves of surrogate pairs
+    except TypeError:  # integers of more than 64 bits, unpaired surrogates
         return json.dumps(value).encode()
 
 
@@ -228,17 +228,17 @@ def _size(value: Any) -> int:
     return int(value.nbytes) if isinstance(value, np.ndarray) else len(value) if isinstance(value, (str, bytes)) else 8
 
 
-# Values of columns -> what JSON and Arrow can hold, so that `convert` reads them back. Pure.
+# Values of columns -> values for JSON and Arrow, readable by `convert`. Pure.
 
-PREFERENCE_NAMES = ("prompt", "chosen", "rejected", "completion", "label", "tools")  # columns of its rows
-_ROW_NAMES = {"messages": ("tools",), "preference": PREFERENCE_NAMES}  # besides stored columns
+PREFERENCE_NAMES = ("prompt", "chosen", "rejected", "completion", "label", "tools")  # columns of preference rows
+_ROW_NAMES = {"messages": ("tools",), "preference": PREFERENCE_NAMES}  # columns added to the stored columns
 _NUMBERS = ("int", "str_int", "float16", "float32", "float64", "str_float")
 _TEXTS = ("str", "str_decimal")
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
 def check_columns(info: ShardInfo, *, schema: str) -> None:
-    """ConfigError for a column that no file of rows can hold."""
+    """Raise ConfigError for a column without a form in files of rows."""
     for name, encoding in info.encodings.items():
         known = {*FILES, *_NUMBERS, *_TEXTS, *_INTEGERS, "bytes", "json"}
         if encoding not in known and not encoding.startswith("ndarray:"):
@@ -254,20 +254,20 @@ def check_columns(info: ShardInfo, *, schema: str) -> None:
 
 
 def row_in_json(sample: dict[str, Any]) -> dict[str, Any]:
-    """The row that a sample of an exported WebDataset holds as JSON; `convert --map` calls it."""
+    """Return the row in the JSON of a sample of an exported WebDataset; called by `convert --map`."""
     row: dict[str, Any] = sample["json"]
     return row
 
 
 def data_url(data: bytes, mime: str = "") -> str:
-    """Bytes as text, as media in JSON are."""
+    """Return bytes as a data URL, the form of media in JSON."""
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
 def json_value(name: str, value: Any) -> Any:
-    """A value as JSON has it: bytes as {"bytes": a data URL, "path": null}, arrays as lists.
+    """Return a value in JSON form: bytes as {"bytes": a data URL, "path": null}, arrays as lists.
 
-    DataError for what JSON does not have: numbers that are none, and bytes of length 0, which nothing reads back.
+    DataError for values without a JSON form: NaN, infinity, and empty bytes.
     """
     if isinstance(value, bytes):
         check_bytes(name, value)
@@ -279,13 +279,13 @@ def json_value(name: str, value: Any) -> Any:
 
 
 def check_bytes(name: str, value: bytes) -> None:
-    """DataError for bytes of length 0, which are no media."""
+    """Raise DataError for empty bytes, which are not media."""
     if not value:
         raise DataError(f"column {name!r} holds no bytes, which JSON cannot give back: export to parquet")
 
 
 def plain_value(value: Any) -> Any:
-    """Arrays as lists and numbers of NumPy as Python's; decimals as text."""
+    """Return arrays as lists, NumPy numbers as Python numbers, and decimals as text."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     return value if value is None or isinstance(value, (str, bytes, int, float, list, dict)) else str(value)
@@ -300,7 +300,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def arrow_type(encoding: str, pyarrow: Any) -> Any:
-    """The type of an Arrow column; None for arrays whose type only their values say."""
+    """Return the type of an Arrow column; None for arrays, whose values determine the type."""
     if encoding in ("bytes", *FILES):
         return pyarrow.binary()
     if encoding == "json":
@@ -314,13 +314,14 @@ def arrow_type(encoding: str, pyarrow: Any) -> Any:
     return None if encoding.startswith("ndarray") else pyarrow.from_numpy_dtype(np.dtype(encoding))
 
 
-MARK = "_export.json"  # says of what the files are an export, so that the same command goes on
+MARK = "_export.json"  # identity of the exported dataset, to resume the same export
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was exported; num_skipped files were there from a run before. back: the command that makes it a dataset
-    again, of the same samples.
+    """Result of an export.
+
+    num_skipped: files kept from an earlier run. back: command that converts the files to a dataset of the same samples.
     """
 
     num_samples: int
@@ -340,10 +341,10 @@ def export_dataset(
 ) -> ExportReport:
     """Write the samples of a dataset as files of rows below `target`; both are folders or URLs.
 
-    format: "parquet", "jsonl" or "webdataset". Each shard becomes part-NNNNN of it, which is there whole or not; the
-    same call goes on where one was ended. Nothing that lies at the target is replaced or removed. on_start, on_samples:
-    told the number of samples in all, and done. Raises ConfigError for columns that no row can hold, DataError for
-    values of that kind, StorageError for a target that holds anything else, ShardError for a damaged dataset.
+    format: "parquet", "jsonl" or "webdataset". Each shard becomes part-NNNNN, written atomically; the same call resumes
+    an interrupted export. Existing files at the target are never replaced or removed. on_start, on_samples: called with
+    the total number of samples, and with the number of finished samples. Raises ConfigError for columns without a form
+    in rows, DataError for such values, StorageError for a target with other files, ShardError for a damaged dataset.
     """
     started = time.monotonic()
     if format not in FORMATS:
@@ -369,13 +370,13 @@ def export_dataset(
 
 
 def schema_in(catalog: Catalog) -> str:
-    """The schema of a dataset; "columns" for one that no processor reads."""
+    """Return the schema of a dataset; "columns" without a processor's schema."""
     named = (catalog.dataset or {}).get("schema")
     return str(named or catalog.schema or columns_schema({}).name)
 
 
 def _begin(store: Storage, catalog: Catalog, *, format: str) -> set[str]:
-    """Names of files that are there already, of the same export."""
+    """Return the names of existing files of the same export."""
     mark = {
         "format": format,
         "shards": [[info.name, info.size, info.checksum] for info in catalog.shards],
@@ -419,19 +420,19 @@ def _save(store: Storage, name: str, data: bytes) -> None:
     store.write(name, data)
 
 
-# The command that converts an export to a dataset again. dataset + format -> command.
+# The command that converts an export back to a dataset. dataset + format -> command.
 
-_BY_VALUES = ("str", "bytes", "int", "float64")  # encodings that the values of a column say
-# Roles whose columns are called otherwise in rows of a schema than the roles are.
+_BY_VALUES = ("str", "bytes", "int", "float64")  # encodings determined by the values of a column
+# Roles whose columns have other names in rows of a schema.
 _ROLES: Mapping[str, Mapping[str, str]] = {"preference": {"response": "completion"}, "image": {"images": "image"}}
 _MAP = f"{row_in_json.__module__}:{row_in_json.__name__}"
 
 
 def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> str:
-    """The command that makes the same samples of an export at `target`.
+    """Return the command that converts an export at `target` into the same samples.
 
-    Kept columns that are called like columns which kinds of rows read are told apart from these by --kind and
-    --columns. Files of equal shards are copies, which are converted only with --allow-repeats.
+    --kind and --columns separate kept columns from the columns of other kinds of rows with the same names. Files of
+    equal shards are copies, converted only with --allow-repeats.
     """
     own = READ_SCHEMAS[schema].columns if schema in READ_SCHEMAS else {}
     columns = catalog.shards[0].encodings
@@ -442,7 +443,7 @@ def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> 
     if schema in ("image", "columns"):
         words += ["--kind", schema]
     if schema != "columns" and usual_names() & kept.keys():
-        row = _first_row(catalog, schema) if schema == "preference" else columns  # the others' rows have columns alike
+        row = _first_row(catalog, schema) if schema == "preference" else columns  # other schemas: equal for all rows
         words += _told_apart(row, schema, kept)
     for name, encoding in kept.items():
         words.append(f"--keep={name}" if encoding in _BY_VALUES else f"--keep={name}:{encoding}")
@@ -452,7 +453,7 @@ def command_back(catalog: Catalog, target: str, *, schema: str, format: str) -> 
 
 
 def _told_apart(row: Mapping[str, Any], schema: str, kept: Collection[str]) -> list[str]:
-    """Options by which only the row's own columns are read, and not those that are kept. row: with its columns."""
+    """Return options to read only the row's own columns, without kept columns. row: mapping with its columns."""
     name = "kto" if schema == "preference" and "completion" in row else schema
     words = [] if schema == "image" else ["--kind", name]
     for role, names in KINDS[name].columns.items():

@@ -1,9 +1,9 @@
-"""A dataset and a part in a folder below it -> the dataset of the samples of both, in the place of the first.
+"""A dataset and a part in a folder below it -> a dataset of both samples, in place of the first.
 
-Readers find the old dataset or the new one. What the new one consists of is first written whole into the part's folder;
-then a note at the target names it; then it is put in place, index.json, which every reader begins with, at once. A
-command that is ended on the way leaves either no note, and the old dataset, or the note, by which `finish_growth` puts
-all of it in place, as often as that is begun.
+Readers find the old dataset or the new dataset. All files of the new dataset are first written into the part's folder.
+Then a note at the target names them. Then they are moved in place, first index.json, where every reader begins, in one
+step. An interrupted command leaves either no note, and the old dataset; or the note, and `finish_growth` completes the
+move, as often as needed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _STAGED = "_lmms/grown"  # in the part's folder
 
 
 def part_name(number: int) -> str:
-    """Where the part of a number, from 1, lies below its dataset."""
+    """Return the path of a part below its dataset; number: from 1."""
     return f"parts/{number:05}"
 
 
 def parts_of(dataset: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts that a dataset has taken in, in their order. dataset: what its `_lmms/dataset.json` holds."""
+    """Return the appended parts of a dataset, in order. dataset: content of its `_lmms/dataset.json`."""
     return list(dataset.get("parts", []))
 
 
 def grow(target: Storage, part: str) -> tuple[str, ...]:
-    """Make the samples of a part those that follow the dataset's own; returns why anything of it is left out.
+    """Append a part's samples to the dataset; return the reasons for left-out files.
 
-    part: the folder below the target of a whole dataset of the same columns. The caller holds the target's lock.
-    Raises what `join` raises, and StorageError; then the dataset is as it was.
+    part: folder, below the target, of a complete dataset with the same columns. The caller holds the target's lock.
+    Raises the errors of `join`, and StorageError; the dataset is then unchanged.
     """
     catalogs = {"": read_catalog(target), part: read_catalog(open_storage(f"{target.url}/{part}"))}
-    target.delete(GROWING_NAME)  # there is none; a store that cannot delete says so now
+    target.delete(GROWING_NAME)  # normally missing; a store without deletion raises here
     staged = open_storage(f"{target.url}/{part}/{_STAGED}")
     with TemporaryDirectory(prefix="lmms_stream-append-") as folder:
         joined = join(catalogs, Path(folder), url=target.url)
@@ -63,7 +63,7 @@ def grow(target: Storage, part: str) -> tuple[str, ...]:
 
 
 def _description(catalogs: Mapping[str, Catalog], part: str) -> dict[str, Any]:
-    """What the grown dataset says of its sources: those of both, counted together."""
+    """Return the grown dataset's description of its sources: both descriptions with summed counts."""
     old, new = (catalog.dataset for catalog in catalogs.values())
     assert old is not None
     assert new is not None
@@ -85,12 +85,12 @@ def _description(catalogs: Mapping[str, Catalog], part: str) -> dict[str, Any]:
 
 
 def finish_growth(target: Storage) -> None:
-    """Put in place what a note at the target says is ready; nothing where there is no note."""
+    """Move the files named by a note at the target in place; do nothing without a note."""
     note = _read_note(target)
     if note is None:
         return
     staged = open_storage(f"{target.url}/{note['part']}/{_STAGED}")
-    if read_if_there(staged, DATASET_NAME) is not None:  # else all of it is in place
+    if read_if_there(staged, DATASET_NAME) is not None:  # else all files are in place
         _put_in_place(target, staged, old=note["old"], new=note["new"])
     for name in sorted(note["new"], key=DATASET_NAME.__ne__):
         staged.delete(name)
@@ -101,8 +101,10 @@ def finish_growth(target: Storage) -> None:
 
 
 def _put_in_place(target: Storage, staged: Storage, *, old: Sequence[str], new: Sequence[str]) -> None:
-    """old: files that say more of the old samples than index.json does, dataset.json first: they would be taken for
-    the new ones' after. new: dataset.json last.
+    """Replace the old files by the new files.
+
+    old: files that describe the old samples beyond index.json, dataset.json first: they would be mistaken for files of
+    the new samples. new: dataset.json last.
     """
     for name in old:
         if name != INDEX_NAME:

@@ -1,4 +1,4 @@
-"""What a stored dataset says of itself, in its small files: index.json, `_lmms/dataset.json`, lengths indexes."""
+"""Description of a stored dataset in small files: index.json, `_lmms/dataset.json`, lengths indexes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ REJECTS_NAME = "_lmms/rejects.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """A dataset's index entries, and what its `_lmms/dataset.json` holds (None for a plain MDS dataset).
+    """Index entries of a dataset, and its description in `_lmms/dataset.json` (None for a plain MDS dataset).
 
-    index: what index.json holds, as JSON values.
+    index: content of index.json: JSON values.
     """
 
     storage: Storage
@@ -50,7 +50,7 @@ class Catalog:
 
     @property
     def schema(self) -> str | None:
-        """Which of the schemas that processors read its columns fit: the one that its description names, if any."""
+        """Name of a processor schema that fits the columns, preferably the description's schema; None without a fit."""
         return schema_of(self.shards, self.dataset)
 
     @property
@@ -60,9 +60,9 @@ class Catalog:
 
 
 def read_catalog(storage: Storage, *, refused: dict[str, str] | None = None) -> Catalog:
-    """The catalog of a dataset; StorageError without an index, ShardError for an index that is not safe to follow.
+    """Return the catalog of a dataset; StorageError without an index, ShardError for an unsafe index.
 
-    refused: takes the columns that cannot be decoded, each with the reason, which is an error without it.
+    refused: filled with columns that cannot be decoded and the reasons. None: raise an error for an undecodable column.
     """
     listing = read_listing(storage)
     if listing is None:
@@ -73,7 +73,7 @@ def read_catalog(storage: Storage, *, refused: dict[str, str] | None = None) -> 
 
 
 def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
-    """What a `_lmms/dataset.json` holds; ShardError unless it lists shards, other files and lengths safely."""
+    """Return the content of a `_lmms/dataset.json`; ShardError unless all names of files are safe."""
     try:
         dataset = dict(json.loads(data))
         names = [name for shard in dataset["shards"] for name in (shard["name"], shard.get("file", shard["name"]))]
@@ -91,7 +91,7 @@ def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
 
 
 def stored_processor(url: str, choice: ProcessorChoice) -> Processor:
-    """Return the processor that a user chose for a stored dataset: without a type, the one that reads its samples."""
+    """Return the user's processor for a stored dataset; without a type, the processor for the samples."""
     if choice.type is not None:
         return choice.build()
     catalog = read_catalog(open_storage(url))
@@ -100,7 +100,7 @@ def stored_processor(url: str, choice: ProcessorChoice) -> Processor:
 
 
 def holds_media(catalog: Catalog) -> bool:
-    """Return whether media were measured of a dataset, or a sample of its first shard holds some."""
+    """Return whether media of a dataset were measured, or a sample of its first shard holds media."""
     if catalog.schema not in ("messages", "preference"):
         return False
     listed = (catalog.dataset or {}).get("other_files", ())
@@ -113,18 +113,19 @@ def holds_media(catalog: Catalog) -> bool:
 
 
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
-    """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below belong to other datasets
-    too, except shards of appended parts.
+    """Return the files owned by a dataset, without `dataset.json`.
+
+    Shards in folders below belong to other datasets too, except shards of appended parts.
     """
-    files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # "file" is the name of a compressed one
+    files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # "file": name of a compressed shard
     of_parts = [name for part in dataset.get("parts", ()) for name in part["files"]]
     return [*dataset["other_files"], *(name for name in files if "/" not in name), *of_parts]
 
 
 def schema_of(shards: Sequence[ShardInfo], dataset: Mapping[str, Any] | None = None) -> str | None:
-    """Which of the schemas that processors read the columns of the shards fit; None where they fit none.
+    """Return the name of a processor schema that fits the columns of the shards; None without a fit.
 
-    dataset: its description, which says which of several schemas of the same columns is meant.
+    dataset: its description, which decides between several schemas with the same columns.
     """
     columns = columns_of(shards).items()
     fitting = [schema.name for schema in READ_SCHEMAS.values() if schema.columns.items() <= columns]
@@ -133,12 +134,12 @@ def schema_of(shards: Sequence[ShardInfo], dataset: Mapping[str, Any] | None = N
 
 
 def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:
-    """Column -> encoding, of the first shard."""
+    """Return column -> encoding, from the first shard."""
     return shards[0].encodings if shards else {}
 
 
 def listed_fingerprints(storage: Storage, dataset: Mapping[str, Any] | None) -> list[str]:
-    """Lengths indexes that a dataset lists; those in the folder of a local one that has no `dataset.json`."""
+    """Return the lengths indexes listed by a dataset, or found in a local dataset without `dataset.json`."""
     if dataset is not None:
         return list(dataset["lengths"])
     if isinstance(storage, LocalStorage):
@@ -147,12 +148,12 @@ def listed_fingerprints(storage: Storage, dataset: Mapping[str, Any] | None) -> 
 
 
 def known_fingerprints(shards: Sequence[ShardInfo]) -> list[str]:
-    """Lengths indexes that there may be without being listed, for their processor takes no tokenizer."""
+    """Return fingerprints of lengths indexes that may exist unlisted, because no tokenizer is needed."""
     return [processor_fingerprint(TokensProcessor())] if schema_of(shards) == TokensProcessor.schema else []
 
 
 def local_file(storage: Storage, name: str, folder: Path) -> Path:
-    """A file of a dataset where it lies, or downloaded into `folder`; StorageError, also when it is missing."""
+    """Return the path of a dataset's file, local or downloaded into `folder`; StorageError, also if it is missing."""
     if isinstance(storage, LocalStorage):
         path = storage.folder / name
         if not path.is_file():
@@ -165,7 +166,7 @@ def local_file(storage: Storage, name: str, folder: Path) -> Path:
 
 
 def check_processed(processor: Processor, sample: Sample, *, length: int) -> None:
-    """DataError unless the processor makes as many tokens of a sample as it measured."""
+    """Raise DataError unless the number of processed tokens of a sample equals its measured length."""
     num_tokens = len(processor.process(sample)["input_ids"])
     if num_tokens != length:
         raise DataError(
@@ -176,9 +177,9 @@ def check_processed(processor: Processor, sample: Sample, *, length: int) -> Non
 def open_lengths(
     storage: Storage, fingerprint: str, *, folder: Path, num_samples: int | None = None
 ) -> LengthIndex | None:
-    """A lengths index, read through and memory-mapped; a remote one is downloaded into `folder`. None without one.
+    """Open, verify and memory-map a lengths index; download a remote index into `folder`. None without an index.
 
-    LengthsError when its files do not fit each other, or it has not num_samples lengths.
+    LengthsError if its files do not match each other, or the number of lengths is not num_samples.
     """
     array_name, description_name = lengths_names(fingerprint)
     description = read_if_there(storage, description_name)

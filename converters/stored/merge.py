@@ -31,7 +31,7 @@ _THREADS = 16  # threads that read catalogs mostly wait for their stores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeReport:
-    """What a merge made. dropped: why lengths indexes that only some of the sources have are not in it."""
+    """Result of a merge. dropped: reasons for left-out lengths indexes, which only some sources have."""
 
     num_sources: int
     num_shards: int
@@ -49,12 +49,12 @@ def merge_datasets(
     on_start: Callable[[int], None] = lambda count: None,
     on_source: Callable[[], None] = lambda: None,
 ) -> MergeReport:
-    """Make `target` one dataset of all samples of `sources`, in this order, and leave those as they are.
+    """Make `target` one dataset of all samples of `sources`, in this order, without changing the sources.
 
-    sources: folders or URLs below `target`, datasets with the same columns. Lengths indexes that all of them have
-    become one. overwrite: replace an earlier merge. on_start, on_source: told the number of sources, and of each that
-    was read. Raises ConfigError for sources that cannot be merged, StorageError when there is a dataset at `target`,
-    ShardError and LengthsError for sources that are damaged.
+    sources: folders or URLs below `target`, datasets with the same columns. Lengths indexes of all sources are joined.
+    overwrite: replace an earlier merge. on_start, on_source: called with the number of sources, and after each source
+    is read. Raises ConfigError for sources that cannot be merged, StorageError for an existing dataset at `target`,
+    ShardError and LengthsError for damaged sources.
     """
     storage = open_storage(target)
     names = _names_below(storage, sources)
@@ -99,11 +99,10 @@ def merge_index(
 ) -> None:
     """MosaicML Streaming's call for merge_datasets: merge_index(index_file_urls, out, …), or merge_index(out, …).
 
-    index_file_urls: the index.json files of the datasets, in the order of their samples; without them all that lie
-    below `out`, in the order of their names. out: the folder or URL above the datasets, or a pair of both: then what
-    lies at the URL is merged, and the folder gets a copy of the index unless keep_local is False. An index that is
-    there is replaced. download_timeout is not needed: requests have limits of their own. Raises what merge_datasets
-    raises.
+    index_file_urls: the index.json files of the datasets, in the order of their samples; default: all index.json files
+    below `out`, sorted by name. out: the folder or URL above the datasets, or a pair of both: the datasets at the URL
+    are merged, and the folder gets a copy of the index unless keep_local is False. An existing index is replaced.
+    download_timeout is ignored: requests have their own limits. Raises the errors of merge_datasets.
     """
     given = first if isinstance(first, list) else None
     if not isinstance(first, list):
@@ -124,7 +123,7 @@ def merge_index(
 
 
 def _names_below(target: Storage, sources: Sequence[str]) -> list[str]:
-    """The paths of the sources, as seen from the target."""
+    """Return the paths of the sources relative to the target."""
     if not sources:
         raise ConfigError("there is nothing to merge: name the folders or URLs of datasets below the target")
     names: list[str] = []
@@ -147,7 +146,7 @@ def _absolute(url: str) -> str:
 
 
 def _earlier_merge(storage: Storage, *, overwrite: bool) -> list[str]:
-    """The files of a merge at the target, in the order in which they are to be removed."""
+    """Return the files of an existing merge at the target, in order of removal."""
     index, described = (read_if_there(storage, name) for name in (INDEX_NAME, DATASET_NAME))
     if index is None and described is None:
         return []
@@ -169,21 +168,20 @@ def _earlier_merge(storage: Storage, *, overwrite: bool) -> list[str]:
     return files
 
 
-# Several datasets -> what one dataset of all their samples consists of; no shard is copied or changed.
-#
-# An entry of the joint index.json names its shard by the path from there ("a/shard.00000.mds"), which MosaicML
-# Streaming's own readers follow as well.
+# Several datasets -> the content of one dataset of all samples; no shard is copied or changed. An entry of the joint
+# index.json names its shard by a relative path ("a/shard.00000.mds"), which MosaicML Streaming's own readers also
+# follow.
 
 _CHUNK = 1 << 20  # lengths copied together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """One dataset of several. index: what its index.json holds. shards: each with the name of its dataset.
+    """One dataset of several. index: content of its index.json. shards: each with the name of its dataset.
 
-    dropped: why lengths indexes, and provenance, that only some of the datasets have are not in it. folder: where
-    `provenance`, names of files, lie. schema: of the samples. unread: names in the rows of all that nothing read.
-    not_shown: samples of all with content that the chat template did not show, by the kind of content.
+    dropped: reasons for left-out lengths indexes and provenance, which only some datasets have. folder: location of the
+    files named in `provenance`. schema: schema of the samples. unread: unread names in all rows. not_shown: samples
+    with content omitted by the chat template, by kind of content.
     """
 
     index: bytes
@@ -198,10 +196,10 @@ class Joined:
 
 
 def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
-    """All samples of datasets, in this order, as one. folder: for files that are made of theirs.
+    """Join all samples of datasets, in this order. folder: location of new files made from theirs.
 
-    catalogs: path from the joint dataset's folder, at `url`, to that of each; "" for one that lies there itself.
-    Raises ConfigError where they cannot be joined, ShardError and LengthsError where they are damaged.
+    catalogs: path from the joint dataset's folder, at `url`, to each dataset's folder; "" for the same folder. Raises
+    ConfigError if they cannot be joined, ShardError and LengthsError for damaged datasets.
     """
     _check_columns(catalogs)
     schema = _one_schema(catalogs)
@@ -226,7 +224,7 @@ def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
 
 
 def path_to(name: str, file: str) -> str:
-    """The path to a file of one of the datasets from the folder of the joint one."""
+    """Return the path to a dataset's file from the folder of the joint dataset."""
     return f"{name}/{file}" if name else file
 
 
@@ -262,7 +260,7 @@ def _check_names(shards: Sequence[tuple[str, ShardInfo]]) -> None:
 
 
 def _entries(name: str, catalog: Catalog) -> list[dict[str, Any]]:
-    """A source's entries of index.json, with paths from the target."""
+    """Return a source's entries of index.json, with paths from the target."""
     entries = copy.deepcopy(list(catalog.index["shards"]))
     for entry in entries:
         for data in map(entry.get, ("raw_data", "zip_data", "raw_meta", "zip_meta")):
@@ -272,7 +270,7 @@ def _entries(name: str, catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _join_lengths(catalogs: Mapping[str, Catalog], folder: Path) -> tuple[list[LengthIndex], list[str]]:
-    """Each lengths index that all sources have, as one; and why others are left out."""
+    """Join each lengths index present in all sources; return the joined indexes, and reasons for other indexes."""
     joined, dropped = [], []
     fingerprints = dict.fromkeys(key for catalog in catalogs.values() for key in catalog.fingerprints)
     for fingerprint in fingerprints:
@@ -296,7 +294,7 @@ def _join_lengths(catalogs: Mapping[str, Catalog], folder: Path) -> tuple[list[L
 
 
 def _join_provenance(catalogs: Mapping[str, Catalog], folder: Path, dropped: list[str]) -> tuple[str, ...]:
-    """The names of its files, where all datasets have it; else why it is left out is added to what was dropped."""
+    """Join provenance if all datasets have provenance; return its file names, or append the reason to `dropped`."""
     found = {
         name: Provenance.of(catalog.storage, folder / f"provenance-{number}")
         for number, (name, catalog) in enumerate(catalogs.items())
@@ -324,7 +322,7 @@ def _open_index(name: str, catalog: Catalog, fingerprint: str, folder: Path) -> 
 
 
 def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
-    """One index of the samples of all, in arrays mapped from files in a folder."""
+    """Return one index of all samples, in arrays mapped from files in a folder."""
     fingerprint, of_all = indexes[0].fingerprint, patches_of_all(indexes)
     patches = None if of_all is None else _joined(of_all, folder / f"{fingerprint}.patches.joined")
     lengths = _joined([index.lengths for index in indexes], folder / f"{fingerprint}.joined")
@@ -332,7 +330,7 @@ def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
 
 
 def _joined(arrays: Sequence[NDArray[np.integer[Any]]], path: Path) -> NDArray[np.uint32]:
-    """Arrays one after another, mapped from a file."""
+    """Concatenate arrays in a file, and map the file."""
     with path.open("wb") as file:
         for array in arrays:
             for start in range(0, len(array), _CHUNK):
@@ -341,7 +339,7 @@ def _joined(arrays: Sequence[NDArray[np.integer[Any]]], path: Path) -> NDArray[n
 
 
 def write_joined(storage: Storage, joined: Joined, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Write its files, `_lmms/dataset.json` last, which is returned. more: what else that says."""
+    """Write the files of a joined dataset, `_lmms/dataset.json` last; return its content. more: additional entries."""
     storage.write(INDEX_NAME, joined.index)
     others = [INDEX_NAME, *upload_lengths(storage, joined.lengths, folder=joined.folder), *joined.provenance]
     for name in joined.provenance:
@@ -352,7 +350,7 @@ def write_joined(storage: Storage, joined: Joined, more: Mapping[str, Any]) -> d
 
 
 def _describe(joined: Joined) -> dict[str, Any]:
-    """What `_lmms/dataset.json` holds of the samples; not what of their sources, and not of other files."""
+    """Return the entries of `_lmms/dataset.json` about samples, without sources and other files."""
     infos = [info for _, info in joined.shards]
     return {
         "version": 1,

@@ -1,4 +1,4 @@
-"""Counts of rows that a conversion leaves out, by reason, and of names in rows that nothing reads."""
+"""Counts of rows left out of a conversion, by reason, and of unread names in rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Why = Literal["filtered", "empty", "by_filter", "by_map"]  # as the files of encoded units name it
-RowsLeftOut = Mapping[Why, NDArray[np.int64]]  # the numbers of rows, ascending
+Why = Literal["filtered", "empty", "by_filter", "by_map"]  # names in the files of encoded units
+RowsLeftOut = Mapping[Why, NDArray[np.int64]]  # numbers of rows, ascending
 _COUNTED_AS: Mapping[Why, str] = {
     "filtered": "num_filtered",
     "empty": "num_empty",
@@ -22,11 +22,11 @@ REASONS = tuple(_COUNTED_AS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowCounts:
-    """How many rows are in no dataset, under the names that dataset.json has for them.
+    """Numbers of rows left out of a dataset, with their names in dataset.json.
 
-    num_rejected: they did not fit. num_filtered: for their length. num_empty: their text is empty.
-    num_left_out_by_filter, num_left_out_by_map: by the user's functions. num_duplicates: all that is stored of them is
-    stored of an earlier one. num_dropped: a drop list names them.
+    num_rejected: invalid rows. num_filtered: rows of unwanted length. num_empty: rows with empty text.
+    num_left_out_by_filter, num_left_out_by_map: rows left out by the user's functions. num_duplicates: rows whose
+    samples are all stored from earlier rows. num_dropped: rows named in a drop list.
     """
 
     num_rejected: int = 0
@@ -39,13 +39,13 @@ class RowCounts:
 
     @staticmethod
     def of_unit(rows: RowsLeftOut, *, num_rejected: int, num_duplicates: int, num_dropped: int = 0) -> RowCounts:
-        """Counts of the rows that a unit left out."""
+        """Return the counts of rows left out by a unit."""
         counts = {_COUNTED_AS[why]: len(numbers) for why, numbers in rows.items()}
         return RowCounts(num_rejected=num_rejected, num_duplicates=num_duplicates, num_dropped=num_dropped, **counts)
 
     @staticmethod
     def of_dataset(description: Mapping[str, Any]) -> RowCounts:
-        """What a dataset.json says; earlier releases did not write all of it."""
+        """Return the counts of a dataset.json; counts missing in earlier releases are 0."""
         return RowCounts(**{name: description.get(name, 0) for name in _NAMES})
 
     @staticmethod
@@ -56,12 +56,12 @@ class RowCounts:
         return RowCounts(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts by their names, without what else a report says."""
+        """Return the counts by name."""
         return {name: getattr(self, name) for name in _NAMES}
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Why rows are not in the dataset, in words for people, and how many."""
+        """Nonzero counts of rows left out, by reason in words."""
         reasons = {
             "with values that do not fit, listed in _lmms/rejects.jsonl": self.num_rejected,
             "of too few or too many tokens": self.num_filtered,
@@ -77,16 +77,16 @@ class RowCounts:
 _NAMES = tuple(field.name for field in fields(RowCounts))
 
 
-# Names in rows that nothing reads. Units are counted in the order of the sources, so the counts are the same for any
-# number of processes.
+# Unread names in rows. Units are counted in the order of the sources, which makes the counts independent of the number
+# of processes.
 
-KEY_OF_MESSAGES = "messages[]."  # before the name of a key of messages; other names are columns
-UnreadRows = Mapping[str, NDArray[np.int64]]  # name -> numbers of the rows in the unit that hold something by this name
+KEY_OF_MESSAGES = "messages[]."  # prefix of keys of messages; other names are columns
+UnreadRows = Mapping[str, NDArray[np.int64]]  # name -> numbers of the unit's rows that hold a value with this name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unread:
-    """first: the first row that holds something by a name, as "source:row". num_rows: rows that do."""
+    """Rows with an unread name. first: the first such row, as "source:row". num_rows: number of rows."""
 
     first: str
     num_rows: int
@@ -96,7 +96,7 @@ UnreadNames = Mapping[str, Unread]
 
 
 def unread_of(rows: UnreadRows, *, source: str, first_row: int) -> dict[str, Unread]:
-    """Counts of one unit. first_row: rows of the source before the unit."""
+    """Return the counts of one unit. first_row: number of rows of the source before the unit."""
     return {
         name: Unread(first=f"{source}:{first_row + int(numbers[0]) + 1}", num_rows=len(numbers))
         for name, numbers in rows.items()
@@ -105,7 +105,7 @@ def unread_of(rows: UnreadRows, *, source: str, first_row: int) -> dict[str, Unr
 
 
 def joined_unread(each: Iterable[UnreadNames]) -> dict[str, Unread]:
-    """Sum of the counts, in the order of the sources."""
+    """Return the sum of the counts, in the order of the sources."""
     found: dict[str, Unread] = {}
     for names in each:
         for name, unread in names.items():
@@ -116,10 +116,10 @@ def joined_unread(each: Iterable[UnreadNames]) -> dict[str, Unread]:
 
 
 def described_unread(names: UnreadNames) -> dict[str, Any]:
-    """Entry of a dataset.json; empty if every name is read."""
+    """Return an entry for dataset.json; empty if every name is read."""
     return {"unread": {name: asdict(unread) for name, unread in names.items()}} if names else {}
 
 
 def unread_of_dataset(description: Mapping[str, Any]) -> dict[str, Unread]:
-    """Counts in a dataset.json; earlier releases did not write them."""
+    """Return the counts in a dataset.json; {} for earlier releases without them."""
     return {name: Unread(**unread) for name, unread in description.get("unread", {}).items()}

@@ -1,4 +1,4 @@
-"""A stored sample -> what a person sees of it: messages, media, the text that is trained on. Nothing is executed."""
+"""A stored sample -> a view for people: messages, media, the text that is trained on. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from ...processors.tokenizers import FastTokenizer
 
 
-_MAX_VALUES = 32  # shown of an array
+_MAX_VALUES = 32  # maximum values shown of an array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaView:
-    """kind, mime: as its first bytes or the sample say. facts: that are stored beside it, by name, and the seconds
-    of a video that are read. width, height: in
-    pixels as shown, of them or of an image whose header is read.
+    """A medium of a sample.
+
+    kind, mime: from its first bytes or the sample. width, height: in pixels, from the facts or the image's header.
+    facts: stored facts by name, and the seconds of a video that are read.
     """
 
     kind: str
@@ -84,7 +85,7 @@ class MediaView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessagePart:
-    """Text of a message, or the number of the part of the sample's media that stands there."""
+    """Text of a message, or the index of a medium in the sample's media at this position."""
 
     text: str = ""
     media: int | None = None
@@ -98,8 +99,9 @@ class MessageView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRun:
-    """Text of consecutive tokens that are all trained on, or none of them, or those of a medium, by its number in
-    SampleView.seen. heading: what begins with it, "" for nothing new.
+    """Text of consecutive tokens, all trained on, or all untrained, or all of one medium.
+
+    seen: index of the medium in SampleView.seen. heading: heading of a part that begins here, else "".
     """
 
     text: str
@@ -117,9 +119,11 @@ class TokensView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleView:
-    """tools: that the assistant may call, as text. values: columns that are neither messages, media nor tokens, as
-    text. seen: media as a processor makes them for the model. note: why there are no tokens, if so. source: the row
-    that it was made of, "" where the dataset does not say.
+    """A sample for people.
+
+    tools: tools for the assistant, as text. values: columns other than messages, media and tokens, as text. seen: media
+    as prepared by a processor for the model. note: reason for missing tokens, else "". source: the sample's original
+    row, "" if unknown.
     """
 
     number: int
@@ -137,7 +141,10 @@ class SampleView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Viewer:
-    """processor: makes tokens of samples; tokenizer: makes text of tokens (None: their numbers are shown)."""
+    """Views of samples.
+
+    processor: makes tokens of samples. tokenizer: decodes tokens to text; None shows token ids.
+    """
 
     schema: str | None
     processor: Processor | None
@@ -145,9 +152,9 @@ class Viewer:
 
     @staticmethod
     def load(schema: str | None, tokenizer: str | None, processor: Processor | None = None) -> Viewer:
-        """A viewer for samples of a schema; ConfigError for a tokenizer that cannot be had, or has nothing to read.
+        """Return a viewer for samples of a schema; ConfigError for a tokenizer that cannot be loaded or is not needed.
 
-        tokenizer: of samples that are tokens.
+        tokenizer: tokenizer of stored tokens.
         """
         if schema is None and tokenizer is not None:
             raise ConfigError("the dataset holds no messages, tokens or texts: leave --tokenizer out")
@@ -161,7 +168,7 @@ class Viewer:
         return Viewer(schema=schema, processor=processor, tokenizer=load_tokenizer(tokenizer))
 
     def view(self, sample: Sample, *, number: int, shard: ShardInfo, num_bytes: int) -> SampleView:
-        """What is seen of a sample; DataError when it does not fit its schema."""
+        """Return the view of a sample; DataError if it does not fit its schema."""
         tools: tuple[str, ...] = ()
         messages: tuple[MessageView, ...] = ()
         media: list[MediaPart] = []
@@ -187,7 +194,7 @@ class Viewer:
                 seen = seen_by(self.processor, sample)
                 reads = DocumentsProcessor() if self._has_documents(sample) else self.processor
                 tokens = self._view_tokens(reads.process(sample), seen)
-            except Exception as error:  # noqa: BLE001 - of a chat template, which may refuse a sample in any way
+            except Exception as error:  # noqa: BLE001 - a chat template may refuse a sample with any error
                 note = f"it does not become tokens: {error if isinstance(error, DataError) else repr(error)}"
         return SampleView(
             number=number,
@@ -234,7 +241,7 @@ class Viewer:
 
 
 def _view_preference(sample: Sample, media: list[MediaPart]) -> tuple[tuple[str, ...], tuple[MessageView, ...]]:
-    """Tools and messages of a preference; each message says by its role's name where it belongs."""
+    """Return tools and messages of a preference; each message's role begins with its part's name."""
     found = read_preference(sample["messages"])
     verdict = {None: "", True: " (good)", False: " (bad)"}[found.label]
     parts = {"prompt": found.prompt} | {f"{name}{verdict}": answer for name, answer in found.answers.items()}
@@ -249,7 +256,7 @@ def _view_preference(sample: Sample, media: list[MediaPart]) -> tuple[tuple[str,
 
 
 def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart]) -> MessageView:
-    """A message; its media are put at the end of `media`."""
+    """Return the view of a message; append its media to `media`."""
     content = message.get("content")
     blocks = []
     for part in content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []:
@@ -267,7 +274,7 @@ def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart
 
 
 def _are_calls(calls: Any) -> bool:
-    """Whether these are tool calls as OpenAI has them."""
+    """Whether a value is a list of tool calls in OpenAI's form."""
     return isinstance(calls, list) and all(
         isinstance(call, dict) and isinstance(call.get("function"), dict) and "name" in call["function"]
         for call in calls
@@ -275,7 +282,7 @@ def _are_calls(calls: Any) -> bool:
 
 
 def _view_calls(calls: list[dict[str, Any]]) -> Iterator[str]:
-    """Each call by the name of its function, and the arguments as JSON, also where they are stored as JSON text."""
+    """Yield each call: the name of the function, and the arguments in JSON, even if stored in JSON text."""
     for call in calls:
         function = call["function"]
         arguments = function.get("arguments")
@@ -291,7 +298,7 @@ def _json(value: Any) -> str:
 
 
 def _describe(value: Any, media: list[MediaPart]) -> str:
-    """A value of any column as text; images and other media among them are put at the end of `media`."""
+    """Return a value of any column as text; append images and other media to `media`."""
     from PIL import Image
 
     if isinstance(value, bytes):
@@ -318,8 +325,8 @@ def _describe(value: Any, media: list[MediaPart]) -> str:
 
 
 def _image_file(image: Image) -> bytes:
-    """An image as a file: the one that is stored, or its pixels as PNG; OSError for a mode that PNG does not have."""
-    stored = getattr(image, "fp", None)  # of an image whose pixels are not decoded yet
+    """Return the stored file of an image, or the pixels in PNG; OSError for a mode without a PNG form."""
+    stored = getattr(image, "fp", None)  # of an image with undecoded pixels
     if isinstance(stored, io.BytesIO):
         return stored.getvalue()
     encoded = io.BytesIO()
@@ -327,16 +334,18 @@ def _image_file(image: Image) -> bytes:
     return encoded.getvalue()
 
 
-# What a model sees of a sample's media, for people to look at. A processor's pixels -> pictures, with their tokens.
+# Media as seen by a model, for people. A processor's pixels -> pictures, with their tokens.
 
-_MAX_FRAMES = 32  # shown of a video
+_MAX_FRAMES = 32  # maximum frames shown of a video
 _GAP = 2  # pixels between frames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenView:
-    """spans: of its tokens, [first, stop) each. label: what it is and how many tokens it has. picture: a PNG of it;
-    of a video its frames, row by row; of a sound its waveform.
+    """A medium in a processor's view.
+
+    spans: its tokens, [first, stop) each. label: kind, size and number of tokens. picture: a PNG; of a video its
+    frames, row by row; of a sound its waveform.
     """
 
     kind: str
@@ -359,13 +368,13 @@ class SeenView:
 
 
 def seen_by(processor: Processor | None, sample: Sample) -> tuple[SeenView, ...]:
-    """What a processor of media makes of a sample's; none of another. Raises what the processor raises."""
+    """Return a media processor's views of a sample's media; () for other processors. Raises the processor's errors."""
     see: SeeMedia | None = getattr(processor, "see_media", None)
     return () if see is None else tuple(SeenView.of(each) for each in see(sample))
 
 
 def _png(frames: NDArray[np.uint8]) -> bytes:
-    """Frames uint8[N, H, W, 3] in one roughly square picture."""
+    """Return frames uint8[N, H, W, 3] in one roughly square PNG."""
     from PIL import Image
 
     num_frames, height, width, _ = frames.shape
@@ -380,19 +389,19 @@ def _png(frames: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-# Tokens of sequences as a person sees them: documents, or the prompt of answers once and then each answer. Pure.
+# Tokens of sequences for people: documents, or the prompt of answers once and then each answer. Pure.
 
 _NAMES = {
     2: {Role.CHOSEN: "chosen", Role.REJECTED: "rejected"},
     1: {Role.CHOSEN: "answer (good)", Role.REJECTED: "answer (bad)"},
-}  # of a role, by the number of answers
+}  # names of roles, by number of answers
 
 
 def token_parts(processed: Processed) -> list[tuple[str, int, int]]:
-    """What is shown of a sample's tokens: a heading, and the tokens [first, stop) below it.
+    """Return the parts of a sample's tokens: a heading, and its tokens [first, stop).
 
-    Of answers, the prompt of the first and then each answer from its first learnt token; of documents each; of samples
-    that are one sequence all, with no heading.
+    Answers: the prompt of the first answer, then each answer from its first trained token. Documents: each document.
+    Other samples: all tokens, without a heading.
     """
     labels = np.asarray(processed["labels"])
     if "sequences" not in processed:

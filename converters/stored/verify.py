@@ -1,4 +1,4 @@
-"""Whether a stored dataset is what it says it is: index, description, shards, lengths. dataset -> all its problems."""
+"""Check a stored dataset against its description: index, description, shards, lengths. dataset -> all its problems."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from .catalog import (
 from .verify_shards import Problem, ShardChecker, check_shards
 
 NUM_THREADS = 8  # checks mostly wait for the store
-_CHUNK = 1 << 20  # lengths looked at together
+_CHUNK = 1 << 20  # lengths checked together
 _INDEX_AGAIN = "write it again with lmms-stream index"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
-    """What was looked at, and what is wrong. notes: what could not be checked, and why."""
+    """Extent and problems of a check. notes: parts that were not checked, with reasons."""
 
     num_shards: int
     num_samples: int
@@ -62,13 +62,13 @@ def verify_dataset(
     on_start: Callable[[int], None] = lambda count: None,
     on_shard: Callable[[], None] = lambda: None,
 ) -> VerifyReport:
-    """Check all that a dataset at a folder or URL consists of, and go on after each problem.
+    """Check all parts of a dataset at a folder or URL, and continue after each problem.
 
-    deep: decode every sample too, process it with `processor` (by itself where the samples are tokens), and measure it
-    against the lengths index. num_workers: shards checked at once, each with its copy in a temporary folder if it must
-    be downloaded or decompressed (default: 8 threads; for deep, a process for each core, and a script calls this below
-    `if __name__ == "__main__":`). on_start, on_shard: told the number of shards, and of each that was checked.
-    Raises StorageError where there is no dataset, ConfigError for a processor without deep; WorkerError.
+    deep: also decode every sample, process it with `processor` (not needed for tokens), and compare its length with the
+    lengths index. num_workers: shards checked at once, each with its copy in a temporary folder if it must be
+    downloaded or decompressed (default: 8 threads; for deep, a process per core, and a script needs `if __name__ ==
+    "__main__":` around the call). on_start, on_shard: called with the number of shards, and after each checked shard.
+    Raises StorageError without a dataset, ConfigError for a processor without deep; WorkerError.
     """
     if processor is not None and not deep:
         raise ConfigError("samples are measured by a deep check only: pass --deep as well, or leave --tokenizer out")
@@ -121,7 +121,7 @@ def verify_dataset(
 
 
 def _measured_by(processor: Processor | None, schema: str | None, *, url: str) -> Processor | None:
-    """What measures the samples; those of tokens are measured by themselves. ConfigError if it does not read them."""
+    """Return the processor that measures the samples; stored tokens have their own. ConfigError for a wrong schema."""
     if processor is None:
         return TokensProcessor() if schema == TokensProcessor.schema else None
     if schema is not None and processor.schema != schema:
@@ -132,7 +132,7 @@ def _measured_by(processor: Processor | None, schema: str | None, *, url: str) -
 def _read_description(
     storage: Storage, problems: list[Problem], notes: list[str]
 ) -> tuple[list[ShardInfo], dict[str, Any] | None]:
-    """The shards that index.json lists, and dataset.json; none of what cannot be read or is not safe to follow."""
+    """Return the shards in index.json, and dataset.json; neither if unreadable or unsafe."""
     index, described = (read_if_there(storage, name) for name in (INDEX_NAME, DATASET_NAME))
     if index is None and described is None:
         raise no_dataset(storage)
@@ -167,7 +167,7 @@ def _read_description(
 
 
 def _without_missing(storage: Storage, dataset: dict[str, Any] | None, notes: list[str]) -> dict[str, Any] | None:
-    """The description without files that a folder lacks because it is filled from another place as files are read."""
+    """Return the description without files missing in a folder that is filled from another place on demand."""
     if dataset is None or not isinstance(storage, LocalStorage) or (source := filled_from(storage.folder)) is None:
         return dataset
     missing = {name for name in dataset["other_files"] if not (storage.folder / name).exists()}
@@ -188,7 +188,7 @@ def _after(error: Exception | str, name: str) -> str:
 
 
 def _disagreements(dataset: Mapping[str, Any], shards: Sequence[ShardInfo]) -> Iterator[str]:
-    """What dataset.json says otherwise than index.json."""
+    """Yield the differences between dataset.json and index.json."""
     remedy = "they are of two conversions; convert the dataset again"
     if dataset.get("version") != 1:
         yield f"has the version {dataset.get('version')!r}, expected 1: use a newer lmms_stream"
@@ -221,7 +221,7 @@ def _disagreements(dataset: Mapping[str, Any], shards: Sequence[ShardInfo]) -> I
 
 
 def _with_listed_checksums(shards: Sequence[ShardInfo], dataset: Mapping[str, Any]) -> list[ShardInfo]:
-    """Checksums of dataset.json where index.json gives none."""
+    """Return the shards with checksums of dataset.json if index.json has none."""
     listed = {shard["name"]: shard.get("xxh3_64") for shard in dataset["shards"]}
     return [
         replace(info, checksum=f"xxh3_64:{listed[info.name]}")
@@ -240,7 +240,7 @@ def _lengths_indexes(
     *,
     folder: Path,
 ) -> Iterator[tuple[str, LengthIndex]]:
-    """Fingerprint and index of all that are whole; the others become problems."""
+    """Yield fingerprint and index of all valid lengths indexes; invalid indexes become problems."""
     listed = listed_fingerprints(storage, dataset)
     asked = None if processor is None else processor_fingerprint(processor)
     known = known_fingerprints(shards)
@@ -293,7 +293,7 @@ def _wrong_lengths(
 
 
 def _wrong_provenance(storage: Storage, num_samples: int, *, folder: Path) -> Iterator[Problem]:
-    """Problems of the provenance files, if any."""
+    """Yield the problems of the provenance files, if any."""
     try:
         provenance = Provenance.of(storage, folder)
         if provenance is not None and provenance.num_samples != num_samples:
@@ -308,7 +308,7 @@ def _wrong_provenance(storage: Storage, num_samples: int, *, folder: Path) -> It
 def _arrays_of(
     indexes: Mapping[str, LengthIndex], processor: Processor | None, *, num_samples: int
 ) -> list[Path] | None:
-    """The files of the lengths and patches that the processor should measure, if it has one for each sample."""
+    """Return the files with the stored lengths and patches for the processor; None unless they cover every sample."""
     index = None if processor is None else indexes.get(processor_fingerprint(processor))
     if index is None or len(index.lengths) != num_samples:
         return None
@@ -319,7 +319,7 @@ def _arrays_of(
 def _missing_files(
     storage: Storage, dataset: Mapping[str, Any] | None, indexes: Mapping[str, LengthIndex], *, folder: Path
 ) -> Iterator[Problem]:
-    """Other files that dataset.json lists, and that are not to be had."""
+    """Yield a problem for each other file that dataset.json lists and that is missing or unreadable."""
     if dataset is None:
         return
     keys = {*indexes, *dataset["lengths"]}

@@ -1,4 +1,4 @@
-"""Whether a shard is what the index says: downloaded, checked and deleted, several at once. shards -> problems."""
+"""Check shards against the index: downloaded, checked and deleted, several at once. shards -> problems."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ from ...storage.storage import Storage
 from ...types import Sample
 from .catalog import check_processed, local_file
 
-MAX_LISTED = 100  # samples of one shard that are listed one by one
+MAX_LISTED = 100  # samples of one shard listed one by one
 _REPLACE = "upload it again, or convert the dataset again"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """where: a file of the dataset, or a sample and its shard. what: is wrong with it, and what to do."""
+    """A problem of a dataset.
+
+    where: a file of the dataset, or a sample and its shard. what: the fault and the remedy.
+    """
 
     where: str
     what: str
@@ -45,10 +48,10 @@ _Task = tuple[int, ShardInfo, int]  # a shard's index among the shards, the shar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardChecker:
-    """deep: decode every sample, and measure and process it with `processor`, if there is one.
+    """Checker of a shard. deep: decode every sample, and measure and process it with `processor`, if given.
 
-    lengths: the arrays of the lengths index that it should agree with, of tokens and where there are any of patches.
-    folder: for downloads. schema: of the samples.
+    lengths: arrays of the lengths index to compare, for tokens and, if present, for patches.
+    folder: location of downloads. schema: schema of the samples.
     """
 
     storage: Storage
@@ -59,7 +62,7 @@ class ShardChecker:
     lengths: Sequence[Path] | None = None
 
     def __call__(self, task: _Task, on_progress: Callable[[int], None] = lambda count: None) -> list[Problem]:
-        """What is wrong with a shard."""
+        """Return the problems of a shard."""
         _, info, first_id = task
         found: list[Problem] = []
         with TemporaryDirectory(prefix="shard-", dir=self.folder, ignore_cleanup_errors=True) as temporary:
@@ -78,9 +81,9 @@ class ShardChecker:
             return found + self._check_samples(shard, first_id) if self.deep else found
 
     def _raw_file(self, info: ShardInfo, folder: Path, found: list[Problem]) -> Path | None:
-        """A file of a shard, decompressed if need be, for a look at its samples; None where there can be none.
+        """Return a file of a shard, decompressed if needed, for its samples; None if unavailable.
 
-        folder: for what is downloaded or decompressed. Problems of the file are put at the end of `found`.
+        folder: location of downloaded and decompressed files. Problems of the file are appended to `found`.
         """
         name = info.zip_name or info.name
         try:
@@ -97,7 +100,7 @@ class ShardChecker:
         return path if path.stat().st_size == info.size else None
 
     def _decompressed(self, info: ShardInfo, folder: Path, found: list[Problem]) -> Path | None:
-        """A compressed file of a shard, decompressed. In a local folder what was decompressed before is enough."""
+        """Decompress a compressed file of a shard. In a local folder, an existing decompressed file is enough."""
         name, raw = str(info.zip_name), folder / "raw" / info.name
         beside = self.storage.folder / info.name if isinstance(self.storage, LocalStorage) else None
         try:
@@ -136,7 +139,7 @@ class ShardChecker:
         return found
 
     def _indexed(self, first_id: int, count: int) -> list[NDArray[np.uint32]] | None:
-        """What the lengths index says of consecutive samples: each array's part."""
+        """Return the lengths index's values of consecutive samples, from each array."""
         if self.lengths is None:
             return None
         arrays = (np.load(path, mmap_mode="r", allow_pickle=False) for path in self.lengths)
@@ -145,7 +148,7 @@ class ShardChecker:
     def _check_sample(
         self, shard: AnyShard, index: int, schema: str | None, indexed: Sequence[int] | None
     ) -> str | None:
-        """What is wrong with a sample; None for nothing."""
+        """Return the problem of a sample; None without a problem."""
         try:
             sample = shard[index]
             _check_images(sample, shard.info)
@@ -157,7 +160,7 @@ class ShardChecker:
             return f"{str(error).removeprefix(f'{shard.path}: sample {index} ')}: {_REPLACE}"
         except LmmsStreamError as error:
             return str(error)
-        except Exception as error:  # noqa: BLE001 - of a processor, which may be anybody's
+        except Exception as error:  # noqa: BLE001 - a user's processor may raise any error
             return f"cannot be processed ({error!r}): correct the sample or the processor"
         if found is None or indexed is None:
             return None
@@ -172,13 +175,13 @@ def _unread(name: str, error: Exception) -> Problem:
 
 
 def _check_images(sample: Sample, info: ShardInfo) -> None:
-    """DataError for an image that is damaged behind its header, which is all that decoding a sample reads of it."""
+    """Raise DataError for an image damaged after its header; decoding a sample reads only the header."""
     for name, encoding in info.encodings.items():
         if encoding.partition(":")[0] in IMAGES and name in sample:
             for image in sample[name] if isinstance(sample[name], list) else [sample[name]]:
                 try:
                     image.load()
-                except Exception as error:  # whatever the image library raises for damaged bytes
+                except Exception as error:  # the image library raises any error for damaged bytes
                     raise DataError(f"column {name!r} holds a damaged image ({error}): {_REPLACE}") from error
 
 
@@ -190,7 +193,7 @@ def _measured(processor: Processor, sample: Sample) -> Measured:
 
 
 def _check_content(sample: Sample, schema: str | None) -> None:
-    """DataError for a sample that does not fit its schema."""
+    """Raise DataError for a sample that does not fit its schema."""
     if schema in ("messages", "preference"):
         read = read_preference if schema == "preference" else read_chat
         for part in media_parts(read(sample["messages"]).messages, sample["media"]):
@@ -234,9 +237,9 @@ def _compare(path: Path, name: str, *, size: int | None, checksum: str | None) -
 def check_shards(
     checker: ShardChecker, shards: Sequence[ShardInfo], *, num_workers: int, on_shard: Callable[[], None]
 ) -> list[Problem]:
-    """The problems of all shards, in their order. Deep checks run in processes, the others wait and hash in threads.
+    """Return the problems of all shards, in order. Deep checks run in processes; other checks wait and hash in threads.
 
-    Encodings that the program registered are known to its own process alone: others would pass over their columns.
+    With encodings registered by the program, deep checks run in threads: other processes would skip their columns.
     """
     first_ids = accumulate((info.num_samples for info in shards), initial=0)
     tasks: list[_Task] = list(zip(range(len(shards)), shards, first_ids, strict=False))
