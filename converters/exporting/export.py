@@ -344,7 +344,8 @@ def export_dataset(
     format: "parquet", "jsonl" or "webdataset". Each shard becomes part-NNNNN, written atomically; the same call resumes
     an interrupted export. Existing files at the target are never replaced or removed. on_start, on_samples: called with
     the total number of samples, and with the number of finished samples. Raises ConfigError for columns without a form
-    in rows, DataError for such values, StorageError for a target with other files, ShardError for a damaged dataset.
+    in rows, DataError for values without a form in rows, StorageError for a target with other files, ShardError for a
+    damaged dataset.
     """
     started = time.monotonic()
     if format not in FORMATS:

@@ -36,7 +36,7 @@ def parts_of(dataset: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def grow(target: Storage, part: str) -> tuple[str, ...]:
-    """Append a part's samples to the dataset; return the reasons for left-out files.
+    """Append a part's samples to the dataset; return the reasons for left-out lengths indexes and provenance.
 
     part: folder, below the target, of a complete dataset with the same columns. The caller holds the target's lock.
     Raises the errors of `join`, and StorageError; the dataset is then unchanged.

@@ -34,8 +34,8 @@ class AnswersReader(RowTokenizer):
     """Tokenizer of rows for DPO or KTO, several rows at once.
 
     sequences: for each answer of a sample, its number of tokens with the prompt, and its Role, one after another. Each
-    sequence is cut to settings.max_length tokens; a row with a longer or equal prompt is left out, like in TRL.
-    ConfigError for rows without answers.
+    sequence is cut to settings.max_length tokens; a row with a longer or equal prompt is left out (unless keeps_end),
+    like in TRL. ConfigError for rows without answers.
     """
 
     columns = ("input_ids", "labels", "sequences")

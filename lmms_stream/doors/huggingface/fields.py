@@ -20,9 +20,8 @@ class FieldRule:
     """The effect of a field.
 
     text: an honoured field's effect, the reason a moot field has no effect, or a refused field's reason and remedy.
-    same:
-    whether a value equals the field's default, if this is not plain from the default itself (their classes replace some
-    defaults in construction).
+    same: whether a value equals the field's default, if this is not plain from the default itself (their classes
+    replace some defaults in construction).
     """
 
     name: str

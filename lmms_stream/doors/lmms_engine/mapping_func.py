@@ -72,7 +72,7 @@ def register_processor(processor_type: str) -> Callable[[C], C]:
 
     The class is called with the ProcessorConfig, then build() if it exists. The class is a Processor like ours
     (processors/base.py), or has LMMS Engine's process(images, hf_messages) with Pillow images, returning input_ids,
-    labels and the model's other inputs; lengths are then measured by processing.
+    labels and the model's other inputs; for process(images, hf_messages), processing measures the lengths.
     """
 
     def add(made_by: C) -> C:

@@ -34,9 +34,8 @@ class BaseDataset(ABC):
     without media; with a processor, the media of prompts become multimodal_inputs, with images as PIL images.
     max_length: in tokens; rows with longer prompts are dropped, never cut, and counted (num_overlong). prompt_key,
     label_key, tool_key, metadata_key: columns. multimodal_keys: kind of media -> column. system_prompt: system message
-    added before each prompt. apply_chat_template: render prompts as text, with
-    apply_chat_template_kwargs as variables of the template. custom_prompt_func: (prompt, row) -> prompt. seed: seed of
-    shuffle. multimodal_config: limits on images.
+    added before each prompt. apply_chat_template: render prompts as text; apply_chat_template_kwargs: variables of the
+    template. custom_prompt_func: (prompt, row) -> prompt. seed: seed of shuffle. multimodal_config: limits on images.
     teacher_prompt_key: column of the teacher's prompt, rendered into metadata["opd_teacher_prompt"] like the prompt.
     teacher_multimodal_keys: kind of media -> column of the teacher's media (teacher_multimodal_inputs). on_error:
     "skip" drops unreadable rows and counts them (num_unreadable); "error" raises a DataError that names the row. order:
@@ -233,8 +232,7 @@ class BaseDataset(ABC):
         """Return the next num_samples samples, and whether the batch passed the end of an epoch.
 
         epochs_crossed is the number of ends passed. If an epoch was read to its last row, the next batch passes its
-        end.
-        After `shuffle`, each epoch has its own order. After an error the same batch can be requested again.
+        end. After `shuffle`, each epoch has its own order. After an error the same batch can be requested again.
         """
         num_samples = whole_number("the number of samples", num_samples, least=0)
         cursor = self.index_manager

@@ -127,9 +127,9 @@ class Permutation:
     [0, 1, 2, 3, 4]
 
     Up to SMALL rows it is NumPy's permutation. Beyond, it is a Feistel network over the next power of four; numbers >=
-    num_rows are encrypted again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). order "relax":
-    Relax's permutation, Python's `random.shuffle` seeded with seed + epoch; 8 bytes a row. last: rows left unshuffled
-    at the end, such as rows dropped by Relax's eager dataset before it shuffles.
+    num_rows pass through the network again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). order
+    "relax": Relax's permutation, Python's `random.shuffle` seeded with seed + epoch; 8 bytes a row. last: rows left
+    unshuffled at the end, such as rows dropped by Relax's eager dataset before it shuffles.
     """
 
     def __init__(

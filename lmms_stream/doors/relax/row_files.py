@@ -39,7 +39,7 @@ RowOrError = dict[str, Any] | DataError
 class RowFile(Protocol):
     """Rows of a file by number. name: name in messages. folder: base of relative media paths in its rows.
 
-    digest: identifies the content, by samples of a large file. old_digest: its digest in states of earlier releases,
+    digest: identifies the content, from samples of a large file. old_digest: its digest in states of earlier releases,
     computed from less content. all_bytes: digest of the full content, which is read for it; None if it needs a
     download.
     """

@@ -52,7 +52,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     bytes of the sources and the number of readers (see choose_lanes), and kept in a state. Ranks with separate
     DataLoaders cannot compare, and choose it from the number of readers only. Exactly one lane reads each row. Packs
     are first_fit (one open pack, emitted when full), best_fit or balanced; see StreamingPacker. shuffle shuffles the
-    files of an epoch and the rows of a unit (about 4000); the units of a file stay in order.
+    files of an epoch and the rows of a unit (at most about 4000); the units of a file stay in order.
 
     Each iteration is the next epoch, with any number of DataLoader workers, persistent or not; a break drops the rest
     of its epoch; set_epoch selects another epoch. An epoch ends when a listing of the sources finds no new files; its
@@ -64,7 +64,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     state, even if it is complete; after a complete epoch, call set_epoch with the next epoch before state_dict. Without
     workers, the iterator delivers its batches.
 
-    For shards (dataset_format mds, or a URL) it reads the lanes of a PackedStreamingDataset, with the same `core`:
+    Shards (dataset_format mds, or a URL) are read by the lanes of a PackedStreamingDataset, with the same `core`:
     endless, and each iteration begins with its epoch.
     """
 

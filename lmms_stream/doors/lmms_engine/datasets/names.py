@@ -292,7 +292,7 @@ def _check_extra(config: EngineDatasetConfig) -> None:
 
 
 def is_shards(config: EngineDatasetConfig) -> bool:
-    """Whether the config names existing shards: by its format, or by the content of dataset_path."""
+    """Whether the config names existing shards: by format, or if unset, by a URL or an index.json in dataset_path."""
     if config.dataset_format is not None:
         return config.dataset_format == SHARDS
     path = str(config.dataset_path or "")
