@@ -73,7 +73,7 @@ def read_catalog(storage: Storage, *, refused: dict[str, str] | None = None) -> 
 
 
 def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
-    """Return the content of a `_lmms/dataset.json`; ShardError unless all names of files are safe."""
+    """Return the content of a `_lmms/dataset.json`; ShardError for a damaged description or an unsafe file name."""
     try:
         dataset = dict(json.loads(data))
         names = [name for shard in dataset["shards"] for name in (shard["name"], shard.get("file", shard["name"]))]

@@ -132,7 +132,7 @@ def _measured_by(processor: Processor | None, schema: str | None, *, url: str) -
 def _read_description(
     storage: Storage, problems: list[Problem], notes: list[str]
 ) -> tuple[list[ShardInfo], dict[str, Any] | None]:
-    """Return the shards in index.json, and dataset.json; neither if unreadable or unsafe."""
+    """Return the shards in index.json, and dataset.json; [] and None for unreadable or unsafe files."""
     index, described = (read_if_there(storage, name) for name in (INDEX_NAME, DATASET_NAME))
     if index is None and described is None:
         raise no_dataset(storage)

@@ -86,7 +86,7 @@ class Conversion:
         return folder
 
     def opened(self, folder: Path, *, packing: PackingConfig, order: OrderConfig) -> PackedDataset:
-        """Open the dataset in a folder, in this order."""
+        """Open the dataset in a folder, with the given packing and order."""
         return PackedDataset(
             [StreamConfig(remote=str(folder))],
             processor=self._processor(folder),

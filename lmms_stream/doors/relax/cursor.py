@@ -118,7 +118,7 @@ BLOCK = 4096  # positions whose rows are computed together during a pass through
 _ROUNDS = 8
 Order = Literal["own", "relax"]
 ORDERS: tuple[Order, ...] = ("own", "relax")
-_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # multipliers of splitmix64
 
 
 class Permutation:

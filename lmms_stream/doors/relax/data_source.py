@@ -243,7 +243,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Put groups back; none of them after an error.
+        """Put groups back, all or none.
 
         DataError unless each is a list of n_samples_per_prompt samples, and not in the buffer.
         """

@@ -347,7 +347,7 @@ def _restored_array(kind: str, about: Mapping[str, Any], array: NDArray[Any]) ->
 
 
 def save_state(store: Storage, name: str, values: Mapping[str, Any]) -> None:
-    """Write values as NAME.json and NAME.CHECKSUM.npz. CheckpointError for a value that cannot be saved."""
+    """Write values as NAME.json and NAME.CHECKSUM.npz. CheckpointError for an unsupported value, StorageError."""
     writer = _Writer()
     saved = writer.value(dict(values), "state")
     files = io.BytesIO()

@@ -139,7 +139,7 @@ class KTOTrainer(_AnswersTrainer):
 
 
 def check_keywords(kind: type[FSDP2SFTTrainer], unknown: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an unknown argument of a TRL trainer; fields of TRL's config belong into the config."""
+    """Raise ConfigError for an unknown argument of a TRL trainer; fields of TRL's config belong in the config."""
     import trl
 
     name = next(iter(unknown), None)

@@ -328,7 +328,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             processor=self.processor,
             packing=packing,
             packing_mode="lanes",
-            order=replace(config.order, reshuffle=True),  # lanes pack during reading, in each epoch again
+            order=replace(config.order, reshuffle=True),  # lanes are packed again in each epoch
             fetch=config.fetch,
         )
 

@@ -42,7 +42,7 @@ VIDEO_DEFAULTS: Mapping[str, Any] = {
 
 ENGINE_PACKING_LENGTH = 32000  # LMMS Engine's default
 ENGINE_SEED = 42
-CUT_TYPES = ("fineweb_edu", "fineweb_edu_iterable")  # documents are cut and packed, without a rest
+CUT_TYPES = ("fineweb_edu", "fineweb_edu_iterable")  # documents are cut and packed; no token is left out
 _OF_SHARDS_TOO = ("packing", "filter_overlong", "data_seed")  # also for shards without a dataset_type
 
 

@@ -150,7 +150,9 @@ class SourceReader:
             self._known.pop(epoch, None)
 
     def _epoch(self, epoch: int) -> Iterator[SourcePack]:
-        """Yield the packs of all files listed at the epoch's beginning, then of files added meanwhile."""
+        """Yield the packs of all files listed at the epoch's beginning, then of files added meanwhile, until none is
+        added.
+        """
         listed = self._list()
         known = self._known.setdefault(epoch, {})
         if not known:
