@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import lmms_stream
 import pytest
+
+from .arrows import files
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +44,17 @@ def test_public_classes_and_functions_have_docstrings() -> None:
 def test_a_public_name_is_the_first_thing_that_can_be_imported(name: str) -> None:
     script = f"from lmms_stream import {name}; assert {name}.__name__ == {name!r}"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_examples_of_docstrings_print_what_they_say() -> None:
+    """All of them: the names in them change like any other."""
+    results = [
+        doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+        for module, path in files().items()
+        if ">>> " in path.read_text()
+    ]
+    assert sum(result.attempted for result in results) > 100
+    assert sum(result.failed for result in results) == 0
 
 
 FORMER = {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import math
 from collections import Counter
 from fractions import Fraction
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.plan import sample_order
 from lmms_stream.plan.order import EpochOrder, OrderConfig, in_stored_order
 from lmms_stream.plan.sample_order import Reader, SampleOrder, StreamShare, positions_read, samples_chosen
 from numpy.typing import NDArray
@@ -546,9 +544,3 @@ def test_an_epoch_size_beside_repeat_or_choose_is_refused(setting: StreamShare) 
 def test_an_epoch_size_of_no_whole_number_is_refused(size: float) -> None:
     with pytest.raises(ConfigError, match=rf"^epoch_size must be a whole number of samples, at least 1, got {size}$"):
         samples_chosen([4], [StreamShare()], epoch_size=size)  # type: ignore[arg-type]
-
-
-def test_the_examples_in_the_docstrings_are_true() -> None:
-    results = doctest.testmod(sample_order)
-    assert results.attempted >= 2
-    assert results.failed == 0

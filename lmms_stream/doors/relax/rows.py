@@ -260,9 +260,9 @@ class RowsOfFile:
 def parse_paths(path: str | Path | Sequence[str | Path]) -> tuple[list[RowsOfFile], slice]:
     """Return the parts of a path, and a slice of their combined rows. Negative bounds count from the end.
 
-    >>> parse_paths("[a.jsonl, b.parquet@[:-5]]@[0:100]")
-    ([Part(path='a.jsonl', rows=slice(None, None, None)), Part(path='b.parquet', rows=slice(None, -5, None))], \
-slice(0, 100, None))
+    >>> parts, rows = parse_paths("[a.jsonl, b.parquet@[:-5]]@[0:100]")
+    >>> [(part.path, part.rows.stop) for part in parts], rows.stop
+    ([('a.jsonl', None), ('b.parquet', -5)], 100)
     """
     if not isinstance(path, str | Path | Sequence):
         raise ConfigError(f"prompt data must be a path, a URL or several in a list, got {path!r}")

@@ -29,7 +29,7 @@ class RateSpread:
         """rounds: what was counted in each, and the seconds that it took.
 
         >>> RateSpread.of([(30.0, 1.0), (10.0, 2.0), (20.0, 1.0)])
-        Spread(mean=15.0, median=20.0, lowest=5.0, highest=30.0)
+        RateSpread(mean=15.0, median=20.0, lowest=5.0, highest=30.0)
         """
         rates = [count / seconds for count, seconds in rounds]
         mean = sum(count for count, _ in rounds) / sum(seconds for _, seconds in rounds)
