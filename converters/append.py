@@ -1,7 +1,7 @@
-"""New sources -> a part beside a dataset's own shards, and one index over both.
+"""New sources -> a part next to a dataset's own shards, and one index over both.
 
-What the dataset was converted from stands in its `_lmms/dataset.json`: sources that it has are passed over. Whenever
-the command is ended, the dataset is the old one or the new one, and the same command goes on.
+The dataset's `_lmms/dataset.json` lists the sources that it was converted from; append passes over these sources. A
+command that is killed leaves the old dataset or the new dataset, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from .sources.units import Source
 from .stored.appending import finish_growth, grow, part_name, parts_of
 from .writing.work import digest_of, only_writer, options_of, read_claim, read_described
 
-_SHOWN = 5  # sources that a line names
+_SHOWN = 5  # sources that an error or a log line names
 _SHOWN_CHARACTERS = 80  # of an option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendReport:
-    """What was added. part: its folder below the dataset; None where all sources were there already.
+    """Result of `append`. part: the new folder below the dataset; None if the dataset already had all sources.
 
-    num_samples: of the dataset now, all splits together. dropped: what of it could not be kept, and why.
+    num_samples: of the grown dataset, all splits together. dropped: parts of the dataset that could not be kept, with
+    the reasons.
     """
 
     num_new_sources: int
@@ -64,13 +65,13 @@ def append(
     options: ConvertOptions | None = None,
     **changes: Any,
 ) -> AppendReport:
-    """Convert those of `sources` that the dataset at `target` was not made of, and add their samples behind its own.
+    """Convert the `sources` that the dataset at `target` does not have yet; add their samples behind the dataset's own.
 
-    sources: names alone. The other arguments are those of `convert`, without map and filter, which SchemaOptions have
-    as names. Options must be those of the dataset, but for those that say how files
-    are read, how many rows, in which order (of the new samples among themselves), and how shards are filled. overwrite:
-    begin a part anew that was begun with other sources; never the dataset.
-    Raises what `convert` raises, ConfigError for other options and for sources that changed since they were converted.
+    sources: only names. The other arguments are the arguments of `convert`; SchemaOptions has map and filter by name.
+    The options must equal the dataset's options, except the options for reading files, for the number of rows, for the
+    order of the new samples, and for filling shards. overwrite: restart an unfinished part of other sources; the
+    dataset is never overwritten. Raise the errors of `convert`, and ConfigError for other options and for sources that
+    changed since their conversion.
     """
     started = time.monotonic()
     num_workers = changes.pop("workers", num_workers)
@@ -132,10 +133,10 @@ def append(
 
 
 def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) -> list[Source]:
-    """Return the sources of which the dataset at `target` has nothing yet.
+    """Return the sources without any rows in the dataset at `target`.
 
-    Raises ConfigError for other options than the dataset's, for a source that changed since it was converted, and for
-    one that the dataset has in part; StorageError where there is no whole dataset.
+    Raise ConfigError for options other than the dataset's, for a source that changed since its conversion, and for a
+    source of which the dataset has only a part; StorageError if the dataset is missing or incomplete.
     """
     storages = [open_storage(folder) for folder in folders_of(target, options)]
     return _new_sources(opened, storages, [_dataset_at(storage) for storage in storages], options)[0]
@@ -147,7 +148,7 @@ def _new_sources(
     datasets: Sequence[Mapping[str, Any]],
     options: ConvertOptions,
 ) -> tuple[list[Source], list[str]]:
-    """The new sources, and the names of the others."""
+    """Return the new sources, and the names of the known sources."""
     identity = identity_of(opened, options)
     for storage, dataset in zip(storages, datasets, strict=True):
         _check_options(dataset, identity, url=storage.url)
@@ -155,7 +156,7 @@ def _new_sources(
 
 
 def _dataset_at(storage: Storage) -> dict[str, Any]:
-    """What the dataset.json at a target holds; StorageError where no conversion has made a whole dataset there."""
+    """Return the dataset.json of a target; StorageError if no finished conversion wrote a dataset there."""
     dataset = read_described(storage, DATASET_NAME)
     if read_claim(storage) is not None:
         raise StorageError(
@@ -172,8 +173,9 @@ def _dataset_at(storage: Storage) -> dict[str, Any]:
 
 
 def _caught_up(targets: Sequence[Storage]) -> list[dict[str, Any]]:
-    """The datasets at all targets: where a command was ended after some of the splits had taken in their part, the
-    others take in theirs first.
+    """Return the datasets at all targets, after every split has taken in the same parts.
+
+    A command may be killed after only some splits have taken in their part: the other splits take in theirs first.
     """
     datasets = [_dataset_at(target) for target in targets]
     counts = [len(parts_of(dataset)) for dataset in datasets]
@@ -194,7 +196,7 @@ def _check_options(dataset: Mapping[str, Any], identity: Mapping[str, Any], *, u
             f"{url} was converted with other options ({told}): append with the same ones, or convert to a target of "
             "its own"
         )
-    # Functions that only new sources name are new themselves: what was converted before does not depend on them.
+    # Functions that only new sources name are new, too: rows converted before do not depend on them.
     others = sorted(name for name in code_now if code.get(name, code_now[name]) != code_now[name])
     if others:
         raise ConfigError(
@@ -204,7 +206,7 @@ def _check_options(dataset: Mapping[str, Any], identity: Mapping[str, Any], *, u
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their names, those about rows among the others."""
+    """Options by name, with the options of rows at the same level."""
     rows = dict(options["schema"])
     return {**options, "kind": rows.pop("schema"), **rows, "schema": None}
 
@@ -217,11 +219,11 @@ def _shown(value: Any) -> str:
 def _unknown(
     opened: Sequence[Source], known: Sequence[Mapping[str, Any]], options: ConvertOptions, *, url: str
 ) -> tuple[list[Source], list[str]]:
-    """Sources with rows outside of the known sources (as a dataset describes them); and the names of the others, with
-    the names of the known ones that have their rows where these are not the same.
+    """Return the sources with rows outside of the known sources; and the names of the other sources.
 
-    A known source before which a limit ended has no rows in the dataset: it may change. It is passed over only if the
-    limit is the same and ends in a source before it again.
+    known: sources as a dataset describes them. A name is followed by the name of the known source with the same rows,
+    if the two differ. A known source behind the end of a limit has no rows in the dataset, so the source may change;
+    append passes over it only if the limit is the same and ends before the source again.
     """
     at: dict[str, list[SourceRecord]] = {}
     of_size: dict[Any, list[SourceRecord]] = {}
@@ -267,7 +269,7 @@ def _is_empty(source: Source) -> bool:
 def _copied(
     source: Source, said: SourceRecord, known: Sequence[SourceRecord], schema: SchemaOptions, *, url: str
 ) -> list[SourceRecord]:
-    """The known sources with the rows of a source that has another place."""
+    """Return the known sources with the rows of a source at another place."""
     found = [(each, is_same) for each in known if (is_same := is_copy(said, each)) is not False]
     found = [(each, is_same) for each, is_same in found if said.is_read_as(each) and has_rows_of(source, each, schema)]
     for each, is_same in found:
@@ -280,7 +282,7 @@ def _copied(
 
 
 def _is_as_asked(known: SourceRecord, said: SourceRecord, limit: int | None) -> bool:
-    """Whether the same rows were asked for: the same slice, with the limit that ended in it, if one did."""
+    """Return whether the same rows are requested: the same slice, and the same limit if a limit ended in the source."""
     if "limit" in known.said:
         return bool(known.said["limit"] == limit and known.rows.start == (said.rows.start or 0))
     return bool(known.said.get("rows") == said.said.get("rows"))
@@ -293,7 +295,7 @@ def _is_untouched_again(known: SourceRecord, said: SourceRecord, limit: int | No
 
 
 def _is_held(source: Source, said: SourceRecord, known: Sequence[SourceRecord], limit: int | None, *, url: str) -> bool:
-    """Whether known sources of the same content have all rows of a source; ConfigError where they have some of them."""
+    """Return whether known sources of the same content have all rows of a source; ConfigError for only some rows."""
     if any("rows" not in each.said or _is_as_asked(each, said, limit) for each in known):
         return True
     num_rows = source.num_rows if isinstance(source, TableSource) else lambda: 0
@@ -325,9 +327,9 @@ def _chosen(opened: Sequence[Source], wanted: set[str]) -> list[Source]:
 
 
 def _are_nobodys(parts: Sequence[str], identity: str) -> bool:
-    """Whether whole datasets of other sources lie where parts are to be: they may be replaced.
+    """Return whether finished datasets of other sources are at the places of the parts; these datasets may be replaced.
 
-    A command that was ended before the dataset took them in has left them, and other sources are named now.
+    They are left by a command that was killed before the dataset took them in, if the next command names other sources.
     """
     storages = [open_storage(part) for part in parts]
     found = [read_described(storage, DATASET_NAME) for storage in storages]

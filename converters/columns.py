@@ -1,4 +1,4 @@
-"""What is stored of rows, and whether it goes with what is asked. options + mapper of rows -> schema and columns."""
+"""Schema and columns of stored rows, checked against the options. options + mapper of rows -> schema and columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .writing.reading import Reading
 
 
 def with_processor(options: ConvertOptions, sources: Sequence[Source]) -> ConvertOptions:
-    """The options with the processor that was chosen; the first rows of the sources decide a type that is not named."""
+    """Return the options with a built processor; without a named type, the first rows of the sources decide."""
     choice = options.choice
     if choice is None:
         return options
@@ -28,7 +28,7 @@ def with_processor(options: ConvertOptions, sources: Sequence[Source]) -> Conver
 
 
 def check_processor(processor: Processor | None, mapper: Mapper) -> None:
-    """ConfigError for a processor that does not read what the mapper makes of rows."""
+    """Raise ConfigError for a processor that does not read the mapper's samples."""
     if processor is not None and processor.schema != mapper.schema:
         remedy = "leave --processor out, or say what the rows are with --kind and --columns"
         raise ConfigError(
@@ -37,7 +37,7 @@ def check_processor(processor: Processor | None, mapper: Mapper) -> None:
 
 
 def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]:
-    """Column -> encoding of what is stored. ConfigError for rows whose tokens cannot be laid end to end."""
+    """Columns to store: name -> encoding. ConfigError for rows whose tokens cannot be concatenated."""
     if options.concat is None:
         return schemas.TOKENS.columns if options.tokenize else mapper.columns
     if options.processor is None and mapper.schema != schemas.TOKENS.name:
@@ -57,7 +57,7 @@ def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]
 
 
 def check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
-    """DataError for other columns than those that samples must have."""
+    """Raise DataError if samples have other columns than expected."""
     if expected is not None and dict(columns) != dict(expected):
         found, there = (
             ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
@@ -69,5 +69,5 @@ def check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None
 
 
 def stored_schema(options: ConvertOptions, mapper: Mapper) -> str:
-    """What the dataset's description calls it."""
+    """Name of the schema in the dataset's description."""
     return schemas.TOKENS.name if options.stores_tokens else mapper.schema

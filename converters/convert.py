@@ -1,7 +1,7 @@
-"""Sources -> a dataset: units of rows are read, mapped and encoded by processes, and their samples written to shards.
+"""Sources -> a dataset: processes read, map and encode units of rows, and write the samples to shards.
 
-What is written follows from the sources and the options alone, whatever the number of processes and however often the
-work was ended and begun again.
+The output depends only on the sources and the options, for any number of processes and after any number of kills and
+restarts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from .writing.work import (
 
 @dataclass(slots=True)
 class Progress:
-    """Where a caller is told how far a conversion is: bytes of the sources in all (0: unknown) and done, and rows."""
+    """Callbacks for the progress of a conversion: bytes of all sources (0: unknown), bytes done, rows, and messages."""
 
     begin: Callable[[int], None] = lambda num_bytes: None
     advance: Callable[[int], None] = lambda num_bytes: None
@@ -79,7 +79,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execution:
-    """How a conversion is executed; its output does not depend on it. See `convert` for the fields."""
+    """Settings of execution; the output does not depend on them. See `convert` for the fields."""
 
     num_workers: int | None = None
     overwrite: bool = False
@@ -98,11 +98,11 @@ class Execution:
         )
 
     def scratch(self, url: str) -> Path:
-        """Folder for sources that are fetched whole. url: of the first target."""
+        """Folder for sources that are fetched as complete files. url: of the first target."""
         return work_folder(url, self.work) / "sources"
 
     def num_workers_for(self, workers: Engine, num_units: int) -> int:
-        """Number of workers: as set, or one for each CPU, but at most one more than there are units."""
+        """Number of workers: the setting, or one per CPU and at most one more than there are units."""
         return self.num_workers or min(workers.num_cpus, num_units + 1)
 
 
@@ -124,21 +124,21 @@ def convert(
 ) -> ConvertReport:
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
-    sources: what open_sources knows, a datasets.Dataset or an IterableDataset, an iterable of rows (dicts), or several
-    of these in a list; of a YAML list whose entries have weights each becomes a dataset of its own below the target,
-    and so does each kind of rows of LLaMA-Factory's dataset_info.json#*.
-    map, filter: see SchemaOptions; a function is one that a module or the script defines. options: see ConvertOptions.
-    changes: of its fields, of those of SchemaOptions, or options of `lmms-stream convert` by name, as tokenizer="path",
-    kind="messages", columns={"messages": "dialogue"}, shard_size="256mb". num_workers, or workers: processes (default:
-    the cores this one may use, or fewer for little data, or one where nothing tells how much there is); more than one
-    are spawned, so a script calls this below
-    `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
-    system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
-    engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
-    has, RAY_ADDRESS, or a cluster of its own), by default as many as it has CPUs; it must answer, and the first of them
-    start, within ray_timeout_s each. All nodes must see `work`, local sources and a local target under the same paths.
+    sources: a source of open_sources, a datasets.Dataset or IterableDataset, an iterable of rows (dicts), or a list of
+    these. Each entry with a weight of a YAML list becomes its own dataset below the target; each kind of rows of
+    LLaMA-Factory's dataset_info.json#*, too. map, filter: see SchemaOptions; a function must be defined in a module or
+    in the script. options: see ConvertOptions. changes: fields of ConvertOptions or SchemaOptions, or options of
+    `lmms-stream convert` by name, for example tokenizer="path", kind="messages", columns={"messages": "dialogue"},
+    shard_size="256mb". num_workers, or workers: processes (default: the cores of this process; fewer for little data; 1
+    if the amount of data is unknown); several processes are spawned, therefore a script calls `convert` below `if
+    __name__ == "__main__":`. work: folder for the state of a killed run, read by the next run (default: in the system's
+    temporary folder). overwrite: replace the dataset at the target, finished or not. engine: "processes" of this
+    machine, or "ray": workers on the cluster at ray_address (an existing connection of this process, RAY_ADDRESS, or an
+    own cluster), by default one per CPU of the cluster. The cluster must answer within ray_timeout_s, and the first
+    workers must start within ray_timeout_s. All nodes must see `work`, local sources and a local target under the same
+    paths.
 
-    Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
+    Raise DataError, StorageError, ConfigError, WorkerError; the same call resumes afterwards if a restart can succeed.
     """
     target, num_workers = str(plain_path("target", target)), changes.pop("workers", num_workers)
     check_arguments(convert, locals())
@@ -173,7 +173,7 @@ def _try_to_open(spec: Spec, *, target: str, options: ConvertOptions, execution:
 def _convert_to(
     sources: GivenSources, target: str, *, whole: str, options: ConvertOptions, execution: Execution
 ) -> ConvertReport:
-    """whole: the folder or URL of this dataset and those that are written with it."""
+    """Convert to one target. whole: folder or URL of this dataset and of the datasets written in the same call."""
     folders = folders_of(target, options)
     scratch = execution.scratch(open_storage(folders[0]).url)
     given = given_sources(sources, scratch=scratch, unit_bytes=options.unit_bytes)
@@ -182,7 +182,7 @@ def _convert_to(
 
 
 def folders_of(target: str, options: ConvertOptions) -> list[str]:
-    """Where the datasets of a conversion lie: at the target, or below it one a split."""
+    """Folders of a conversion's datasets: the target, or one folder per split below the target."""
     if not target:
         raise ConfigError("the target is empty: name a folder or a URL")
     return [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
@@ -191,7 +191,7 @@ def folders_of(target: str, options: ConvertOptions) -> list[str]:
 def look(
     sources: Sequence[str | Path | Spec | Source], scratch: Path, *, options: ConvertOptions, target: str | None
 ) -> list[Source]:
-    """The sources as they are now, of names and sources. scratch, target: see open_sources."""
+    """Return the current sources for names and sources. scratch, target: see open_sources."""
     return list(
         open_sources(
             [str(each) if isinstance(each, Path) else each for each in sources],
@@ -216,8 +216,8 @@ def convert_sources(
 ) -> ConvertReport:
     """Convert to folders or URLs, one for each output. look: returns the current sources, given a folder for downloads.
 
-    columns: those that the samples must have, name -> encoding; None for any. base: the target, which may hold units
-    that parts of the conversion have encoded; None if no part may have.
+    columns: required columns of the samples, name -> encoding; None for any. base: the target, which may hold units
+    encoded by parts of the conversion; None if the conversion has no parts.
     """
     started = time.monotonic()
     progress, overwrite = execution.progress, execution.overwrite
@@ -237,7 +237,7 @@ def convert_sources(
     encoded = None if base is None else EncodedParts.found(open_storage(base), identity)
     done = None if overwrite else finished_before(targets, identity)
     if done is not None:
-        if encoded is not None and encoded.has_begun:  # those of another conversion are still to be converted
+        if encoded is not None and encoded.has_begun:  # parts of another conversion are not converted yet
             encoded.remove()
         progress.say(
             f"{', '.join(target.url for target in targets)}: is there already, of the same sources and options: "
@@ -332,9 +332,9 @@ def _commit(
     identity: Mapping[str, Any],
     carried: Sequence[str],
 ) -> int:
-    """Write what belongs to its shards; how many media are not read whole."""
+    """Write index, lengths and provenance of an output's shards; return the number of media that are read only in part."""
     measured_by = options.measured_by
-    is_first = output.number == 0  # rows that are left out are in no split: the first counts them
+    is_first = output.number == 0  # rows left out belong to no split: the first split counts them
     rejects = placement.rejects if is_first else []
     description = {
         "schema": stored_schema(options, reading.mapper),
@@ -351,7 +351,7 @@ def _commit(
     }
     lengths = []
     if measured_by and output.lengths:
-        not_shown = {} if options.stores_tokens else output.not_shown  # of the processor that measured them
+        not_shown = {} if options.stores_tokens else output.not_shown  # of the measuring processor
         lengths = [measured_lengths(output.lengths, measured_by, not_shown=not_shown)]
     others = [fingerprint for fingerprint in carried if fingerprint not in [index.fingerprint for index in lengths]]
     lengths += carried_lengths(sources, others, output.rows, folder=work.staging)
@@ -371,9 +371,9 @@ def _commit(
 
 
 def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> list[dict[str, Any]]:
-    """Sources as a dataset.json tells them, without files that hold no rows.
+    """Descriptions of the sources for dataset.json, without files that have no rows.
 
-    limit: the one that was reached; then sources that were not read to their end are described with the rows taken.
+    limit: the reached limit; sources that were not read to their end are described with the rows taken.
     """
     said = {index: _placed(each) for index, each in enumerate(described(sources)) if index not in reading.empty}
     if limit is not None:
@@ -384,7 +384,7 @@ def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> li
 
 
 def _placed(said: dict[str, Any]) -> dict[str, Any]:
-    """A source's description with its place, and of a local file a digest by which a copy of it is known later."""
+    """Add the place to a source's description, and for a local file a digest by which a later copy is recognized."""
     placed = said | {"at": place_of(said["name"])}
     file = SourceRecord(placed).file
     return placed if file is None else placed | {"sample": sampled_digest(file)}
@@ -412,14 +412,14 @@ def _report(
 
 
 def unit_encoder(folder: Path, format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
-    """Encodes units to a folder as the options ask."""
+    """Return an encoder that writes units to a folder by the options."""
     return UnitEncoder(
         folder=folder,
         format=format,
         processor=options.processor,
         tokenize=options.stores_tokens,
         documents=options.concat is not None,
-        # Which rows of a unit are dropped, and how many of them stay, is known once it is placed.
+        # Placement decides later which rows of a unit are dropped, and so how many rows stay.
         on_error=options.on_error if options.drop is None else "skip",
         process_each=process_each(options.on_error),
         limit=options.limit if options.dedup is None and options.drop is None else None,

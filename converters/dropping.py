@@ -1,7 +1,7 @@
-"""A drop list -> the rows of the sources that it leaves out. names + sources + datasets -> rows.
+"""A drop list -> the rows of the sources to leave out. names + sources + datasets -> rows.
 
-`FILE:ROW` names a row of a source. `SOURCE:ID`, as runs write it, names a sample of the dataset that a run read: its
-row is known from the provenance of the dataset, or if the dataset itself is converted.
+`FILE:ROW` names a row of a source. `SOURCE:ID`, the notation of runs, names a sample of the dataset that a run read:
+the sample's row is known from the dataset's provenance, or if the dataset itself is a source.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .sources.units import Source
 from .writing.dropped_rows import DroppedRows
 from .writing.work import place_of, read_described
 
-_FEW_SAMPLES = 64  # of a dataset in a store, whose rows are read one by one
+_FEW_SAMPLES = 64  # samples of a remote dataset whose rows are read individually
 
 
 def check_drop_targets(options: ConvertOptions, targets: Sequence[Storage]) -> None:
-    """ConfigError for a dataset that ids of the drop list are of, and that is written anew."""
+    """Raise ConfigError if a target replaces a dataset whose sample ids are in the drop list."""
     for name, url in options.drop_sources.items():
         if place_of(open_storage(url).url) in [place_of(target.url) for target in targets]:
             raise ConfigError(
@@ -43,10 +43,10 @@ def check_drop_targets(options: ConvertOptions, targets: Sequence[Storage]) -> N
 
 
 def dropped_rows(sources: Sequence[Source], options: ConvertOptions) -> DroppedRows | None:
-    """The rows that the drop list of the options leaves out of these sources; None without one.
+    """Return the rows of the sources that the drop list names; None without a drop list.
 
-    ConfigError for names that match nothing, as far as that is known before the sources are read: for rows that a
-    source does not have, see writing/dropped_rows.py.
+    ConfigError for names without a match, if this is known before the sources are read; writing/dropped_rows.py checks
+    rows behind the end of a source.
     """
     if options.drop is None:
         return None
@@ -71,7 +71,7 @@ def dropped_rows(sources: Sequence[Source], options: ConvertOptions) -> DroppedR
 
 
 def _drop_source(listed: ListedSample, drop_sources: Mapping[str, str]) -> str | None:
-    """Of which of the drop sources a line names a sample; None where it names a row of a file."""
+    """Return the drop source of a line that names a sample; None for a line that names a row of a file."""
     name = listed.name
     if not name and not listed.is_id and len(drop_sources) == 1:
         return next(iter(drop_sources))
@@ -100,12 +100,12 @@ class _Found:
 
     @cached_property
     def _places(self) -> dict[str, dict[str, Any]]:
-        """What tells the sources by their places."""
+        """Descriptions of the sources by their places."""
         return {place_of(each["name"]): each for each in described(self.sources)}
 
     @cached_property
     def _provenance(self) -> dict[str, Provenance]:
-        """Of those stored datasets among the sources that have one."""
+        """Provenance of the stored datasets among the sources, if they have a provenance."""
         all_of_them = {name: self._provenance_of(source.dataset.storage) for name, source in self.stored.items()}
         return {name: each for name, each in all_of_them.items() if each is not None}
 
@@ -113,7 +113,7 @@ class _Found:
         return Provenance.of(storage, self.scratch / place_of(storage.url).replace("/", "-"))
 
     def add_named(self, listed: ListedSample) -> None:
-        """A row as a user names it, counted from 1."""
+        """Add a row that a user names, counted from 1."""
         where, row = listed.where, SourceRow(listed.name, listed.number)
         if row.row < 1:
             raise ConfigError(f"{where}: {row}: rows are counted from 1")
@@ -125,7 +125,7 @@ class _Found:
             self._add(name, row.row - 1, where)
 
     def add_samples(self, url: str, listed: Sequence[ListedSample]) -> None:
-        """Samples of the dataset at a URL by their ids there."""
+        """Add samples by their ids in the dataset at a URL."""
         storage = open_storage(url)
         self._check_dataset(storage, listed)
         for name, source in self.stored.items():
@@ -140,7 +140,7 @@ class _Found:
                 f"{listed[0].where}: {storage.url} {why}, so that ids do not map to rows: list rows as FILE:ROW"
             )
         if len(listed) > _FEW_SAMPLES:
-            _ = provenance.rows  # all of them at once
+            _ = provenance.rows  # read all rows at once
         then = {each["name"]: each for each in dataset.get("source", ())}
         for each in listed:
             if each.number >= provenance.num_samples:
@@ -150,7 +150,9 @@ class _Found:
             self._add_row(provenance.source_of(each.number), then, each.where, url=url)
 
     def _check_dataset(self, storage: Storage, listed: Sequence[ListedSample]) -> None:
-        """ConfigError for a line that a run wrote of another dataset than this, or than this was before it grew."""
+        """Raise ConfigError for a line of a run that read another dataset; earlier states of a grown dataset are
+        accepted.
+        """
         lines = {each.dataset: each.where for each in listed if each.dataset is not None}
         if not lines:
             return
@@ -165,7 +167,7 @@ class _Found:
             )
 
     def _add_row(self, row: SourceRow, then: Mapping[str, Mapping[str, Any]], where: str, *, url: str) -> None:
-        """then: the sources of the dataset at the URL as they were when it was converted, by name."""
+        """Add a row. then: the sources of the dataset at the URL by name, in their state at its conversion."""
         place = then.get(row.source, {}).get("at", place_of(row.source))
         now = self._places.get(place)
         if now is None:
@@ -185,7 +187,7 @@ class _Found:
         self.rows.setdefault(name, set()).add(row)
 
     def look_up(self) -> None:
-        """Rows of files that are no sources themselves, in the stored datasets that were made of them."""
+        """Find rows of files that are not sources in the stored datasets that were made of these files."""
         is_found = [False] * len(self._others)
         for name, provenance in self._provenance.items():
             asked = [SourceRow(_named(provenance, row.source), row.row) for row, _ in self._others]
@@ -200,7 +202,7 @@ class _Found:
 
 
 def _named(provenance: Provenance, text: str) -> str:
-    """The source of a dataset that a user means, or the same text where it has none."""
+    """Return the source of a dataset that a user's text names, or the text if the dataset has no match."""
     try:
         return provenance.named(text)
     except ConfigError:

@@ -1,7 +1,7 @@
-"""The first rows of sources -> what a conversion would make of all of them. Nothing is written.
+"""The first rows of sources -> the expected result of a conversion of all rows. Nothing is written.
 
-The rows are read, mapped, measured and encoded as the conversion does it, in this process, and kept in memory; only
-what must be fetched lies in a temporary folder meanwhile.
+This process reads, maps, measures and encodes the rows in memory, in the same way as the conversion; only fetched files
+are stored in a temporary folder.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from .writing.unit_files import EncodedUnit
 
 NUM_ROWS = 10_000
 NUM_SAMPLES = 3
-_UNIT_BYTES = 1 << 20  # read at once: less than a conversion does, so that few rows more are read than asked for
+_UNIT_BYTES = 1 << 20  # read at once: less than in a conversion, to read few rows more than requested
 _NONE = np.empty(0, np.int64)
-_COMPRESSED_BYTES = 1 << 23  # of samples, by which the size of compressed shards is estimated
+_COMPRESSED_BYTES = 1 << 23  # of samples, to estimate the size of compressed shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """All of a conversion, as its first rows let expect; exact where `is_exact`, since all rows were read.
+    """Expected result of a complete conversion, from its first rows; exact if `is_exact`: all rows were read.
 
-    num_bytes: of shards as they are stored. num_tokens: None where nothing measures them. seconds: on num_workers
+    num_bytes: of shards after compression. num_tokens: None without a measuring processor. seconds: on num_workers
     processes.
     """
 
@@ -69,11 +69,11 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRun(RowCounts):
-    """What was found in the first num_rows rows.
+    """Result for the first num_rows rows.
 
-    found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
-    None where a source does not tell how large it is. With `concat` num_samples and samples are those of documents, and
-    what is expected is of the samples that they make up. unread, not_shown: see ConvertReport.
+    found: for each kind of rows, its first source and the columns read. rejects: "source:row: reason". expected: None
+    if the size of a source is unknown. With `concat`, num_samples and samples are documents, and `expected` describes
+    the concatenated samples. unread, not_shown: see ConvertReport.
     """
 
     schema: str
@@ -101,13 +101,15 @@ def dry_run(
     target: str | None = None,
     **changes: Any,
 ) -> DryRun:
-    """Read the first rows of `sources` and say what `convert` would store of them, reject, need and take.
+    """Read the first rows of `sources`; return the samples, rejects, requirements and cost of `convert`.
 
-    options, changes: see ConvertOptions. num_rows: to be read at least, as many of each source (and at least 100 each,
-    so of many sources some are read, evenly spread). num_samples: that are shown. num_workers: that the time is
-    reckoned for. append_to: a dataset whose own sources are passed over. target: of the conversion.
+    options, changes: see ConvertOptions. num_rows: minimum of rows to read, the same number per source and at least 100
+    per source; of many sources, evenly spread ones are read. num_samples: number of samples to show. num_workers:
+    processes for the estimate of time. append_to: a dataset whose own sources are passed over. target: of the
+    conversion.
 
-    Raises what `convert` raises before it reads on, DataError where no row can be read or the rows are of no kind.
+    Raise the errors of `convert` up to its first rows, and DataError if no row can be read or if the rows have no known
+    kind.
     """
     num_workers = changes.pop("workers", num_workers)
     options = changed(options, changes)
@@ -136,7 +138,7 @@ def dry_run(
         with closing(Reading(read, options.schema, say=said.append)) as reading:
             check_processor(options.processor, reading.mapper)
             columns = stored_columns(options, reading.mapper)
-            if options.concat is not None:  # what is shown, and counted, are the documents
+            if options.concat is not None:  # documents are shown and counted
                 columns = schemas.TOKENS.columns
             format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
             tried = _Tried(
@@ -163,9 +165,10 @@ def dry_run(
 
 
 def dry_runs(sources: Sequence[str | Path], *, options: ConvertOptions, **settings: Any) -> dict[str, DryRun]:
-    """A dry run of each dataset that `convert` would write, by its name below the target: of the only one, "".
+    """Return a dry run of each dataset that `convert` would write, by its name below the target; "" for a single
+    dataset.
 
-    Of a list whose entries have weights each becomes one. settings: see dry_run.
+    Each entry with a weight is a dataset. settings: see dry_run.
     """
     parts = [] if settings.get("append_to") is not None else weighted_parts(sources, options)
     if not parts:
@@ -174,9 +177,9 @@ def dry_runs(sources: Sequence[str | Path], *, options: ConvertOptions, **settin
 
 
 def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
-    """Goes on at rows that do not fit, and else does what the conversion's does."""
+    """Return the conversion's encoder, except that rows that do not fit are skipped."""
     return UnitEncoder(
-        folder=Path(),  # nothing is written there
+        folder=Path(),  # no file is written
         format=format,
         processor=options.processor,
         tokenize=options.stores_tokens,
@@ -192,7 +195,7 @@ def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
 
 @dataclass(slots=True)
 class _Tried:
-    """What was made of rows. samples: the first of them, encoded, at most _COMPRESSED_BYTES."""
+    """Counts of the rows read so far. samples: the first encoded samples, at most _COMPRESSED_BYTES."""
 
     reading: Reading
     encoder: UnitEncoder
@@ -213,7 +216,7 @@ class _Tried:
 
     def read_all(self, read: Sequence[Beginning]) -> None:
         for task in self.reading.units():
-            assert task is not None  # sources that lie here are not waited for
+            assert task is not None  # only remote sources are waited for
             started = time.perf_counter()
             samples, encoded = self.encoder.encoded(task)
             self.timed.append((task.unit.num_bytes, time.perf_counter() - started))
@@ -232,7 +235,7 @@ class _Tried:
         self.num_rows = sum(each.rows_read for each in read)
 
     def _count(self, samples: Sequence[bytes], encoded: EncodedUnit, is_kept: NDArray[np.bool_]) -> None:
-        """is_kept: bool[num_samples], no drop list names its row."""
+        """Count the samples of a unit. is_kept: bool[num_samples], False for rows in the drop list."""
         num_left = int(is_kept.sum())
         if encoded.hashes is not None:
             is_kept[is_kept] = self._seen.add(encoded.hashes[is_kept])
@@ -253,7 +256,9 @@ class _Tried:
             self.not_shown = added([self.not_shown, counts_of(encoded.not_shown[is_kept])])
 
     def seconds_a_byte(self) -> float:
-        """Without the first unit, where there are others: what is loaded once is loaded for it."""
+        """Return seconds per byte of the sources, without the first unit, which includes loading; with only one unit,
+        of this unit.
+        """
         timed = self.timed[1:] or self.timed
         return sum(seconds for _, seconds in timed) / max(1, sum(num_bytes for num_bytes, _ in timed))
 
@@ -277,11 +282,11 @@ def _expected(
     num_samples = round(num_rows * tried.num_samples / max(1, tried.num_rows))
     if options.limit is not None and options.limit < num_samples:
         num_rows, num_samples = num_rows * options.limit / num_samples, options.limit
-    share = num_samples / max(1, tried.num_samples)  # how many times what was read
+    share = num_samples / max(1, tried.num_samples)  # samples of the conversion per sample read
     raw = round(share * (tried.num_bytes + 4 * tried.num_samples))
     num_tokens = None if tried.num_tokens is None else round(share * tried.num_tokens)
     if options.concat is not None and num_tokens is not None:
-        is_exact, num_samples = False, -(-num_tokens // options.concat)  # of about as many bytes as the documents
+        is_exact, num_samples = False, -(-num_tokens // options.concat)  # of about the same bytes as the documents
     ratio, seconds_a_raw_byte = _compressed(tried.samples, format)
     workers = num_workers or min(num_cores(), int(share * bytes_read) // options.unit_bytes + 1)
     seconds = share * bytes_read * tried.seconds_a_byte() + raw * seconds_a_raw_byte
@@ -300,7 +305,7 @@ def _expected(
 
 
 def _compressed(samples: Sequence[bytes], format: ShardFormat) -> tuple[float, float]:
-    """What compression makes of a byte of samples, and seconds it takes."""
+    """Return bytes after compression per byte of samples, and seconds of compression per byte."""
     data = b"".join(samples)
     if not format.compression or not data:
         return 1.0, 0.0
@@ -312,7 +317,7 @@ def _compressed(samples: Sequence[bytes], format: ShardFormat) -> tuple[float, f
 def _shown(
     samples: Sequence[bytes], format: ShardFormat, schema: str, options: ConvertOptions, *, folder: Path
 ) -> Iterator[SampleView]:
-    """Samples as `inspect` shows them, written as a shard in a temporary folder."""
+    """Yield samples in the view of `inspect`, read from a shard in a temporary folder."""
     if not samples:
         return
     path = folder / "shard.00000.mds"
@@ -329,13 +334,13 @@ def _shown(
         yield viewer.view(shard[number], number=number, shard=info, num_bytes=len(sample))
 
 
-# Sources -> the first units of some of them, by which a dry run tells what all of them hold.
+# Sources -> the first units of some sources, for a dry run's estimate of all sources.
 
 _MOST_BYTES = 1 << 28  # read of all sources
 
 
 class Beginning:
-    """The first units of a source, as a source that lies here: nobody else fetches it."""
+    """The first units of a source, as a local source: no worker fetches it."""
 
     fetch: Fetch | None = None
 
@@ -345,7 +350,7 @@ class Beginning:
         self.num_bytes, self.rows, self.settings = source.num_bytes, source.rows, source.settings
         self.is_part = source.is_part
         self.rows_read = self.bytes_read = 0
-        self.is_whole = False  # whether all of its rows were read
+        self.is_whole = False  # True after all rows were read
 
     @property
     def first_row(self) -> int:
@@ -357,7 +362,7 @@ class Beginning:
                 if self.rows_read >= self._num_rows or self.bytes_read >= self._num_bytes:
                     return
                 yield unit
-                self.rows_read += unit.count()  # known now, since it was read
+                self.rows_read += unit.count()  # known after reading the unit
                 self.bytes_read += unit.num_bytes
         except NoRowsError:
             self.is_whole = True
@@ -368,7 +373,7 @@ class Beginning:
         self._source.close()
 
     def expected_rows(self, rows_a_byte: float) -> float:
-        """Of all of it. rows_a_byte: of the rows that were read of others too, for a source without any."""
+        """Rows of the complete source. rows_a_byte: density of all rows read, for a source of which no row was read."""
         if self.is_whole:
             return self.rows_read
         density = self.rows_read / self.bytes_read if self.bytes_read else rows_a_byte
@@ -377,7 +382,7 @@ class Beginning:
 
 
 def beginnings(sources: Sequence[Source], num_rows: int) -> list[Beginning]:
-    """Of as many sources as LOOK_ROWS rows can be read of each, evenly spread."""
+    """Return the first units of evenly spread sources: the most sources with LOOK_ROWS rows each within num_rows."""
     count = min(len(sources), max(1, num_rows // LOOK_ROWS))
     chosen = [sources[number * len(sources) // count] for number in range(count)]
     return [Beginning(source, num_rows=num_rows // count, num_bytes=_MOST_BYTES // count) for source in chosen]

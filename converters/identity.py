@@ -1,4 +1,4 @@
-"""Identity of a conversion: everything that its output depends on; checks that sources and code stayed the same."""
+"""Identity of a conversion: all values that decide its output; checks that sources and code stayed the same."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ from .writing.work import place_of
 def identity_of(
     sources: Sequence[Source], options: ConvertOptions, dropped: DroppedRows | None = None
 ) -> dict[str, Any]:
-    """Return everything that the output depends on, as JSON values: a run resumes another if both have the same.
+    """Return all values that decide the output, as JSON values: a run resumes another run of the same identity.
 
     dropped: rows that the drop list leaves out.
     """
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     schemas = schemas_of(sources, options)
     values["schema"] = options.schema.identity
-    values["drop_tail"] = options.drop_tail or None  # as in datasets of earlier versions, which do not have it
-    # Covered by others: ids by the sources, the drop list by its rows, the choice by the processor, repeats by sources.
+    values["drop_tail"] = options.drop_tail or None  # None as in datasets of earlier versions
+    # Covered by other values: ids and repeats by the sources, the drop list by its rows, the choice by the processor.
     for name in ("ids", "drop", "drop_sources", "choice", "allow_repeats"):
         values.pop(name)
-    if dropped is not None:  # datasets of earlier versions do not have it
+    if dropped is not None:  # datasets of earlier versions lack the key
         values["drop"] = dropped.digest
     values["processor"] = options.processor and dict(options.processor.description)
     versions: dict[str, Any] = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
     packages = {*map(FORMATS.origin, FORMATS.others), *map(KINDS.origin, KINDS.others)}
-    if packages:  # of other people, whose releases may read rows in another way
+    if packages:  # other people's packages: a release may change how rows are read
         versions["packages"] = sorted(map(str, packages))
     return {**values, "sources": described(sources), "code": code_of(schemas), **versions}
 
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """Identities of sources, with their content and slices, as JSON values."""
+    """Identities of sources, with their content and slices, in JSON values."""
     return [
         {
             **each.identity,
@@ -71,12 +71,14 @@ def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a described source (see `described`; also in dataset.json) that change with its content only."""
+    """Return the fields of a described source (see `described`; also in dataset.json) that change only with its
+    content.
+    """
     return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "limit", "sample")}
 
 
 def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
-    """Raise DataError for a source that was written to while it was read: some rows may be old and some new."""
+    """Raise DataError for a source that was written to during the conversion: some rows may be old and some new."""
     then, after = described(sources), described(now)
     known = {json.dumps(each, sort_keys=True) for each in after}
     changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
@@ -114,34 +116,34 @@ def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None
 
 
 def carried_over(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
-    """Fingerprints of the lengths indexes that stay valid because samples are copied unchanged."""
+    """Return the fingerprints of the lengths indexes that stay valid because samples are copied unchanged."""
     schemas = schemas_of(sources, options)
     is_again = schemas == [SchemaOptions()] * len(schemas) and not options.stores_tokens
     return carried_fingerprints(sources) if is_again else []
 
 
 def measures(options: ConvertOptions, carried: Sequence[str]) -> bool:
-    """Whether samples are measured: their lengths are unknown, or decide which samples are stored."""
+    """Return whether samples are measured: their lengths are unknown, or decide which samples are stored."""
     if options.processor is None or options.shortest is not None or options.longest is not None:
         return True
     return processor_fingerprint(options.processor) not in carried
 
 
-# All datasets of LLaMA-Factory's dataset_info.json -> those that can be read, by the kind of their rows.
+# All datasets of LLaMA-Factory's dataset_info.json -> the readable datasets, by the kind of their rows.
 #
-# A stored dataset has rows of one schema, so that conversations, pairs, judged answers and texts become datasets of
-# their own.
+# A stored dataset has rows of one schema: conversations, pairs, judged answers and texts become separate datasets.
 
 logger = logging.getLogger("lmms_stream")
 NO_ANSWERS = 2
-Opens = Callable[[Spec], object]  # raises what is wrong with a dataset
+Opens = Callable[[Spec], object]  # raises the error of an unreadable dataset
 
 
 def described_kinds(sources: object, *, opens: Opens) -> Mapping[str, Sequence[Spec]]:
-    """The datasets of dataset_info.json#*, if that is the only source, by the kind of their rows; {} otherwise.
+    """Return the readable datasets of dataset_info.json#*, if it is the only source, by the kind of their rows; else
+    {}.
 
-    Those of hubs that cannot be read are left out, and a warning names each. After NO_ANSWERS without an answer, which
-    take half a minute each, the hub is asked no more. DataError where none is left.
+    Datasets of hubs that cannot be read are left out, and a warning names each. After NO_ANSWERS datasets in a row
+    without an answer, which take half a minute each, the hub is not asked again. DataError if no dataset is left.
     """
     named = [sources] if isinstance(sources, str | Path) else sources
     if not isinstance(named, Sequence) or len(named) != 1 or not isinstance(named[0], str | Path):
@@ -171,15 +173,15 @@ def described_kinds(sources: object, *, opens: Opens) -> Mapping[str, Sequence[S
     return found
 
 
-# Lengths and source rows of samples of stored datasets, carried over instead of measured again. The rows that samples
-# were made of select them: for a stored dataset these are the ids of its samples.
+# Lengths and source rows of samples of stored datasets, carried over instead of measured again. The source rows of the
+# new samples select them: in a stored dataset these rows are sample ids.
 
 
 _CHUNK = 1 << 20  # samples looked at together
 
 
 def carried_fingerprints(sources: Sequence[Source]) -> list[str]:
-    """Lengths indexes that all sources have; none where one of them is no stored dataset."""
+    """Fingerprints of the lengths indexes that all sources have; [] if a source is not a stored dataset."""
     stored = [source for source in sources if isinstance(source, StoredSource)]
     if len(stored) != len(sources):
         return []
@@ -190,16 +192,17 @@ def carried_fingerprints(sources: Sequence[Source]) -> list[str]:
 def carried_lengths(
     sources: Sequence[Source], fingerprints: Sequence[str], rows: Sequence[NDArray[np.int64]], *, folder: Path
 ) -> list[LengthIndex]:
-    """Lengths indexes of samples. rows: int64 arrays, what each was made of, see packed_rows. folder: for copies.
+    """Return the lengths indexes of samples. rows: packed source rows of the samples, int64[n] each. folder: for
+    copies.
 
-    How tokens divide into those of texts and of media, which an index counts of all its samples together, is known only
-    where all of them are there. Raises LengthsError where an index is damaged, StorageError.
+    An index counts the tokens of texts and of media over all its samples; the split is known only if all samples are
+    kept. Raise LengthsError for a damaged index, and StorageError.
     """
     packed = np.concatenate(rows)
     found = []
     for fingerprint in fingerprints:
         indexes = [_opened(source, fingerprint, folder / f"carried-{n}") for n, source in enumerate(sources)]
-        if any(index is None for index in indexes):  # it was listed, or known by its processor, and is not there
+        if any(index is None for index in indexes):  # listed, or known by its processor, but missing
             continue
         found.append(_selected([index for index in indexes if index is not None], packed))
     return found
@@ -217,13 +220,13 @@ def _opened(source: Source, fingerprint: str, folder: Path) -> LengthIndex | Non
 def _selected(indexes: Sequence[LengthIndex], packed: NDArray[np.int64]) -> LengthIndex:
     patches_of_sources = patches_of_all(indexes)
     lengths = _values([index.lengths for index in indexes], packed)
-    is_all = len(packed) == sum(len(index.lengths) for index in indexes)  # a sample of a dataset is there once
+    is_all = len(packed) == sum(len(index.lengths) for index in indexes)  # sample ids are unique in a dataset
     patches = None if patches_of_sources is None else _values(patches_of_sources, packed)
     return joint_index(indexes, lengths=lengths, patches=patches, is_all=is_all)
 
 
 def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """uint32[n], the values of samples. arrays: of each source, by the ids of its samples."""
+    """Values of samples, uint32[n]. arrays: values of each source by sample id."""
     values = np.empty(len(packed), np.uint32)
     for at in range(0, len(packed), _CHUNK):
         sources, rows = np.divmod(packed[at : at + _CHUNK], 1 << ROW_BITS)
@@ -235,14 +238,16 @@ def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64
 
 @dataclass(frozen=True, slots=True)
 class CarriedOrigins:
-    """What samples were made of, by the names of the sources: of a stored dataset, what its samples were made of."""
+    """Source rows of samples by source names; samples of a stored dataset have the source rows of the stored
+    samples.
+    """
 
     names: tuple[str, ...]
     rows: list[NDArray[np.int64]]
 
     @staticmethod
     def of(sources: Sequence[Source], rows: Sequence[NDArray[np.int64]], *, folder: Path) -> CarriedOrigins:
-        """rows: see carried_lengths. A stored dataset that does not say what it was made of is a source itself."""
+        """rows: see carried_lengths. A stored dataset without provenance is a source itself."""
         known = {
             number: provenance
             for number, source in enumerate(sources)

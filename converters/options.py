@@ -1,4 +1,4 @@
-"""What is asked of a conversion, checked."""
+"""Options of a conversion, checked."""
 
 from __future__ import annotations
 
@@ -22,33 +22,32 @@ from .writing.encoding import MAX_SHARD_BYTES, check_compression
 from .writing.shards import Cut
 
 DEFAULT_SHARD_BYTES = 1 << 26
-MAX_CONCAT = 1 << 26  # tokens, of which each may be a document: the sample has 1 GiB
+MAX_CONCAT = 1 << 26  # tokens; if each is a document, the sample has 1 GiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """What is asked of a conversion; all but unit_bytes change what is written.
+    """Options of a conversion; all except unit_bytes change the output.
 
     format: of all sources (default: by content). quote: of fields of CSV and TSV, "none", "double" or the character
-    (default: double in CSV, none in TSV). schema: see SchemaOptions. processor: measures each sample, and a
-    lengths index is written beside the shards; with `tokenize` its tokens are stored instead of the sample.
-    compression: as MDSWriter takes it. on_error: a row that does not fit its kind ends the conversion, or goes to
-    `_lmms/rejects.jsonl` with the reason and is counted. limit: samples; the row of the last is stored whole.
-    shuffle_seed: all samples are put in a random order. splits: name of a folder below the target -> its share of the
-    samples, drawn by split_seed; what is left out is listed and counted in the first.
-    shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
-    that a process reads at once. num_shards: of each dataset, whose numbers of samples differ by one at most;
-    samples_per_shard: of all shards but the last; with either, shard_bytes stays as it is. ids: a file of the samples
-    that are taken of the one source, an MDS dataset (see read_ids). dedup: "exact" leaves out samples of which all that
-    is stored equals an earlier one's. delimiter, encoding: of CSV and TSV, as `delimited` takes them (default: comma
-    and tab, UTF-8). concat: the tokens of rows (of the processor, or theirs where rows are tokenized) are laid end to
-    end and stored as samples of so many, with where documents begin; limit, splits, shuffle_seed, dedup, shortest and
-    longest are about the documents. drop_tail: what is left after the last whole sample is dropped and counted, not
-    stored as a shorter sample. drop: a file of rows that are left out (see listed_samples), in which drop_sources says
-    by URL of which dataset the samples of a source are. allow_repeats: rows that several sources hold (links, copies,
-    overlapping globs and slices) are stored as often as they are named, which is an error otherwise. on_dropped: tools
-    and tool calls that the processor's chat template does not show are an error of the row, or with "warn" counted as
-    other content that is not shown.
+    (default: double in CSV, none in TSV). schema: see SchemaOptions. processor: measures each sample; a lengths index
+    is written next to the shards. tokenize: store the processor's tokens instead of the sample. compression: in
+    MDSWriter's notation. on_error: a row that does not fit its kind ends the conversion, or is counted and written to
+    `_lmms/rejects.jsonl` with the reason. limit: number of samples; all samples of the last row are stored.
+    shuffle_seed: store all samples in random order. splits: name of a folder below the target -> its share of the
+    samples, drawn by split_seed; the first split lists and counts the rows left out. shortest, longest: samples of
+    fewer or more tokens are left out and counted. unit_bytes: approximate bytes of a source that a process reads at
+    once. num_shards: shards of each dataset, with numbers of samples that differ by at most 1; samples_per_shard:
+    samples of each shard but the last; with either, shard_bytes keeps its default. ids: a file with the samples to take
+    from the only source, an MDS dataset (see read_ids). dedup: "exact" leaves out samples whose stored content equals
+    an earlier sample's. delimiter, encoding: of CSV and TSV, see `delimited` (default: comma and tab, UTF-8). concat:
+    concatenate the tokens of rows (from the processor, or from tokenized rows) and store samples of this number of
+    tokens, with the starts of documents; limit, splits, shuffle_seed, dedup, shortest and longest then apply to
+    documents. drop_tail: drop and count the tokens after the last full sample, instead of storing a shorter sample.
+    drop: a file of rows to leave out (see listed_samples). drop_sources: source name in the drop list -> URL of the
+    dataset of its samples. allow_repeats: store rows that several sources hold (links, copies, overlapping globs and
+    slices) once per source; otherwise repeats are an error. on_dropped: tools and tool calls that the processor's chat
+    template does not show are an error of the row; with "warn" they are counted with other content that is not shown.
     """
 
     format: str | None = None
@@ -151,7 +150,7 @@ class ConvertOptions:
 
     @property
     def delimited(self) -> Delimited:
-        """How CSV and TSV are written; ConfigError for a character or an encoding that is none."""
+        """Format of CSV and TSV; ConfigError for an invalid character or encoding."""
         return delimited(delimiter=self.delimiter, quote=self.quote, encoding=self.encoding)
 
     @property
@@ -159,7 +158,7 @@ class ConvertOptions:
         return TokensProcessor() if self.stores_tokens else self.processor
 
 
-# Names of the command line -> what they are called here.
+# Names of the command line -> names of fields.
 _NAMES = {
     "min_tokens": "shortest",
     "max_tokens": "longest",
@@ -201,7 +200,7 @@ def changed(options: ConvertOptions | None, changes: Mapping[str, Any]) -> Conve
 
 
 def nested_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE texts as settings; a name with dots is one of a section.
+    """Return NAME=VALUE texts as settings; dots in a name separate sections.
 
     >>> nested_settings(["fps=1", "bagel.vae.max_side=768"])
     {'fps': '1', 'bagel': {'vae': {'max_side': '768'}}}

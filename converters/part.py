@@ -1,7 +1,7 @@
-"""One part of a conversion that several machines do, which know nothing of each other but what lies at the target.
+"""One part of a conversion on several machines; the machines share only the files at the target.
 
-Each part encodes its units of the sources and keeps them below the target. The same conversion without a part then
-makes them into the dataset, the same bytes as if one machine had done all of it: nothing is read or encoded again.
+Each part encodes its units of the sources and keeps the units below the target. The same conversion without a part then
+makes the dataset from these units, byte for byte the dataset of one machine: no source is read or encoded again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .writing.work import finished_before, read_claim, read_described
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartReport:
-    """What a part did. num_there: units of the part that earlier runs had encoded. num_units: None where the part, or
-    the whole dataset, was there already.
+    """Result of a part. num_there: units of the part that earlier runs encoded. num_units: None if the part, or the
+    complete dataset, existed already.
     """
 
     part: str
@@ -65,13 +65,12 @@ def convert_part(
     options: ConvertOptions | None = None,
     **changes: Any,
 ) -> PartReport:
-    """Encode what `part` has of the sources, and keep it below `target` for `convert` with the same arguments.
+    """Encode the units of `part`, and keep them below `target` for `convert` with the same arguments.
 
-    part: as "3/16". The other arguments are those of `convert`; sources are names alone. The same call goes on where
-    one was ended. All parts must be given the same sources and options, under the same names. engine: "ray" has workers
-    of a cluster encode, which share nothing but the target. overwrite: encode the part again, and let a dataset, or
-    parts of another conversion, be at the target; `convert` with overwrite replaces them.
-    Raises what `convert` raises.
+    part: such as "3/16". sources: only names. The other arguments are the arguments of `convert`. The same call resumes
+    a killed run. All parts need the same sources and options, under the same names. engine: workers of "ray" encode on
+    a cluster, whose nodes share only the target. overwrite: encode the part again, and accept a dataset or parts of
+    another conversion at the target; `convert` with overwrite replaces them. Raise the errors of `convert`.
     """
     started = time.monotonic()
     part = Part.parse(part) if isinstance(part, str) else part
@@ -126,7 +125,7 @@ def convert_part(
 
 
 def _check_free(targets: Sequence[Storage], identity: dict[str, Any], *, overwrite: bool) -> bool:
-    """Whether the whole dataset is there already; StorageError where something else is."""
+    """Return whether the complete dataset already exists; StorageError for other content at the target."""
     if overwrite:
         return False
     if finished_before(targets, identity) is not None:
@@ -164,7 +163,7 @@ def _encode(
     workers: Engine,
     kept: KeptUnits,
 ) -> tuple[KeptUnits, dict[int, int]]:
-    """Encode the units of the part; return the kept units, and the number of units of each source that it reads."""
+    """Encode the units of the part; return the kept units, and the number of units per source of the part."""
     progress = execution.progress
     share = Share.of(
         part, [each.num_bytes for each in sources], is_fetched=[each.fetch is not None for each in sources]

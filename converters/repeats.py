@@ -1,10 +1,10 @@
-"""Sources that name the same rows, so that rows are stored twice only if the user asks for it (allow_repeats).
+"""Sources that name the same rows: rows are stored twice only if the user allows repeats (allow_repeats).
 
 Files are the same file if their paths lead to one inode, and copies if their sizes and all of their bytes agree. Bytes
-are read only of local files of equal size; in stores of S3 the entity tags are compared. Of folders of texts and images
-and of MDS datasets the names of files and shards are compared. Slices of a file may not intersect. One file with
-different settings of a list (columns, map, csv, a member of its object) is several sources; the only array of an object
-is the same with and without its name.
+are read only for local files of equal size; for S3 stores the entity tags are compared. For folders of texts and images
+and for MDS datasets, the names of files and shards are compared. Slices of a file may not intersect. One file with
+different settings of a list (columns, map, csv, a member of its object) counts as several sources; the only array of an
+object is the same source with and without its name.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from .sources.table import Location, TableSource
 from .sources.units import UNIT_BYTES, Source
 from .writing.work import place_of
 
-SETTINGS = ("csv", "settings", "ids")  # of a source's description: how its rows are read
-_CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, which follow from the content; those of other stores do not
+SETTINGS = ("csv", "settings", "ids")  # keys of a source's description that specify how rows are read
+_CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # tags of S3, made from the content
 _MEDIA_PATH = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|hei[cf]|wav|mp[23]|flac|m4[abv]|og[agv]|opus|mp4|webm|mkv|avi|mov|3gp|m2?ts|mpe?g|"
     r"flv|wm[av]|aac|ai(f|ff|fc)|au|amr|caf|w64|wv|tta)(?![a-z0-9])",
     re.IGNORECASE,
 )
 _WEB_ADDRESS = re.compile(r"https?://\S+", re.IGNORECASE)
-Interval = tuple[int, int | None]  # rows of a file, first and one past the last; None for its end
+Interval = tuple[int, int | None]  # rows of a file: first, and one past the last; None for the end of the file
 
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source as a conversion describes it, now or in a dataset.json."""
+    """Description of a source in a conversion, the current one or one in a dataset.json."""
 
     said: Mapping[str, Any]
 
@@ -60,7 +60,7 @@ class SourceRecord:
 
     @cached_property
     def _local(self) -> tuple[Path, str] | None:
-        """The local file or folder, links followed, and the member of its object; None for a source elsewhere."""
+        """The local file or folder with links resolved, and the member of its object; None for a remote source."""
         if "://" in self.at or "size" not in self.said:
             return None
         path, member = Path(self.at), ""
@@ -71,19 +71,19 @@ class SourceRecord:
 
     @property
     def place(self) -> str:
-        """The path without links, the URL, or what else tells the source."""
-        if "size" not in self.said:  # of the hub, and of rows that a program holds
+        """The path without links, the URL, or the content's description of a source without a path."""
+        if "size" not in self.said:  # a source of the hub, or rows of a program
             return json.dumps(content_of(self.said), sort_keys=True)
         return self.at if self._local is None else str(self._local[0])
 
     @property
     def member(self) -> str:
-        """The member of a local JSON object that is read; "" for other sources."""
+        """The member that the source names in a local JSON object; "" for other sources."""
         return "" if self._local is None else self._local[1]
 
     @cached_property
     def _read_member(self) -> str:
-        """The member that is read: the one that is named, or the only array of a local JSON object."""
+        """The member to read: the named member, or the only array of a local JSON object."""
         if self.member or self.file is None:
             return self.member
         name = self.name
@@ -101,17 +101,17 @@ class SourceRecord:
 
     @property
     def content_said(self) -> dict[str, Any]:
-        """What changes with the content of the source, however its rows are read."""
+        """Fields that change with the source's content, not with the way of reading rows."""
         return {name: value for name, value in content_of(self.said).items() if name not in SETTINGS}
 
     @cached_property
     def file(self) -> Path | None:
-        """The local file; None for a folder, a source elsewhere, and a file that is not there any more."""
+        """The local file; None for a folder, a remote source, and a missing file."""
         return self._local[0] if self._local is not None and self._local[0].is_file() else None
 
     @cached_property
     def is_as_described(self) -> bool:
-        """Whether the local file still has the size and the time of modification that are described."""
+        """Return whether the local file still has the described size and modification time."""
         if self.file is None:
             return False
         status = self.file.stat()
@@ -119,14 +119,14 @@ class SourceRecord:
 
     @cached_property
     def sample(self) -> str | None:
-        """A digest of some of the content of a local file, as it is or was converted; None where nothing tells it."""
+        """Digest of a sample of a local file's content, now or at its conversion; None if unknown."""
         if "sample" in self.said:
             return str(self.said["sample"])
         return sampled_digest(self.file) if self.file is not None and self.is_as_described else None
 
     @cached_property
     def content(self) -> str | None:
-        """A digest of all of the content of a local file; None where it is not there any more as described."""
+        """Digest of all content of a local file; None if the file is missing or has changed since its description."""
         return content_digest(self.file) if self.file is not None and self.is_as_described else None
 
     @property
@@ -135,7 +135,7 @@ class SourceRecord:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether a limit ended before the source, which is named with no rows then."""
+        """Whether a limit ended before this source; the source's description then has no rows."""
         return "limit" in self.said and self.rows.start == self.rows.stop
 
     def __str__(self) -> str:
@@ -144,9 +144,9 @@ class SourceRecord:
 
 
 def is_copy(source: SourceRecord, other: SourceRecord) -> bool | None:
-    """Whether two sources at different places have the same content; None where only samples of it agree.
+    """Return whether sources at different places have equal content; None if only samples of the content agree.
 
-    Files of different sizes are not read. A file that was moved is told by its size, time and a sample of its content.
+    Files of different sizes are not read. A moved file is recognized by its size, time and a sample of its content.
     """
     ours, theirs = source.said, other.said
     if not ours.get("size") or any(ours.get(name) != theirs.get(name) for name in ("size", "num_files")):
@@ -173,14 +173,14 @@ def interval(rows: slice, num_rows: Callable[[], int]) -> Interval:
 
 
 def overlap(one: Interval, other: Interval) -> Interval | None:
-    """The rows that two intervals share; None where they share none."""
+    """Return the rows that two intervals share; None for disjoint intervals."""
     start = max(one[0], other[0])
     stops = [stop for stop in (one[1], other[1]) if stop is not None]
     return None if stops and min(stops) <= start else (start, min(stops, default=None))
 
 
 def without(rows: Interval, taken: Sequence[Interval]) -> list[Interval]:
-    """The rows of an interval that none of others has."""
+    """Return the rows of an interval that are outside of the taken intervals."""
     left: list[Interval] = []
     start = rows[0]
     for begin, end in sorted(taken, key=lambda each: each[0]):
@@ -195,15 +195,15 @@ def without(rows: Interval, taken: Sequence[Interval]) -> list[Interval]:
 
 
 def shown(rows: Interval) -> str:
-    """An interval as users write it."""
+    """An interval in the user's notation."""
     start, stop = rows
     return "" if rows == (0, None) else f"@[{start or ''}:{'' if stop is None else stop}]"
 
 
 def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Callable[[str], None]) -> None:
-    """ConfigError for sources that name the same rows, unless options allow repeats, which are said then.
+    """Raise ConfigError for sources that name the same rows; if the options allow repeats, report them instead.
 
-    Nothing is compared if options leave duplicates out.
+    With deduplication, nothing is compared.
     """
     for one, other, how in _repeated(sources, options.schema) if options.dedup is None else ():
         if not options.allow_repeats:
@@ -215,7 +215,7 @@ def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Ca
 
 
 def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tuple[str, str, str]]:
-    """Pairs of sources that hold the same rows, by names with slices, and in which way."""
+    """Yield pairs of sources with the same rows: both names with slices, and the relation between the sources."""
     known = [SourceRecord(each) for each in described(sources)]
     places = _first_places(known)
     seen: dict[str, list[tuple[Interval, int]]] = defaultdict(list)
@@ -234,7 +234,9 @@ def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tupl
 
 
 def _how(shared: Interval, said: SourceRecord, other: SourceRecord, *, is_whole: bool) -> str:
-    """How two sources hold the same rows. is_whole: neither has them in one of several files."""
+    """Describe the relation of two sources with the same rows. is_whole: neither holds the rows in one of several
+    files.
+    """
     if said.at == other.at:
         return f"rows {shown(shared)}" if shown(shared) else "all rows of it"
     return "they are copies" if is_whole and said.place != other.place else "they lead to one file"
@@ -252,7 +254,7 @@ def _first_places(known: Sequence[SourceRecord]) -> list[str]:
             continue
         size = each.said.get("size")
         is_only = not size or len({other.place for other in alike[size, each.said.get("num_files")]}) == 1
-        key = (size, None if is_only else each.sample)  # files are read only if others have their size
+        key = (size, None if is_only else each.sample)  # files are read only if another file has the same size
         first = None if is_only else next((other for other in firsts[key] if is_copy(each, other)), None)
         places[each.place] = each.place if first is None else first.place
         if first is None:
@@ -261,7 +263,7 @@ def _first_places(known: Sequence[SourceRecord]) -> list[str]:
 
 
 def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
-    """Yield the source and each of its files if there are several, with the rows taken from each."""
+    """Yield the source, and each of its files if there are several, with the rows taken from each."""
     pieces = source.pieces if isinstance(source, TableSource) else None
     rows = interval(source.rows, source.num_rows) if isinstance(source, TableSource) else (0, None)
     yield place, rows
@@ -273,9 +275,9 @@ def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
 
 
 def have_same_rows(one: Source, other: Source, schema: SchemaOptions) -> bool:
-    """Whether two sources of the same content have rows that say the same.
+    """Return whether rows of two sources with equal content also have equal meaning.
 
-    Files without rows, which are passed over, are often the same bytes. Equal paths of media in two folders name
+    Files without rows often have equal bytes; a conversion passes over them. Equal paths of media in two folders name
     different media.
     """
     if not isinstance(one, TableSource) or not isinstance(other, TableSource):
@@ -294,7 +296,7 @@ def has_rows_of(source: Source, known: SourceRecord, schema: SchemaOptions) -> b
 def _has_rows_below(source: TableSource, folder: str | None, schema: SchemaOptions) -> bool:
     """Whether a source has rows, and these are the same if paths of media start from another folder."""
     schema = schema.changed(source.settings)
-    if schema.media_root:  # of both, which are read in the same way
+    if schema.media_root:  # both sources are read with this folder
         return source.has_rows
     named = _media_names(schema)
     has_rows = False
@@ -309,15 +311,16 @@ def _has_rows_below(source: TableSource, folder: str | None, schema: SchemaOptio
 
 
 def _media_names(schema: SchemaOptions) -> frozenset[str]:
-    """Names of columns and keys that hold media: the usual ones, and those that the user named."""
+    """Names of columns and keys that hold media: the usual names, and the names chosen by the user."""
     columns = [dict(schema.columns), schema.dataset_info.columns if schema.dataset_info else {}]
     named = [names[role] for names in columns for role in MEDIA_COLUMNS if names.get(role)]
     return frozenset([*PART_KINDS, *(name for names in MEDIA_COLUMNS.values() for name in names), *map(str, named)])
 
 
 def _names_media(value: Any, named: frozenset[str], *, is_media: bool = False) -> bool:
-    """Whether a value of a row, or a value in it, holds a path of media. is_media: a text in it is one, unless it is
-    the media in base64; of an object with bytes the path is not read.
+    """Return whether a value of a row, or a value inside it, holds a path of media.
+
+    is_media: a text in the value is a path unless it is base64 data; for an object with bytes, the path is not read.
     """
     if isinstance(value, str):
         if _WEB_ADDRESS.fullmatch(value):  # the same from every folder

@@ -1,4 +1,4 @@
-"""What a conversion says of itself: how far it is, and at its end what it did."""
+"""Reports of a conversion: progress, and the final result."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class DocumentCounts(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitReport:
-    """One dataset of several. num_tokens is None where nothing measured them.
+    """Result for one of several datasets. num_tokens is None without a measuring processor.
 
-    num_documents: that its samples were made of, where they were laid end to end. num_tail_tokens: of the last sample,
-    where it is shorter than the others. num_dropped_tokens: of the last one, where it was not stored.
+    num_documents: documents that were concatenated to samples. num_tail_tokens: tokens of the last sample, if it is
+    shorter than the others. num_dropped_tokens: tokens of the last sample, if it was not stored.
     """
 
     num_rows: int
@@ -58,7 +58,7 @@ class SplitReport:
 
 
 def documents_of(output: Output) -> DocumentCounts:
-    """What a report says of documents that were laid end to end; nothing where none were."""
+    """Counts of concatenated documents in a report; empty without concatenation."""
     joined = output.concatenation
     if joined is None:
         return {}
@@ -71,13 +71,13 @@ def documents_of(output: Output) -> DocumentCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertReport(RowCounts):
-    """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
+    """Result of a conversion, all outputs together, and each of its `splits` by name, if splits were requested.
 
-    kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. Rows that are
-    not stored: see RowCounts. num_tokens is None where nothing measured them. num_documents, num_tail_tokens,
-    num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call had done all of it. unread: names
-    of columns that the first rows of a source do not have and that nothing reads, with their first row and number of
-    rows. not_shown: samples with content that the chat template does not show, by its kind.
+    kind: kind of the rows, and the columns that are read and kept. schema: schema of the stored samples. Rows that are
+    not stored: see RowCounts. num_tokens: None without a measuring processor. num_documents, num_tail_tokens,
+    num_dropped_tokens: as in SplitReport, over all outputs. was_there: an earlier call had finished the conversion.
+    unread: names of columns that a source's first rows do not have and that no reader uses, with their first row and
+    number of rows. not_shown: number of samples with content that the chat template does not show, by kind of content.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class ConvertReport(RowCounts):
 
 
 def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
-    """The counts of documents of all datasets together; nothing where none has any."""
+    """Sum of the document counts of all datasets; empty if no dataset has them."""
     counted = [report for report in reports if report.num_documents is not None]
     if not counted:
         return {}
@@ -109,7 +109,7 @@ def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
 
 
 def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: float) -> ConvertReport:
-    """The report of a conversion that was done before, from what lies at its targets."""
+    """Return the report of a conversion that an earlier run finished, from the datasets at its targets."""
     described = [each.description for each in finished]
     reports = [
         SplitReport(
@@ -141,10 +141,10 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
 
 
 class CountedBytes:
-    """Tells how many of the sources' bytes are done: never more than there are, and in the end all of them.
+    """Progress in bytes of the sources: never more than the total, and at the end exactly the total.
 
-    Units of a slice have fewer than their file, and those of the hub's datasets are not measured as their files are.
-    total: 0 where it is unknown.
+    Units of a slice have fewer bytes than their file, and datasets of the hub have other sizes than their files. total:
+    0 if unknown.
     """
 
     def __init__(self, total: int, *, tell: Callable[[int], None]):

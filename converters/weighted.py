@@ -1,7 +1,7 @@
-"""A list whose entries have weights -> a dataset for each of them, and their weights as a run's YAML has them.
+"""A list whose entries have weights -> a dataset for each entry, and the weights in a run's YAML.
 
-Weights are shares of the tokens of training, which are mixed from datasets of their own: stored in one dataset they
-could not be told apart, nor changed later.
+Weights are shares of the training tokens. Training mixes separate datasets: in one dataset the entries could not be
+told apart, and their weights could not change later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUN_NAME = "datasets.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedEntry:
-    """An entry with a weight. name: of its dataset below the target, unique among the entries."""
+    """An entry with a weight. name: of the entry's dataset below the target, unique among the entries."""
 
     name: str
     spec: Spec
@@ -36,9 +36,9 @@ class WeightedEntry:
 
 
 def weighted_parts(sources: object, options: ConvertOptions) -> list[WeightedEntry]:
-    """The entries of the list that is the only source, if they have weights; [] otherwise.
+    """Return the entries of the list that is the only source, if they have weights; [] otherwise.
 
-    ConfigError for splits, a drop list and a limit for all, which go not with weights.
+    ConfigError if weights are combined with splits, a drop list or a limit for all sources.
     """
     named = [sources] if isinstance(sources, str | Path) else sources
     if not isinstance(named, Sequence) or len(named) != 1 or not isinstance(named[0], str | Path):
@@ -77,9 +77,10 @@ def convert_parts(
     convert: Callable[[Spec, str], ConvertReport],
     say: Callable[[str], None],
 ) -> ConvertReport:
-    """Each part as a dataset below the target, and RUN_NAME beside them; a report of all, each by name in its `splits`.
+    """Write each part as a dataset below the target, and RUN_NAME next to them; return a report with each part in
+    `splits`.
 
-    What was finished by an earlier run is left as it is.
+    Parts that an earlier run finished stay unchanged.
     """
     base = target.rstrip("/")
     reports = {part.name: convert(part.spec, f"{base}/{part.name}") for part in parts}
@@ -96,7 +97,7 @@ def convert_parts(
 
 
 def _name(spec: Spec) -> str:
-    """A folder's name for what an entry names: of its file or folder, without endings."""
+    """Name of an entry's folder: the name of its file or folder, without extensions."""
     path = spec.path.removeprefix("hf:").partition("?")[0]
     path = glob_base(path)[0] if has_wildcard(path) and not spec.is_literal else path
     name = spec.key or PurePosixPath(path).name.partition(".")[0]
@@ -104,7 +105,7 @@ def _name(spec: Spec) -> str:
 
 
 def joint(reports: Mapping[str, ConvertReport]) -> ConvertReport:
-    """A report of several datasets, each by name in its `splits`."""
+    """Return one report of several datasets, each by name in its `splits`."""
     each = list(reports.values())
     tokens = [report.num_tokens for report in each if report.num_tokens is not None]
     splits = {

@@ -1,7 +1,7 @@
-"""What makes shards a dataset: index.json, lengths, provenance, the rejected rows, and last `_lmms/dataset.json`.
+"""The last write: index.json, lengths, provenance and rejected rows make shards a dataset, then `_lmms/dataset.json`.
 
-Where another dataset is replaced, index.json is what turns the old one into the new one, at once. Before, the files are
-removed that say more of the old samples than it does, and would be taken for the new ones' after.
+When a dataset is replaced, overwriting index.json turns the old dataset into the new dataset at once. Other files that
+describe the old samples are removed first: next to the new index they would be taken for descriptions of new samples.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def commit(
     staging: Path,
     replaced: Sequence[str] = (),
 ) -> None:
-    """Write them. entries: of index.json, in order. rejects: source, row and reason of each.
+    """Write the files. entries: of index.json, in order. rejects: source, row and reason of each.
 
-    rows: what the samples were made of, in their order: packed rows of the sources, whose names these are.
-    replaced: files of the dataset that lies there until now; those that the new one does not have are removed.
+    rows: packed source rows of the samples, in the order of the samples. sources: names of the sources. replaced: files
+    of the dataset that is replaced; files that the new dataset does not have are removed.
     """
-    # The file dataset.json goes first: without it none of them is taken for a dataset's.
+    # Delete dataset.json first: without it, no other file is taken for a part of a dataset.
     for name in sorted(replaced, key=DATASET_NAME.__ne__):
         if name != INDEX_NAME and not is_shard(name):
             target.delete(name)
@@ -68,7 +68,7 @@ def commit(
 
 
 def other_files(measured_by: Processor | None, carried: Sequence[str] = ()) -> list[str]:
-    """Names of all that `commit` may write. carried: fingerprints of lengths indexes that stored datasets have."""
+    """Names of all files that `commit` may write. carried: fingerprints of lengths indexes of the stored datasets."""
     names = [INDEX_NAME, REJECTS_NAME, PROVENANCE_NAME, SOURCES_NAME, DATASET_NAME]
     if measured_by is not None:
         fingerprint = processor_fingerprint(measured_by)

@@ -1,7 +1,7 @@
-"""Documents laid end to end -> samples of as many tokens each. documents -> [concatenation] -> samples. Pure.
+"""Concatenated documents -> samples of equal numbers of tokens. documents -> [concatenation] -> samples. Pure.
 
-The tokens of documents stay where they lie, in encoded units; made here is what a sample has besides them: where
-documents begin in it, and what of it is learnt.
+The tokens of documents stay in their encoded units; this module makes the other columns of a sample: the starts of its
+documents, and its loss spans.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..rows.tokens import checked_spans
 from .encoding import array_head, encode_int32
 from .unit_files import PlacedSamples, inner_numbers
 
-MADE = -1  # in runs, instead of a unit: bytes that no unit has
+MADE = -1  # unit of a run whose bytes are made here
 _TOKEN_BYTES = 4
 _NOTHING = np.array([[0, 1]], np.int32)  # MDS has no empty arrays, and nothing predicts the first token of a sample
 _NO_PIECES, _NO_SPANS = np.empty((0, 5), np.int64), np.empty((0, 2), np.int64)
 
 
 def document_of(sample: Sample) -> tuple[bytes, NDArray[np.int32]]:
-    """A sample of tokens as a document: its tokens, 4 bytes each, and int32[k, 2], what of them is learnt.
+    """Return a sample of tokens as a document: its tokens, 4 bytes each, and its loss spans, int32[k, 2].
 
-    DataError for one without tokens, and for spans that lie outside it or do not ascend.
+    DataError for a sample without tokens, and for spans outside of the tokens or not in ascending order.
     """
     ids = np.asarray(sample["input_ids"])
     if ids.ndim != 1 or not len(ids):
@@ -39,10 +39,10 @@ def document_of(sample: Sample) -> tuple[bytes, NDArray[np.int32]]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Samples that no shard holds yet.
+    """Samples that are not in a shard yet.
 
-    pieces: int64[p, 3], the tokens of all of them: unit, first byte in it, bytes. counts: int64[n], pieces of each.
-    heads, tails: of each, the bytes before its tokens and behind them.
+    pieces: int64[p, 3], the tokens of all samples: unit, first byte in the unit, bytes. counts: int64[n], pieces of
+    each sample. heads, tails: of each sample, the bytes before and behind its tokens.
     """
 
     pieces: NDArray[np.int64]
@@ -51,7 +51,7 @@ class _Made:
     tails: list[bytes]
 
     def split(self, num_samples: int) -> tuple[_Made, _Made]:
-        """The first so many, and the others."""
+        """Return the first `num_samples` samples, and the rest."""
         at = int(self.counts[:num_samples].sum())
         first, others = slice(num_samples), slice(num_samples, None)
         return (
@@ -60,7 +60,7 @@ class _Made:
         )
 
     def runs(self) -> tuple[NDArray[np.int64], bytes]:
-        """Their bytes in turn, as ShardTask has them: runs int64[r, 3], and what of them was made."""
+        """Return the bytes of the samples in order, as in ShardTask: runs int64[r, 3], and the bytes made here."""
         parts = [part for pair in zip(self.heads, self.tails, strict=True) for part in pair]
         sizes = np.array([len(part) for part in parts], np.int64).reshape(-1, 2)
         firsts = (np.cumsum(sizes.ravel()) - sizes.ravel()).reshape(-1, 2)
@@ -74,10 +74,10 @@ class _Made:
 
 
 class Concatenation:
-    """Documents laid end to end, and the samples of num_tokens tokens that they are cut into.
+    """Concatenates documents and cuts them into samples of num_tokens tokens.
 
-    A sample is what DOCUMENTS of rows/schemas.py says. num_tail_tokens: of the last sample, where it has fewer;
-    num_dropped_tokens: of that one, where it was left out. Both are known at the end.
+    DOCUMENTS of rows/schemas.py defines a sample. num_tail_tokens: tokens of the last sample, if shorter than the
+    others; num_dropped_tokens: tokens of this last sample, if it was left out. Both are known after `finish`.
     """
 
     def __init__(self, num_tokens: int):
@@ -85,19 +85,19 @@ class Concatenation:
         self.num_tail_tokens = 0
         self.num_dropped_tokens = 0
         self._num_tokens = num_tokens
-        # Of tokens that make up no whole sample yet, counted from the first of them: pieces, with their first token and
-        # packed row (unit, first byte, bytes, first token, row), and what is learnt.
+        # Tokens after the last full sample, counted from the first token: pieces (unit, first byte, bytes, first token,
+        # packed row) and loss spans.
         self._pieces = _NO_PIECES
         self._spans = _NO_SPANS
         self._made: list[_Made] = []
 
     @property
     def num_waiting(self) -> int:
-        """Tokens that make up no whole sample yet."""
+        """Number of tokens after the last full sample."""
         return int(self._pieces[:, 2].sum()) // _TOKEN_BYTES
 
     def add(self, documents: PlacedSamples) -> PlacedSamples:
-        """Documents that follow; gives the samples that are whole with them."""
+        """Add the next documents; return the samples that they complete."""
         assert documents.spans is not None
         self.num_documents += len(documents.samples)
         tokens = documents.samples[:, 2] // _TOKEN_BYTES
@@ -108,20 +108,20 @@ class Concatenation:
         return self._take(self.num_waiting // self._num_tokens)
 
     def finish(self, *, drop_tail: bool) -> PlacedSamples:
-        """The last sample, which may be shorter; none where that is dropped."""
+        """Return the last sample, which may be shorter; no sample if it is dropped."""
         num_left = self.num_waiting
         self.num_tail_tokens, self.num_dropped_tokens = (0, num_left) if drop_tail else (num_left, 0)
         return self._take(1 if num_left and not drop_tail else 0)
 
     def runs(self, num_samples: int) -> tuple[NDArray[np.int64], bytes]:
-        """The bytes of the next samples that no shard holds yet, as ShardTask has them."""
+        """Return the bytes of the next samples without a shard, in the format of ShardTask."""
         made = self._made if len(self._made) == 1 else [_joined(self._made)]
         taken, others = made[0].split(num_samples)
         self._made = [others]
         return taken.runs()
 
     def _cut(self, documents: NDArray[np.int64], firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Documents as pieces, none of which lies in two samples. firsts: their first tokens."""
+        """Cut documents into pieces at the bounds of samples. firsts: first token of each document."""
         stop = firsts[-1] + documents[-1, 2] // _TOKEN_BYTES if len(firsts) else 0
         begins = np.union1d(firsts, np.arange(self._num_tokens, stop, self._num_tokens))
         of = np.searchsorted(firsts, begins, side="right") - 1
@@ -130,7 +130,7 @@ class Concatenation:
         return np.stack([documents[of, 0], first_bytes, sizes, begins, documents[of, 3]], axis=1)
 
     def _take(self, num_samples: int) -> PlacedSamples:
-        """The first samples of what waits."""
+        """Take the first samples from the waiting tokens."""
         if not num_samples:
             return PlacedSamples(np.empty((0, 4), np.int64), np.empty(0, np.uint32))
         stop = num_samples * self._num_tokens
@@ -146,7 +146,7 @@ class Concatenation:
         made = self._made[-1]
         sizes = np.array([len(head) + len(tail) for head, tail in zip(made.heads, made.tails, strict=True)], np.int64)
         rows = pieces[ends - counts, 4]
-        unit, first_byte = np.full(num_samples, MADE), np.zeros(num_samples, np.int64)  # they lie in several units
+        unit, first_byte = np.full(num_samples, MADE), np.zeros(num_samples, np.int64)  # samples span several units
         samples = np.stack([unit, first_byte, sizes + lengths * _TOKEN_BYTES, rows], axis=1)
         return PlacedSamples(samples, lengths.astype(np.uint32))
 
@@ -159,7 +159,9 @@ def _made(
     *,
     num_tokens: int,
 ) -> _Made:
-    """Samples of pieces, so many in each, and of spans; lengths: their tokens."""
+    """Return samples. pieces: of all samples. counts: pieces per sample. spans: loss spans. lengths: tokens per
+    sample.
+    """
     starts = np.split((pieces[:, 3] % num_tokens).astype(np.int32), np.cumsum(counts)[:-1])
     sample_of = spans[:, 0] // num_tokens
     own = (spans - (sample_of * num_tokens)[:, None]).astype(np.int32)
@@ -169,7 +171,7 @@ def _made(
         document_starts, ids_head = encode_int32(begins), array_head((length,))
         loss_spans = encode_int32(bounds if len(bounds) else _NOTHING)
         sizes = (len(document_starts), len(ids_head) + length * _TOKEN_BYTES, len(loss_spans))
-        heads.append(struct.pack("<3I", *sizes) + document_starts + ids_head)  # columns lie in the order of their names
+        heads.append(struct.pack("<3I", *sizes) + document_starts + ids_head)  # columns are in the order of their names
         tails.append(loss_spans)
     return _Made(pieces[:, :3], counts, heads, tails)
 
@@ -188,7 +190,7 @@ def _parted(rows: NDArray[np.int64], is_first: NDArray[np.bool_]) -> tuple[NDArr
 
 
 def _merged(spans: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Spans whose starts ascend, those that touch or overlap as one.
+    """Merge spans that touch or overlap; starts must ascend.
 
     >>> _merged(np.array([[0, 2], [2, 5], [3, 4], [6, 7]])).tolist()
     [[0, 5], [6, 7]]
@@ -201,7 +203,7 @@ def _merged(spans: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _cut_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int64]:
-    """Spans as several, none of which lies in two samples.
+    """Cut spans at the bounds of samples.
 
     >>> _cut_spans(np.array([[1, 3], [5, 21]]), 10).tolist()
     [[1, 3], [5, 10], [10, 20], [20, 21]]

@@ -1,4 +1,4 @@
-"""Rows that a drop list leaves out, by the sources of a conversion; which of them were met. Pure."""
+"""Rows that a drop list leaves out, by the sources of a conversion; checks that the sources have them. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ...errors import DataError
 from .unit_files import EncodedUnit
 
 _NO_ROWS = np.empty(0, np.int64)
-_SHOWN = 5  # rows that an error names
+_SHOWN = 5  # rows in an error message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DroppedRows:
-    """rows: of each name of a source int64[n], ascending, from 0. sources: names by their numbers; slices of one source
-    have one name. is_known: names of sources that have all of these rows, as was looked up. file: the drop list.
+    """Rows of a drop list. rows: source name -> int64[n], ascending, from 0. sources: names by source number.
+
+    Slices of one source have one name. is_known: names of sources that were found to have all listed rows. file: the
+    drop list.
     """
 
     file: str
@@ -42,17 +44,17 @@ class DroppedRows:
 
 
 class Dropping:
-    """Leaves rows out of units, which come in the order of the sources. dropped: None for no drop list."""
+    """Removes dropped rows from units, in the order of the sources. dropped: None without a drop list."""
 
     def __init__(self, dropped: DroppedRows | None):
         self._dropped = dropped
-        self._read: dict[str, dict[int, tuple[int, int]]] = {}  # by name and source, its rows [first, stop) so far
+        self._read: dict[str, dict[int, tuple[int, int]]] = {}  # name -> source -> its rows [first, stop) read yet
         self._last: int | None = None  # the source of the unit before
 
     def numbers(self, encoded: EncodedUnit, source: int, first: int) -> NDArray[np.int64]:
-        """Numbers of rows of a unit that are left out, ascending. first: of its rows, in the source.
+        """Return the numbers of dropped rows in a unit, ascending. first: the unit's first row in the source.
 
-        DataError where another source has ended, and does not have a row that is listed.
+        DataError if the source before has ended without a listed row.
         """
         dropped = self._dropped
         if dropped is None:
@@ -66,12 +68,12 @@ class Dropping:
         return dropped.of_unit(source, first, stop)
 
     def finish(self) -> None:
-        """DataError where a source does not have a row that is listed; not asked where a limit left rows unread."""
+        """Raise DataError if a source lacks a listed row; not called if a limit left rows unread."""
         for name in self._dropped.rows if self._dropped is not None else ():
             self._check(name)
 
     def _check_ended(self, dropped: DroppedRows) -> None:
-        """The name of the source before, if no other source has it."""
+        """Check the name of the last source, unless another source follows under this name."""
         assert self._last is not None
         name = dropped.sources[self._last]
         if name in dropped.rows and name not in dropped.sources[self._last + 1 :]:
@@ -96,10 +98,11 @@ class Dropping:
 
 
 def without(encoded: EncodedUnit, numbers: NDArray[np.int64]) -> tuple[EncodedUnit, int]:
-    """A unit whose rejects, rows left out for other reasons and rows with unread names are none of some rows; and how
-    many of these it had.
+    """Return a unit without the rejects, left-out rows and unread names of dropped rows; and the number of dropped
+    rows.
 
-    numbers: of rows in the unit, ascending. The samples of these rows are still there: the layout takes none of them.
+    numbers: dropped rows in the unit, ascending; a row counts if the unit has a sample, reject or left-out entry of it.
+    The samples of these rows stay in the unit: the placement does not take them.
     """
     if not len(numbers):
         return encoded, 0

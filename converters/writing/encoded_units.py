@@ -1,6 +1,6 @@
-"""A unit of rows -> an encoded unit: its samples as a shard holds them, in a file of the work folder.
+"""A unit of rows -> an encoded unit: the bytes of its samples in a shard, in a file of the work folder.
 
-A unit is encoded by one process, and gives the same bytes whichever does it.
+One process encodes a unit; the bytes do not depend on the process.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ from .unit_files import EncodedUnit, LossSpans, about_path, failed_path, samples
 
 OnError = Literal["fail", "skip"]
 T = TypeVar("T")
-_Found = tuple[Sample | DataError, Measured | DataError]  # what is to be stored, and what it amounts to
+_Found = tuple[Sample | DataError, Measured | DataError]  # sample to store, and its measured length
 _NO_SPANS = np.empty((0, 2), np.int32)
-_NOTHING = Measured(0)  # of a sample that nothing measures
-_PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others are only measured
+_NOTHING = Measured(0)  # length without a processor
+_PROCESS_EACH = 1000  # one of this number of rows is processed, the other rows are only measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTask:
-    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of, in which it
-    is unit `index`.
+    """Read a unit and encode its rows. number: among all units. source: number of its source. index: of the unit in it.
 
-    functions: the user's own, for its rows. mapper: None where these leave no row to find the kind of.
+    functions: the user's functions for the rows. mapper: None if these functions leave no row to detect the kind from.
     """
 
     number: int
@@ -69,15 +68,14 @@ class UnitTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitEncoder:
-    """Encodes units. processor: measures samples; with `tokenize` what it makes of them is stored.
+    """Encodes units. processor: measures samples; with `tokenize`, its tokens are stored.
 
-    on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: a unit ends with
-    the row that gives so many samples. shortest, longest: what has fewer or more tokens is left out. hashes: whether to
-    hash each sample.
-    documents: samples of tokens become parts of others, so their tokens are stored without anything around them.
-    links: whether samples of a shard that lies on this machine may be linked to instead of being copied.
-    process_each: of so many rows of a unit one is processed, the others are only measured; None for what on_error asks
-    for. on_dropped: whether tools and tool calls that the processor's chat template does not show are an error.
+    on_error: at a row that does not fit, the unit ends with this row as its only reject, or continues. limit: a unit
+    ends with the row of this sample. shortest, longest: samples of fewer or more tokens are left out. hashes: hash each
+    sample. documents: samples of tokens become parts of other samples; only their tokens are stored. links: link to
+    local shards instead of copying their samples. process_each: one of this number of rows is processed, the other rows
+    are only measured; None: decided by on_error. on_dropped: whether tools and tool calls that the processor's chat
+    template does not show are an error.
     """
 
     folder: Path
@@ -95,12 +93,12 @@ class UnitEncoder:
     on_dropped: OnDropped = "error"
 
     def encoded(self, task: UnitTask) -> tuple[list[bytes], EncodedUnit]:
-        """The samples, and what they are, kept in memory alone."""
+        """Return the bytes of the samples and their description, in memory."""
         encoding = _Encoding(self, task)
         return list(encoding.samples()), encoding.encoded_unit()
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
-        """Write the samples, and then what they are; whether the unit is whole: no row ended it early."""
+        """Write the samples, then their description; return False if a row ended the unit early."""
         if isinstance(task.unit, ShardSamples) and task.unit.is_moved and self.processor is None and not self.tokenize:
             self._move(task.number, task.unit)
             on_bytes(task.unit.num_bytes)
@@ -117,7 +115,7 @@ class UnitEncoder:
         return is_whole
 
     def _move(self, number: int, unit: ShardSamples) -> None:
-        """Write samples of a shard as they lie in it, or link to it, and then what they are; none is decoded."""
+        """Copy or link the shard's raw samples, then write their description; nothing is decoded."""
         temporary = temporary_beside(samples_path(self.folder, number))
         file = unit.file if self.links else None
         with disk_errors(unit.url), unit.shard() as shard:
@@ -147,12 +145,12 @@ class UnitEncoder:
 
 
 def _hashes(samples: Iterable[bytes | memoryview]) -> NDArray[np.uint64]:
-    """Hashes of samples as stored in a shard: uint64[n, 2]."""
+    """Hashes of samples in their stored bytes: uint64[n, 2]."""
     return np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, samples)), np.uint64).reshape(-1, 2)
 
 
 def consecutive(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as runs [first, stop).
+    """Yield ascending numbers as runs [first, stop).
 
     >>> list(consecutive(np.array([0, 1, 2, 5, 7, 8])))
     [(0, 3), (5, 6), (7, 9)]
@@ -169,7 +167,7 @@ def process_each(on_error: OnError) -> int:
 
 
 class _Encoded(NamedTuple):
-    """A sample's bytes in a shard, its spans as a document, and its measured length."""
+    """Bytes of a sample in a shard, its spans as a document, and its measured length."""
 
     data: bytes
     spans: NDArray[np.int32]
@@ -177,7 +175,7 @@ class _Encoded(NamedTuple):
 
 
 class _Encoding:
-    """An encoded unit as it grows."""
+    """An encoded unit during encoding."""
 
     def __init__(self, encoder: UnitEncoder, task: UnitTask):
         self._encoder = encoder
@@ -190,7 +188,7 @@ class _Encoding:
         self._lengths: list[int | tuple[int, ...]] = []
         self._rejects: list[tuple[int, str]] = []
         self._left_out: dict[Why, list[int]] = {why: [] for why in REASONS}
-        self._unread: dict[str, list[int]] = {}  # name -> rows that hold something by it
+        self._unread: dict[str, list[int]] = {}  # name -> rows with a value of this unread name
         self._hashes: list[bytes] = []
         self._spans: list[NDArray[np.int32]] = []  # of each document
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
@@ -200,7 +198,7 @@ class _Encoding:
         self._named_keys = keys_named(encoder.processor)
 
     def samples(self) -> Iterator[bytes]:
-        """The samples that are kept, as they lie in a shard."""
+        """Yield the bytes of the kept samples."""
         with disk_errors(self._source_name):
             for row, made in self._measured_rows():
                 yield from self._kept(row, made)
@@ -208,7 +206,7 @@ class _Encoding:
                     return
 
     def _measured_rows(self) -> Iterator[tuple[Row, list[_Found]]]:
-        """Rows, each with all that was made of it."""
+        """Yield each row with all its samples and lengths."""
         of_row: list[_Found] = []
         for row, made, found, is_last in self._measured():
             of_row.append((made, found))
@@ -223,7 +221,7 @@ class _Encoding:
         rows = self._unit.rows()
         try:
             yield from self._measured_of(rows)
-        finally:  # an error keeps the frames that it came through, and with them the rows and what they have open
+        finally:  # an error keeps its frames, and so the rows and their open files
             if isinstance(rows, Generator):
                 rows.close()
 
@@ -241,7 +239,7 @@ class _Encoding:
     def _found(
         self, made: Sequence[Sample | DataError], stored: Sequence[Sample | DataError]
     ) -> Iterator[Measured | DataError]:
-        """What each sample that is stored amounts to. made: the samples before they are tokenized."""
+        """Yield the measured length of each stored sample. made: the samples before tokenization."""
         assert self._measures is not None
         found = measured_with_media(self._measures, [each for each in stored if not isinstance(each, DataError)])
         if self._encoder.processor is None:
@@ -270,7 +268,7 @@ class _Encoding:
         return next(([each] for each in made if _is_wrong(each)), made)
 
     def _rows_left(self, number: int, values: dict[str, Any], functions: RowFunctions) -> Sequence[dict[str, Any]]:
-        """What the user's functions make of a row; where they leave it out, that is noted."""
+        """Apply the user's functions to a row; count a row that they leave out."""
         if not functions.keeps(values):
             self._left_out["by_filter"].append(number)
             return []
@@ -298,8 +296,9 @@ class _Encoding:
         return made
 
     def _kept(self, row: Row, made: Sequence[_Found]) -> list[bytes]:
-        """The samples of a row as they lie in a shard, without those that are left out; none where one does not fit,
-        because a row is stored whole or rejected whole.
+        """Return the bytes of a row's samples, without samples that are left out; [] if a sample does not fit.
+
+        A row is stored or rejected with all its samples.
         """
         try:
             encoded = [self._encoded(row, sample, found) for sample, found in made]
@@ -323,7 +322,9 @@ class _Encoding:
         return [each.data for each in kept]
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> _Encoded | Why:
-        """A sample as it lies in a shard, or why it is left out; DataError for one that does not fit."""
+        """Return a sample's bytes in a shard, or the reason to leave it out; DataError for a sample that does not
+        fit.
+        """
         try:
             if isinstance(sample, DataError):
                 raise sample
@@ -344,7 +345,7 @@ class _Encoding:
 
     @property
     def has_failed(self) -> bool:
-        """A row does not fit, and such rows are not skipped."""
+        """Whether a row did not fit, and on_error is "fail"."""
         return bool(self._rejects) and self._encoder.on_error == "fail"
 
     @property
@@ -356,10 +357,10 @@ class _Encoding:
         return self._encoder.processor is not None and tells_not_shown(self._encoder.processor)
 
     def _check(self, stored: Sample, found: Measured, row: Row) -> None:
-        """DataError for a length that no lengths index can hold, or that training would not find.
+        """Raise DataError for a length above the limit of a lengths index, or other than in training.
 
-        Some rows are processed, as training will: what no row of a kind can stand shows. All rows are processed if rows
-        that do not fit are left out.
+        Some rows are processed in full, as in training, to find errors that all rows of a kind have. If rows that do
+        not fit are left out, all rows are processed.
         """
         if self._measures is None:
             return
@@ -377,7 +378,7 @@ class _Encoding:
             rejects=self._rejects,
             left_out={why: np.array(numbers, np.int64) for why, numbers in self._left_out.items()},
             hashes=np.frombuffer(b"".join(self._hashes), np.uint64).reshape(-1, 2) if self._encoder.hashes else None,
-            # Not needed: no unit follows one that ended early.
+            # Not needed after an early end: no unit follows.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
             spans=LossSpans.of(self._spans) if self._encoder.documents else None,
             unread={name: np.array(rows, np.int64) for name, rows in self._unread.items()},
@@ -391,7 +392,7 @@ def _num_bytes(row_and_made: tuple[Row, Sample | DataError, bool]) -> int:
 
 
 def _with_last(made: Sequence[T]) -> Iterator[tuple[T, bool]]:
-    """Each with whether it is the last."""
+    """Yield each item, and whether it is the last."""
     return ((each, number == len(made)) for number, each in enumerate(made, start=1))
 
 

@@ -1,4 +1,4 @@
-"""Samples -> bytes of MDS shards, as MosaicML's MDSWriter makes them, byte for byte."""
+"""Samples -> bytes of MDS shards, byte for byte as written by MosaicML's MDSWriter."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ COMPRESSIONS = {*_LEVELS, *(f"{kind}:{level}" for kind, levels in _LEVELS.items(
 
 
 class ShardFormat:
-    """The columns of a dataset, and what its shards and their index say of themselves.
+    """Columns of a dataset, and the headers of its shards and index.
 
-    columns: name -> MDS encoding. shard_bytes: of a shard before it is compressed, at most, unless one sample has more;
-    None where the index says no limit. compression: as MDSWriter takes it ("zstd", "zstd:7", …), or None. hashes: kinds
-    of checksums.
+    columns: name -> MDS encoding. shard_bytes: maximum before compression, unless a single sample is larger; None if
+    the index has no limit. compression: in MDSWriter's notation ("zstd", "zstd:7", …), or None. hashes: kinds of
+    checksums.
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class ShardFormat:
         }
 
     def encode(self, sample: Sample) -> bytes:
-        """DataError when a value is not of its column's type, and for a sample of 2 GiB or more.
+        """Return a sample's bytes; DataError for a value of another type than its column, and for a sample of 2 GiB or
+        more.
 
-        Bytes for any column are a value that is encoded already, as MDSWriter takes them.
+        Bytes for any column are an already encoded value, as in MDSWriter.
         """
         data, sizes = [], []
         for name, encode, fixed in zip(self.names, self._encoders, self._sizes, strict=True):
@@ -95,7 +96,7 @@ class ShardFormat:
         return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *data])
 
     def _encoded(self, name: str, value: Any, error: Exception) -> bytes:
-        """The value if its bytes decode with the column's encoding; else DataError. error: of its encoder."""
+        """Return the value if it is bytes that the column's encoding decodes; else DataError. error: of the encoder."""
         try:
             if isinstance(value, bytes):
                 decoder(self.columns[name])(memoryview(value), 0, len(value))
@@ -107,18 +108,20 @@ class ShardFormat:
         ) from error
 
     def shard_head(self, sizes: NDArray[np.int64]) -> bytes:
-        """What comes before the samples in a shard. sizes: their bytes, int64[num_samples]."""
+        """Return the bytes before the samples of a shard. sizes: bytes of the samples, int64[num_samples]."""
         first = 4 + 4 * (len(sizes) + 1) + len(self.header)
         offsets = first + np.concatenate([[0], np.cumsum(sizes)])
         return np.uint32(len(sizes)).tobytes() + offsets.astype("<u4").tobytes() + self.header
 
     @property
     def empty_bytes(self) -> int:
-        """Bytes of a shard without samples; each sample takes 4 more than its own."""
+        """Bytes of a shard without samples; each sample takes 4 more than its size."""
         return 8 + len(self.header)
 
     def index_entry(self, num_samples: int, raw: Mapping[str, Any], zipped: Mapping[str, Any] | None) -> dict[str, Any]:
-        """A shard in index.json. raw, zipped: basename, bytes and hashes of its file, and of that compressed."""
+        """Return a shard's entry in index.json. raw, zipped: basename, bytes and hashes of the plain and the compressed
+        file.
+        """
         return {"samples": num_samples, "raw_data": dict(raw), "zip_data": zipped and dict(zipped), **self.config}
 
 
@@ -127,7 +130,7 @@ def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """A shard's file, compressed as MDSWriter does it; of more than 8 MiB its zstd may cut the frame elsewhere."""
+    """Return a compressed shard, as in MDSWriter; above 8 MiB, MDSWriter's zstd may cut the frame at other bytes."""
     kind, _, level = compression.partition(":")
     if kind == "gz":
         return gzip.compress(data, int(level or 9))
@@ -140,7 +143,7 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def check_compression(compression: str | None) -> None:
-    """ConfigError for one that MDS does not have."""
+    """Raise ConfigError for a compression that MDS does not have."""
     if compression is not None and compression not in COMPRESSIONS:
         known = ", ".join(sorted(_LEVELS))
         raise ConfigError(f"the compression {compression!r} is not one of {known} (with a level: zstd:7)")
@@ -150,15 +153,15 @@ def compression_extension(compression: str) -> str:
     return compression.partition(":")[0]
 
 
-# Values -> bytes of MDS columns; the same formats as mds/decoding.py reads.
+# Values -> bytes of MDS columns, in the formats that mds/decoding.py reads.
 
 Encode = Callable[[Any], bytes]
 
 
 def column_encoder(encoding: str) -> Encode:
-    """What encodes the values of a column; it raises ValueError or TypeError for a value of another type.
+    """Return the encoder of a column's values; the encoder raises ValueError or TypeError for a value of another type.
 
-    ConfigError for an encoding that is unknown, or that runs code to be decoded.
+    ConfigError for an unknown encoding, and for an encoding that runs code to decode.
     """
     if encoding in _ENCODERS:
         return _ENCODERS[encoding]
@@ -174,7 +177,7 @@ def column_encoder(encoding: str) -> Encode:
 
 
 def fixed_size(encoding: str) -> int | None:
-    """Bytes of each value of a column; None where they differ. encoding: of those that column_encoder takes."""
+    """Bytes of each value of a column; None if sizes differ. encoding: an encoding of column_encoder."""
     if encoding == "int":
         return 8
     if encoding in DTYPE_CODES:
@@ -208,7 +211,7 @@ def _of_type(kind: type, value: Any) -> Any:
 
 def _encode_number(dtype: np.dtype[Any], value: Any) -> bytes:
     if isinstance(value, bytes):
-        raise TypeError("expected a number, found bytes")  # NumPy would read them as text
+        raise TypeError("expected a number, found bytes")  # NumPy would parse bytes like text
     number = dtype.type(value)
     data: bytes = number.tobytes()
     if len(data) != dtype.itemsize:
@@ -260,7 +263,7 @@ def _encode_array(values: NDArray[Any]) -> bytes:
 
 
 def array_head(shape: tuple[int, ...]) -> bytes:
-    """What comes before the values of an array in a column; see decoding.py for what the first byte says."""
+    """Return the bytes before an array's values in a column; decoding.py explains the first byte."""
     largest = max(shape)
     width = 0 if largest < 1 << 8 else 1 if largest < 1 << 16 else 2
     return struct.pack(f"<B{len(shape)}{'BHI'[width]}", len(shape) << 2 | width, *shape)
@@ -269,7 +272,7 @@ def array_head(shape: tuple[int, ...]) -> bytes:
 encode_int32 = _array_encoder("ndarray:int32")  # like MDSWriter's, an array has values
 
 
-# Images, which are Pillow's, or bytes: those are stored as their files are
+# Images: Pillow's, or the bytes of an image file, which are stored unchanged
 
 
 def _encode_file(form: str, value: Any) -> bytes:
@@ -281,17 +284,17 @@ def _encode_file(form: str, value: Any) -> bytes:
     image = _of_type(Image.Image, value)
     path = getattr(image, "filename", "")
     if form == "JPEG" and isinstance(image, JpegImagePlugin.JpegImageFile) and path and _is_image_of(path, image):
-        return Path(path).read_bytes()  # as it is: to encode it again would lose quality
+        return Path(path).read_bytes()  # unchanged: encoding again would lose quality
     file = BytesIO()
     try:
         image.save(file, format=form)
-    except OSError as error:  # of a mode that the format does not have
+    except OSError as error:  # mode not supported by the format
         raise ValueError(str(error)) from error
     return file.getvalue()
 
 
 def _is_image_of(path: str, image: Any) -> bool:
-    """Whether an image that was opened is still that of its file: a program may have changed its pixels."""
+    """Return whether an opened image still equals its file: a program may have changed the pixels."""
     from PIL import Image
 
     try:
