@@ -332,7 +332,7 @@ def _commit(
     identity: Mapping[str, Any],
     carried: Sequence[str],
 ) -> int:
-    """Write index, lengths and provenance of an output's shards; return the number of media that are read only in part."""
+    """Write index, lengths and provenance of an output; return the number of media that are read only in part."""
     measured_by = options.measured_by
     is_first = output.number == 0  # rows left out belong to no split: the first split counts them
     rejects = placement.rejects if is_first else []

@@ -1,7 +1,7 @@
-"""MosaicML Streaming's writers: samples, one after another, -> the same shards and index.json, byte for byte.
+"""MosaicML Streaming's writers: samples in order -> equal shards and index.json, byte for byte.
 
-`lmms-stream convert` makes datasets of files, in several processes, and goes on after a kill. These are for programs
-that make their samples themselves.
+`lmms-stream convert` makes datasets from files, in several processes, and resumes after a kill. These writers are for
+programs that make their own samples.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from .shards import shard_name
 DEFAULT_SIZE_LIMIT = 1 << 26
 _OURS = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(('mds', *SPLIT_FORMATS))})(\.meta)?(\.\w+)?")
 _OWN_FOLDERS = "make a writer in each process, with a folder of its own, and join these by lmms_stream.merge_index"
-_WAITING_PER_THREAD = 4  # files that wait for their upload
+_WAITING_PER_THREAD = 4  # files waiting for upload
 _TEXT_TYPES: dict[str, type] = {"str": str, "int": int, "float": float}
-# str() of a subclass (True, a member of an enum) may say something else.
+# str() of a subclass (True, a member of an enum) may return another text.
 _TEXTS: dict[str, Callable[[Any], str]] = {"str": str.__str__, "int": int.__repr__, "float": float.__repr__}
 
 
 class Writer:
-    """Writes the samples of a dataset, as `with MDSWriter(…) as writer: writer.write(sample)`, or with `finish()`.
+    """Writes the samples of a dataset: `with MDSWriter(…) as writer: writer.write(sample)`, or ends with `finish()`.
 
     out: a folder; a URL, to which shards are uploaded from a temporary folder; or a pair of folder and URL. keep_local:
     keep the files in the folder of a pair after the upload. compression: "zstd", "zstd:7", "gz", "bz2", "br", "snappy".
-    hashes: kinds of checksums, in sorted order. size_limit: bytes of a shard before compression, or a text as "64mb";
-    None for the 4 GiB that MDS allows. progress_bar: show the uploads on a terminal. max_workers: upload threads.
+    hashes: kinds of checksums, in sorted order. size_limit: bytes of a shard before compression, or a text such as
+    "64mb"; None for MDS's limit of 4 GiB. progress_bar: show the uploads on a terminal. max_workers: upload threads.
     retry: attempts of an upload after the first. exist_ok: delete the existing dataset.
 
     The index is written last, and not at all if the `with` block raises, so a partial dataset is never read as
-    complete. Threads may share a writer; each process needs a writer and a folder of its own. Raises DataError for a
-    sample that does not fit its columns (it is skipped, and writing can go on), ConfigError, StorageError,
+    complete. Threads may share a writer; each process needs its own writer and folder. Raise DataError for a sample
+    that does not fit the columns (the sample is skipped; writing may continue), ConfigError, StorageError,
     TargetExistsError.
     """
 
@@ -114,17 +114,17 @@ class Writer:
         title = f"uploading to {self.remote}"
         self._advance = self._bar.enter_context(terminal_bar(title, total=0, unit="files")) if shown else None
 
-    # What a format is
+    # Methods of a format
 
     def _check_columns(self) -> None:
         raise NotImplementedError
 
     def encode_sample(self, sample: Sample) -> bytes:
-        """The bytes of a sample; DataError for one that does not fit the columns."""
+        """Return the bytes of a sample; DataError for a sample that does not fit the columns."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """What index.json says of each shard."""
+        """Return a shard's settings in index.json."""
         return {
             "version": 2,
             "format": self.format,
@@ -142,12 +142,12 @@ class Writer:
         """Bytes of a shard without samples."""
         return 0
 
-    _bytes_beside = 0  # of each sample, besides its own
+    _bytes_beside = 0  # bytes per sample in addition to the sample
 
     # Writing
 
     def write(self, sample: Sample) -> None:
-        """Write a sample, which lies in a shard once that is full or finish is called."""
+        """Write a sample; its shard is written when full, or by `finish`."""
         self._check_process()
         data = self.encode_sample(sample)
         num_bytes = len(data) + self._bytes_beside
@@ -186,7 +186,7 @@ class Writer:
         self._samples, self._num_bytes = [], 0
 
     def _write(self, name: str, data: bytes) -> None:
-        """Write a file of the dataset, which is not there yet."""
+        """Write a new file of the dataset."""
         path = Path(self.local, name)
         temporary = temporary_name(path)
         with disk_errors(str(path)):
@@ -199,12 +199,12 @@ class Writer:
                 temporary.unlink(missing_ok=True)
 
     def _described(self, data: bytes, name: str) -> dict[str, Any]:
-        """A file as an index describes it."""
+        """Return a file's entry in an index."""
         hashes = {kind: new_digest(kind, data).hexdigest() for kind in self.hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
 
     def finish(self) -> None:
-        """Write what is left, wait for the uploads, and write the index."""
+        """Write the last shard, wait for the uploads, and write the index."""
         self._check_process()
         if self._is_whole:
             return
@@ -247,7 +247,7 @@ class Writer:
             self._advance(1)
 
     def _raise_failures(self) -> None:
-        """Raise what an upload raised, each time from then on: the index would list a shard that is not there."""
+        """Raise the error of a failed upload, in every later call, too: the index would list a missing shard."""
         done = {upload for upload in self._uploads if upload.done()}
         for upload in done:
             upload.result()
@@ -274,7 +274,7 @@ class Writer:
 
 
 class MDSWriter(Writer):
-    """Writes MDS shards. columns: name -> encoding, as "str", "int", "ndarray:int32", "json", "jpeg". See Writer."""
+    """Writes MDS shards. columns: name -> encoding: "str", "int", "ndarray:int32", "json", "jpeg", … See Writer."""
 
     format = "mds"
     _bytes_beside = 4
@@ -301,7 +301,7 @@ class MDSWriter(Writer):
 
 
 class _TextWriter(Writer):
-    """A shard of texts, with a second file that says where each begins. columns: name -> "str", "int" or "float"."""
+    """Writes shards of texts, each with a second file of sample offsets. columns: name -> "str", "int" or "float"."""
 
     newline: str
 
@@ -313,14 +313,14 @@ class _TextWriter(Writer):
                 raise ConfigError(f"column {name!r} has the encoding {encoding!r}: choose one of str, int, float")
 
     def _values(self, sample: Sample) -> dict[str, Any]:
-        """The values of the columns, each of its type."""
+        """Return the values of the columns, with checked types."""
         _check_names(sample, self.columns)
         for name, encoding in self.columns.items():
             if not isinstance(sample[name], _TEXT_TYPES[encoding]):
                 raise DataError(f"column {name!r} holds {str(sample[name])[:80]!r}, which is not {encoding!r}")
         return {name: sample[name] for name in self.columns}
 
-    _head = b""  # of the first file, before its samples
+    _head = b""  # of the first file, before the samples
 
     def _parts(self) -> dict[str, bytes]:
         sizes = [len(each) for each in self._samples]
@@ -331,7 +331,7 @@ class _TextWriter(Writer):
 
 
 class JSONWriter(_TextWriter):
-    """Writes shards of JSON lines. newline: what ends each. See Writer."""
+    """Writes shards of JSON lines. newline: end of each line. See Writer."""
 
     format = "json"
 
@@ -347,7 +347,7 @@ class JSONWriter(_TextWriter):
 
 
 class XSVWriter(_TextWriter):
-    """Writes shards of values with a separator between them. newline: what ends a sample. See Writer."""
+    """Writes shards of values with a separator between them. newline: end of each sample. See Writer."""
 
     format = "xsv"
 
@@ -365,7 +365,7 @@ class XSVWriter(_TextWriter):
     def _line(self, values: Sequence[str]) -> bytes:
         line = self.separator.join(values)
         wrong = [each for each in values if self.newline in each or self.separator in each]
-        if wrong or line.split(self.separator) != [*values]:  # a value may end as the separator begins
+        if wrong or line.split(self.separator) != [*values]:  # a value may end with the separator's first character
             raise DataError(
                 f"{(*wrong, line)[0][:80]!r} has the separator {self.separator!r} or the newline {self.newline!r} in "
                 "it, which these shards cannot hold: write them with MDSWriter"
@@ -401,7 +401,7 @@ class TSVWriter(XSVWriter):
 
 
 def _whole(folder: str | Path) -> str:
-    """The whole path of a folder: the process may change its own."""
+    """Return the absolute path of a folder: the process may change its working directory."""
     return str(local_path("out", folder).absolute())
 
 
@@ -443,10 +443,10 @@ def _retry(retry: int) -> Retry:
 
 
 def _make_room(place: Storage, names: Sequence[str], *, exist_ok: bool) -> None:
-    """Delete the dataset that is there, if that is asked for; TargetExistsError if it is not. Other files stay.
+    """Delete the existing dataset if exist_ok, else raise TargetExistsError for it. Other files stay.
 
-    names: what is there, where that is known. Of a dataset whose index or description is damaged, files with names of
-    ours go.
+    names: existing files, if known. If the dataset's index or description is damaged, files with this module's names
+    are deleted.
     """
     index = read_if_there(place, INDEX_NAME)
     if not exist_ok and (names or index is not None):

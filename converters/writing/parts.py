@@ -1,7 +1,7 @@
-"""The work of one part of a conversion, and of the command that makes the units of all parts into shards.
+"""Encoding of one part of a conversion; then all parts' units -> shards.
 
-A part encodes its units, and stores each unit below the target at once. The last command takes them in place of
-encoding anything, and places them as one machine would have placed its own.
+A part encodes its units and stores each unit below the target at once. The last command reads the encoded units and
+places them in the order of a conversion on one machine.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .work import MAY_CHANGE, RowError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitKeeper:
-    """Encodes units, and keeps them at a store, what they are last.
+    """Encodes units and stores them; the description of a unit is stored last.
 
-    encoder: writes to its folder if all workers see the store; else to temporary ones. first_rows: of each source, how
-    many its slice passes over.
+    encoder: writes to its folder if all workers see the store; else to temporary folders. first_rows: rows of each
+    source before its slice.
     """
 
     encoder: UnitEncoder
@@ -46,7 +46,7 @@ class UnitKeeper:
     first_rows: Sequence[int]
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
-        """RowError where a row ends the unit early, which is then not kept."""
+        """Encode and store a unit. RowError if a row ends the unit early; the unit is then not stored."""
         if isinstance(self.storage, LocalStorage):
             self._encode(self.encoder, task, on_bytes)
             return True
@@ -71,7 +71,7 @@ class UnitKeeper:
 
 
 class KeptUnits:
-    """Instead of placing: units of a part are kept as they are. files: names of those of earlier runs."""
+    """Placement of a part: the units are kept without placing samples. files: names of the earlier runs' units."""
 
     def __init__(self, files: set[str]):
         self.next_unit = 0
@@ -105,7 +105,7 @@ class KeptUnits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCollector:
-    """Has units that parts encoded lie in a work folder: by links to a folder of this machine, or downloaded."""
+    """Puts units encoded by parts into a work folder: links if local, else downloads."""
 
     folder: Path
     storage: Storage
@@ -114,7 +114,7 @@ class UnitCollector:
         ours = (samples_path(self.folder, task.number), about_path(self.folder, task.number))
         for name, path in zip(names(task.source, task.index), ours, strict=True):
             if isinstance(self.storage, LocalStorage):
-                with suppress(FileExistsError):  # by a run that was killed
+                with suppress(FileExistsError):  # link of a killed run
                     path.symlink_to(self.storage.folder.absolute() / name)
             else:
                 temporary = temporary_beside(path)
@@ -125,7 +125,7 @@ class UnitCollector:
 
 
 class EncodedReading(Reading):
-    """Units that parts have cut and encoded. num_units: of each source."""
+    """Reading of units that parts have cut and encoded. num_units: of each source."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class EncodedReading(Reading):
 
 @dataclass(frozen=True, slots=True)
 class _DoneUnit:
-    """A unit that is encoded already."""
+    """An already encoded unit."""
 
     num_bytes: int
     folder: str | None = None
@@ -167,19 +167,20 @@ class _DoneUnit:
         return 0
 
 
-# Units that parts of a conversion have encoded, below its target, until they are made into its shards.
+# Units encoded by parts of a conversion, stored below its target until the last command makes shards from them.
 #
-# Each part writes the identity of its conversion there and, once all its units are there, the number of units of the
-# sources. A unit has the same name whichever part of however many encodes it.
+# Each part writes the identity of its conversion first. After its last unit it writes the number of units of each
+# source. The name of a unit does not depend on the part or on the number of parts.
 
 _FOLDER = "_lmms/encoded"
 _RECORD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.json")
 _MOST_UNITS = 10**8  # of a source
-_SHOWN = 8  # parts that an error names
+_SHOWN = 8  # parts in an error message
 
 
 def stored_number(source: int, index: int) -> int:
-    """Of unit `index` of a source, among all units of all sources: the same for all parts, which cut only their own.
+    """Return the number of unit `index` of a source among all sources: equal in all parts, which cut only their own
+    units.
 
     >>> stored_number(3, 12)
     300000012
@@ -197,20 +198,20 @@ class EncodedParts:
 
     @staticmethod
     def at(base: Storage, identity: Mapping[str, Any]) -> EncodedParts:
-        """base: the target. identity: JSON values that the output depends on."""
+        """Return the parts of a conversion. base: the target. identity: JSON values that decide the output."""
         values = json.loads(json.dumps({name: identity[name] for name in identity if name not in MAY_CHANGE}))
         key = xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
         return EncodedParts(open_storage(f"{base.url}/{_FOLDER}/{key}"), values, base)
 
     @staticmethod
     def found(base: Storage, identity: Mapping[str, Any]) -> EncodedParts | None:
-        """Return `at` if any part has stored files there, else None."""
+        """Return `at` if any part has stored files at the target, else None."""
         return EncodedParts.at(base, identity) if base.list_objects(f"{_FOLDER}/") else None
 
     def begin(self, part: Part, *, overwrite: bool) -> Mapping[str, Any] | None:
         """Announce that the part is being encoded; return its completion record, or None if it is unfinished.
 
-        Raises StorageError for parts of another number, and, unless overwrite, of another conversion.
+        Raise StorageError for parts of another count, and, unless overwrite, for parts of another conversion.
         """
         if not overwrite:
             self.check_no_others()
@@ -232,25 +233,25 @@ class EncodedParts:
         return bool(self._records())
 
     def marks(self, part: Part) -> list[Mark]:
-        """What a worker must see, if the target is a folder."""
+        """Files that prove to a worker that it sees the target, if the target is a folder."""
         if not isinstance(self.storage, LocalStorage):
             return []
         remedy = "convert to a folder that all nodes share, or to an object store"
         return [Mark(path=self.storage.folder.absolute() / _name(part), holds=b'"asked"', remedy=remedy)]
 
     def end(self, part: Part, num_units: Mapping[int, int]) -> None:
-        """All units of the part are there. num_units: of the sources that the part has read."""
+        """Record that all units of the part are stored. num_units: of the sources that the part has read."""
         self._say(part, {str(source): count for source, count in num_units.items()})
 
     def units(self) -> dict[str, int]:
-        """Names of the files of units that are there, with their bytes."""
+        """Return file name -> bytes of all stored units."""
         return {each.key: each.num_bytes for each in self.storage.list_objects("") if not _RECORD.fullmatch(each.key)}
 
     def counts(self, num_sources: int, *, overwrite: bool) -> list[int] | None:
-        """Into how many units each source is cut; None where no part has begun.
+        """Return the number of units of each source; None if no part has begun.
 
-        Raises StorageError for parts that are not there, or not whole, for units that are gone, and, unless overwrite,
-        for parts of another conversion.
+        Raise StorageError for missing or unfinished parts, for missing units, and, unless overwrite, for parts of
+        another conversion.
         """
         if not overwrite:
             self.check_no_others()
@@ -289,11 +290,11 @@ class EncodedParts:
                 )
 
     def remove(self) -> None:
-        """Remove all that parts have left at the target, of whatever conversion; records last."""
+        """Remove all files of parts at the target, of any conversion; records last."""
         for key in sorted(self._keys(), key=lambda key: _RECORD.fullmatch(key.rpartition("/")[2]) is not None):
             self.base.delete(key)
         if isinstance(self.base, LocalStorage):
-            shutil.rmtree(self.base.folder / _FOLDER, ignore_errors=True)  # of folders alone
+            shutil.rmtree(self.base.folder / _FOLDER, ignore_errors=True)  # folders without files
 
     def _keys(self) -> list[str]:
         return [each.key for each in self.base.list_objects(f"{_FOLDER}/")]
@@ -303,7 +304,7 @@ class EncodedParts:
         return [Part(int(each[1]), int(each[2])) for each in found if each]
 
     def _missing(self, parts: Sequence[Part]) -> tuple[list[Part], dict[int, int]]:
-        """Unfinished parts, and the number of units of each source that finished parts have read."""
+        """Return unfinished parts, and the number of units of each source in finished parts."""
         missing: list[Part] = []
         found: dict[int, int] = {}
         for part in (Part(number, parts[0].count) for number in range(parts[0].count)):
@@ -335,7 +336,7 @@ def _name(part: Part) -> str:
 
 
 def _read(storage: Storage, name: str) -> dict[str, Any]:
-    """What a part has said."""
+    """Read a part's record; StorageError if damaged."""
     try:
         said = dict(json.loads(storage.read(name)))
         dict(said["asked"])

@@ -20,7 +20,7 @@ from .shards import Cut, Output, ShardTask
 from .unit_files import EncodedUnit, PlacedSamples, about_path, failed_path, samples_path
 from .work import RowError, WorkFolder, free_numbers
 
-_DEALT = 1 << 20  # samples that are dealt at once
+_DEALT = 1 << 20  # samples dealt in one step
 
 
 class PlacementOptions(Protocol):
@@ -47,7 +47,9 @@ class PlacementOptions(Protocol):
 
 
 class Placement:
-    """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
+    """Places encoded units in order, yields the shards that become full, and removes units that all shards have
+    used.
+    """
 
     def __init__(
         self, format: ShardFormat, options: PlacementOptions, work: WorkFolder, dropped: DroppedRows | None = None
@@ -73,10 +75,9 @@ class Placement:
         self.num_samples = 0
         self._seen = Seen()
         self._draws = np.random.default_rng(options.split_seed)  # draws a number for each sample, in order
-        self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
-        self._kept: list[PlacedSamples] = []  # kept until all are there and can be shuffled
-        # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
-        # also when another machine has written it since.
+        self._bytes_left: dict[int, int] = {}  # unit -> bytes for shards that are not made yet
+        self._kept: list[PlacedSamples] = []  # samples kept until all are placed and can be shuffled
+        # Listed once: a network file system may cache the absence of a file that another machine has written since.
         self._encoded_before = {path.name for path in work.units.iterdir()}
 
     @property
@@ -88,9 +89,9 @@ class Placement:
         return about_path(self._work.units, task.number).name in self._encoded_before
 
     def place(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
-        """The shards that the next unit fills; RowError at a row that does not fit, unless such rows are skipped.
+        """Yield the shards that the next unit fills; RowError for a row that does not fit, unless on_error is "skip".
 
-        is_whole: no row ended it early. Rows after the last that the limit asks for count as if they were not there.
+        is_whole: no row ended the unit early. Rows behind the limit are not counted.
         """
         assert task.number == self.next_unit
         self.next_unit += 1
@@ -124,9 +125,9 @@ class Placement:
             self._kept.append(placed)
 
     def _kept_of(self, encoded: EncodedUnit, dropped: NDArray[np.int64]) -> tuple[EncodedUnit, NDArray[np.bool_]]:
-        """The unit up to the row with the last sample that the limit asks for, and which of its samples are stored.
+        """Cut a unit behind the row of the limit's last sample; return the unit, and a mask of the samples to store.
 
-        Those are of no row that is dropped, and came nowhere before. dropped: numbers of rows in the unit.
+        Samples of dropped rows and duplicates are not stored. dropped: numbers of rows in the unit.
         """
         is_kept = ~np.isin(encoded.rows, dropped)
         if encoded.hashes is not None:
@@ -138,7 +139,7 @@ class Placement:
         return encoded, is_kept
 
     def finish(self) -> Iterator[ShardTask]:
-        """The shards that are left when all units were placed."""
+        """Yield the last shards after all units are placed."""
         self.is_finished = True
         if not self.is_full:
             self._dropping.finish()
@@ -204,12 +205,12 @@ class Placement:
         self._work.announce(task.output, task.number)
 
     def keep(self, task: ShardTask, entry: dict[str, Any]) -> None:
-        """A shard is in its target. entry: of index.json."""
+        """Record a shard that is in its target. entry: of index.json."""
         self._work.keep_shard(task.output, task.number, entry)
         self._let_go(task)
 
     def _let_go(self, task: ShardTask) -> None:
-        """Units that no shard but this one needs may go."""
+        """Remove units that only this shard still needed."""
         units = task.runs[:, 0]
         for number in np.unique(units[units != MADE]).tolist():
             self._bytes_left[number] -= int(task.runs[task.runs[:, 0] == number, 2].sum())
@@ -221,16 +222,16 @@ class Placement:
             samples_path(self._work.units, number).unlink(missing_ok=True)
 
 
-# Samples whose content came before. hashes, in order -> which of them are new. Pure.
+# Duplicates by content. hashes, in order -> a mask of new samples. Pure.
 
 Hashes = NDArray[np.uint64]  # [n, 2]: the halves of 128 bits
-_RATIO = 4  # a run is joined with the run before it, unless that run is _RATIO times as long
+_RATIO = 4  # a run is merged into the run before it, unless the earlier run is _RATIO times longer
 
 
 class Seen:
-    """The hashes of all samples so far, in sorted runs: 16 bytes each, and for a moment 56 while two runs are joined.
+    """Hashes of all samples so far, in sorted runs: 16 bytes each, and 56 during the merge of two runs.
 
-    Among n samples, two that differ have the same hash with a probability of n^2 / 2^129: for 10^9 of them, 10^-21.
+    For n different samples, the probability of two equal hashes is n^2 / 2^129: 10^-21 for n = 10^9.
     """
 
     def __init__(self) -> None:
@@ -239,9 +240,9 @@ class Seen:
         ] = []  # halves, sorted by the first; long to short
 
     def add(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Which of these are the first of their content, bool[n]; they are known from then on. hashes: uint64[n, 2]."""
+        """Add hashes; return a mask of the first samples of each content, bool[n]. hashes: uint64[n, 2]."""
         high, low = hashes[:, 0], hashes[:, 1]
-        order = np.lexsort((low, high))  # keeps the order of equal ones
+        order = np.lexsort((low, high))  # stable: equal hashes keep their order
         high, low = high[order], low[order]
         is_new = np.ones(len(order), bool)
         is_new[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
@@ -257,7 +258,7 @@ class Seen:
         while self._runs and len(self._runs[-1][0]) < _RATIO * len(high):
             before_high, before_low = self._runs.pop()
             high, low = np.concatenate([before_high, high]), np.concatenate([before_low, low])
-            order = np.argsort(high, kind="stable")  # which finds the two runs, and only merges them
+            order = np.argsort(high, kind="stable")  # stable sort detects the two runs and merges them
             high, low = high[order], low[order]
         self._runs.append((high, low))
 
@@ -265,12 +266,12 @@ class Seen:
 def _holds(
     run: tuple[NDArray[np.uint64], NDArray[np.uint64]], high: NDArray[np.uint64], low: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    """Whether a run holds each of these hashes."""
+    """Return whether a run holds each hash, bool[n]."""
     at = np.searchsorted(run[0], high)
     inside = np.minimum(at, len(run[0]) - 1)
     same_high = run[0][inside] == high
     found: NDArray[np.bool_] = same_high & (run[1][inside] == low)
-    for index in np.flatnonzero(same_high & ~found):  # another one may have the same first half
+    for index in np.flatnonzero(same_high & ~found):  # another hash of the run may have the same first half
         stop = np.searchsorted(run[0], high[index], side="right")
         found[index] = bool((run[1][at[index] : stop] == low[index]).any())
     return found

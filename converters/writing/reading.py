@@ -1,4 +1,4 @@
-"""The units of all sources in order, each with what maps its rows, and where rows stand that do not fit."""
+"""Units of all sources in order, each with the mapper of its rows; row numbers of rejects."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ..stored.catalog import schema_of
 from .encoded_units import UnitTask
 from .unit_files import EncodedUnit
 
-LOOK_ROWS = 100  # of a source, by which the kind of its rows is found
-LOOK_UNITS = 64  # at most, without a row or without one that the user's functions leave, before the first stored row
-SHOWN_EMPTY = 5  # files without rows that a line names
-FETCHED_BYTES = 1 << 30  # of sources that lie fetched at once, unless one alone has more
+LOOK_ROWS = 100  # rows of a source for detecting the kind
+LOOK_UNITS = 64  # maximum of units without a row that the functions keep, before the first stored row
+SHOWN_EMPTY = 5  # files without rows in a log line
+FETCHED_BYTES = 1 << 30  # of sources fetched ahead, unless a single source has more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchTask:
-    """Fetch the source of that number."""
+    """Fetch the source with this number."""
 
     source: int
     source_name: str
@@ -36,11 +36,11 @@ class FetchTask:
 
 
 class Reading:
-    """Cuts sources into numbered units as they are asked for. say: is told what was found in each source.
+    """Cuts sources into numbered units on demand. say: receives the kind of rows of each source.
 
-    All sources must give samples of the same columns; DataError otherwise, and for one without rows. Sources that are
-    fetched whole are fetched by workers, before their turn and FETCHED_BYTES at most; the first of all, which says what
-    is stored, by this process. share: gives only the units of a part, which are numbered one after another.
+    All sources must give samples of equal columns; DataError otherwise, and for a source without rows. Workers fetch
+    sources that need complete files, before their turn and at most FETCHED_BYTES at once; this process fetches the
+    first source, which decides the stored columns. share: yield only the units of a part, numbered in order.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Reading:
         self._say = say
         self._share = share
         self._first_rows = [source.first_row for source in sources]
-        self._rows_before = [*self._first_rows]  # of each source, rows in units that were placed
-        # Source -> units that are cut and not read yet, and 1 more while others may follow.
+        self._rows_before = [*self._first_rows]  # rows of each source before the next unit to place
+        # Source -> units that are cut and not read yet, plus 1 until the source is cut to its end.
         self._open: dict[int, int] = {}
         self._columns: dict[str, str] = {}
         self._schema = ""
-        self._next_fetch = 1  # the first source that was not looked at yet
-        self._fetched: dict[int, int] = {}  # source that lies fetched, or is being fetched -> its bytes
+        self._next_fetch = 1  # the first source not looked at yet
+        self._fetched: dict[int, int] = {}  # source that is fetched or being fetched -> its bytes
         self._fetching: set[int] = set()
-        self._failed: dict[int, LmmsStreamError] = {}  # sources that could not be fetched; raised at their turn
-        self.num_units: dict[int, int] = {}  # of each source that is cut to its end
-        self.empty: list[int] = []  # files of folders and globs without rows, which are passed over
+        self._failed: dict[int, LmmsStreamError] = {}  # sources with a failed fetch; the error is raised at their turn
+        self.num_units: dict[int, int] = {}  # number of units of each source cut to its end
+        self.empty: list[int] = []  # files without rows of folders and globs; they are passed over
         self._units = self._all_units()
-        self._look_rows: list[dict[str, Any]] = []  # by which the kind of the first source's was found
-        self._first: list[UnitTask] = []  # units up to the one whose rows say what is stored
+        self._look_rows: list[dict[str, Any]] = []  # first rows, which decide the kind of the first source
+        self._first: list[UnitTask] = []  # units up to the unit whose rows decide the stored columns
         self._look()
 
     def _look(self) -> None:
@@ -96,11 +96,11 @@ class Reading:
 
     @property
     def has_media(self) -> bool:
-        """Whether one of the first rows refers to media."""
+        """Whether any of the first rows refers to media."""
         return self.mapper.any_holds_media(self._look_rows)
 
     def units(self) -> Iterator[UnitTask | None]:
-        """None as often as the source of the next unit is not fetched yet."""
+        """Yield the units in order; yield None while the next unit's source is not fetched yet."""
         number = 0
         for task in chain(self._first, self._units):
             if task is None or self._share is None:
@@ -112,13 +112,13 @@ class Reading:
                 self._let_go(task.source)
 
     def next_fetch(self) -> FetchTask | None:
-        """A source to be fetched, if there is one and room for it."""
+        """Return the next source to fetch, if FETCHED_BYTES has room for it."""
         while self._next_fetch < len(self._sources):
             index, source = self._next_fetch, self._sources[self._next_fetch]
             if self._passes(index):
                 self._next_fetch += 1
                 continue
-            num_bytes, fetch = source.num_bytes or FETCHED_BYTES // 4, source.fetch  # some stores tell no sizes
+            num_bytes, fetch = source.num_bytes or FETCHED_BYTES // 4, source.fetch  # some stores do not report sizes
             if fetch is not None and self._fetched and sum(self._fetched.values()) + num_bytes > FETCHED_BYTES:
                 return None
             self._next_fetch += 1
@@ -137,11 +137,11 @@ class Reading:
         if index in self._failed:
             raise self._failed[index]
         is_here = index in self._fetched and index not in self._fetching
-        is_looking = not self._columns  # then nobody fetches it ahead, and the source does so itself
+        is_looking = not self._columns  # before the first mapper, the source fetches its own file
         return is_looking or is_here or self._sources[index].fetch is None
 
     def _passes(self, index: int) -> bool:
-        """Whether a source has nothing for this part: neither units nor, once that is known, what is stored."""
+        """Return whether a source has no units for this part, and is not needed to detect the stored columns."""
         return bool(self._columns) and self._share is not None and not self._share.reads(index)
 
     def _all_units(self) -> Iterator[UnitTask | None]:
@@ -195,7 +195,7 @@ class Reading:
         return f"{names} and {others} others" if others > 0 else names
 
     def _units_of(self, source: Source) -> Iterator[Unit]:
-        """The units of a source; none of a file without rows in a folder or glob."""
+        """Yield the units of a source; no unit for a file without rows in a folder or glob."""
         try:
             yield from source.units()
         except NoRowsError:
@@ -203,15 +203,15 @@ class Reading:
                 raise
 
     def _pass_empty(self, index: int, source: Source) -> None:
-        """Note a file without rows; DataError unless it is one of the files of a folder or glob."""
+        """Record a file without rows; DataError unless the file comes from a folder or glob."""
         if not source.is_part:
             raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
         self.empty.append(index)
 
     def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> tuple[Mapper | None, bool]:
-        """What maps the rows of a source, by the first of a unit, and whether the unit has rows.
+        """Return the mapper of a source's rows, from the first rows of a unit, and whether the unit has rows.
 
-        No mapper if the unit has no rows, or if the user's functions keep no row.
+        None for the mapper if the unit has no rows, or if the user's functions keep no row.
         """
         options = self._options.changed(source.settings)
         if isinstance(unit, ShardSamples) and options == SchemaOptions():
@@ -234,7 +234,7 @@ class Reading:
         return self._agreed(source, mapper), True
 
     def _agreed(self, source: Source, mapper: Mapper) -> Mapper:
-        """The mapper, if it gives samples of the schema and columns that those before give."""
+        """Return the mapper, if it gives samples of the earlier sources' schema and columns; else DataError."""
         self._columns, self._schema = self._columns or dict(mapper.columns), self._schema or mapper.schema
         if mapper.schema != self._schema and dict(mapper.columns) == self._columns:  # chats and preferences
             raise DataError(
@@ -264,9 +264,9 @@ class Reading:
             source.close()
 
     def rows_before(self, task: UnitTask) -> int:
-        """How many rows of its source come before a unit, those that the slice passes over among them.
+        """Return the number of rows of the source before a unit, including the rows before its slice.
 
-        Asked before `rejects` of the unit.
+        Call before `rejects` of the unit.
         """
         return self._rows_before[task.source]
 
@@ -275,20 +275,24 @@ class Reading:
         return self._first_rows[index], self._rows_before[index]
 
     def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:
-        """Source, row in it from 1, and reason of each row that did not fit; units are asked for in order."""
+        """Return source, row in the source from 1, and reason of each row that did not fit; call for the units in
+        order.
+        """
         before = self._rows_before[task.source]
         self._rows_before[task.source] += encoded.num_rows
         return [(task.source_name, before + number + 1, reason) for number, reason in encoded.rejects]
 
 
 def _shown(columns: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """Columns by name, with their encodings where the others have the same names."""
+    """Column names, with encodings if both sides have the same names."""
     same_names = columns.keys() == others.keys()
     return ", ".join(f"{name} ({encoding})" if same_names else name for name, encoding in columns.items())
 
 
 def _first_rows(unit: Unit, functions: RowFunctions | None) -> tuple[list[dict[str, Any]], list[str], int]:
-    """The first LOOK_ROWS rows that the user's functions leave, what is wrong with others, and how many were read."""
+    """Return the first LOOK_ROWS rows that the user's functions keep, errors of other rows, and the number of rows
+    read.
+    """
     values: list[dict[str, Any]] = []
     errors: list[str] = []
     num_read = 0
@@ -308,11 +312,11 @@ def _first_rows(unit: Unit, functions: RowFunctions | None) -> tuple[list[dict[s
     return values, errors, num_read
 
 
-# Which units of the sources each part of a conversion encodes. sizes of sources -> [share] -> a part's units. Pure.
+# Units of the sources for each part of a conversion. sizes of sources -> [share] -> a part's units. Pure.
 #
-# Machines that know nothing of each other come to the same division, since it follows from the sources alone.
+# The division follows from the sources only: machines compute the same division without communication.
 
-_FULLEST = 1.1  # times the mean: so uneven whole sources may be dealt before they are cut into units
+_FULLEST = 1.1  # limit of the largest part's bytes over the mean, to deal complete sources instead of units
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,17 +349,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The units of a part. owners: for each source the part that encodes it whole, None if its units are dealt."""
+    """Units of a part. owners: for each source the part that encodes all of it; None if its units are dealt."""
 
     part: Part
     owners: tuple[int | None, ...]
 
     @staticmethod
     def of(part: Part, sizes: Sequence[int], *, is_fetched: Sequence[bool]) -> Share:
-        """sizes: bytes of each source, 0 where it is unknown. is_fetched: whether it is copied whole to be read.
+        """Deal sources to parts. sizes: bytes of each source, 0 if unknown. is_fetched: whether a complete copy is
+        read.
 
-        Whole sources are dealt if this is even enough: no part opens a source of another part. Else units are dealt in
-        turn. Sources that are fetched are never fetched by two.
+        Complete sources are dealt if the division is even enough: then each part opens only its own sources. Otherwise
+        units are dealt in turn; a fetched source still belongs to one part.
 
         >>> Share.of(Part(0, 2), [5, 4, 1], is_fetched=[False] * 3).owners
         (0, 1, 1)
@@ -382,7 +387,9 @@ class Share:
 
 
 def _dealt(count: int, sizes: Sequence[int], sources: Sequence[int]) -> tuple[dict[int, int], list[int]]:
-    """The part of each source, the largest first to the part that has least; and the bytes that each part has."""
+    """Deal sources, largest first, to the part with the fewest bytes; return the part of each source, and bytes per
+    part.
+    """
     owners: dict[int, int] = {}
     loads = [0] * count
     for source in sorted(sources, key=lambda source: (-sizes[source], source)):

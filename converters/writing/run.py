@@ -14,17 +14,17 @@ from .reading import FetchTask, Reading
 from .shards import ShardMaker, ShardTask
 
 Task = UnitTask | ShardTask | FetchTask
-_AHEAD = 4  # units for each worker that may be encoded before the one that is placed next
+_AHEAD = 4  # units per worker that may be encoded ahead of placement
 
 
 class Encoder(Protocol):
-    """Has the encoded unit of a task lie in the work folder, or where it is kept; whether it is whole."""
+    """Encodes the unit of a task into the work folder or a store; returns False if a row ended the unit early."""
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool: ...
 
 
 class Placer(Protocol):
-    """Takes encoded units in order, and gives the shards that they fill."""
+    """Takes encoded units in order, and returns the shards that they fill."""
 
     next_unit: int
     num_samples: int
@@ -41,10 +41,9 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker does: it fetches sources, encodes units, and makes shards of encoded units.
+    """Work of a worker: fetch a source, encode a unit, or make a shard from encoded units.
 
-    Of a shard comes back its entry in index.json; of a unit whether it is whole, or the error that it gave; of a source
-    the error, if it gave one.
+    Results: for a shard, its entry in index.json; for a unit, `is_whole` or its error; for a source, an error or {}.
     """
 
     units: Encoder
@@ -76,9 +75,9 @@ def task_name(task: Task) -> str:
 
 
 class Run:
-    """Has all units encoded, and the encoded units, in the order of the sources, made into shards.
+    """Encodes all units, and makes shards from the encoded units in the order of the sources.
 
-    on_bytes: told how many bytes of the sources earlier runs have done already. on_rows: how many samples were placed.
+    on_bytes: receives bytes of the sources that earlier runs have encoded. on_rows: receives numbers of placed samples.
     """
 
     def __init__(
@@ -99,19 +98,19 @@ class Run:
         self._on_bytes = on_bytes
         self._on_rows = on_rows
         self._units = reading.units()
-        self._next_unit: UnitTask | None = None  # also None while its source is being fetched
+        self._next_unit: UnitTask | None = None  # also None during the fetch of its source
         self._has_all = False  # whether all units were cut
         self._num_cut = 0  # units
-        self._encoded: dict[int, UnitTask] = {}  # units that wait for those before them to be placed
-        self._failed: set[int] = set()  # those of them that ended early, at a row that does not fit
+        self._encoded: dict[int, UnitTask] = {}  # encoded units that wait for earlier units to be placed
+        self._failed: set[int] = set()  # encoded units that ended early, at a row that does not fit
         self._errors: dict[int, LmmsStreamError] = {}  # of units, to be raised when their turn comes
         self._shards: deque[ShardTask] = deque()  # to be made
         self._num_given = 0
-        self._num_making = 0  # shards among the tasks that were given
-        self._num_fetching = 0  # sources among the tasks that were given
+        self._num_making = 0  # shards among the given tasks
+        self._num_fetching = 0  # sources among the given tasks
 
     def go(self) -> None:
-        """Do all of it. At a row that does not fit, shards that are being made are first made to their end and kept."""
+        """Run all tasks. At a row that does not fit, wait until the shards in progress are stored."""
         try:
             self._do_all()
         except DataError:
@@ -134,10 +133,10 @@ class Run:
                 return
 
     def _place(self) -> None:
-        """Lay the units that come next, as far as they are encoded.
+        """Place the next units, up to the first unit that is not encoded yet.
 
-        Errors are raised in the order of the sources, and none of what lies behind the limit: how a conversion ends
-        does not depend on how many units were begun meanwhile.
+        Errors are raised in the order of the sources, and no error from behind the limit: the end of a conversion does
+        not depend on the number of units in progress.
         """
         while not self._placement.is_full:
             number = self._placement.next_unit
@@ -156,10 +155,10 @@ class Run:
             self._shards.extend(self._placement.finish())
 
     def _next_task(self) -> Task | None:
-        """A shard before a unit, so that encoded units are removed as soon as they may.
+        """Return the next task; a shard before a unit, to remove encoded units early.
 
-        Half of the workers fetch sources before units of others are encoded, so that they are there in time; one worker
-        alone fetches a source when it is needed.
+        Half of the workers may fetch sources before other units are encoded, to have the sources in time; a single
+        worker fetches a source at its turn.
         """
         if self._shards:
             shard = self._shards.popleft()
@@ -173,7 +172,7 @@ class Run:
             self._cut_next()
             if not self._placement.is_encoded(unit):
                 return unit
-            self._encoded[unit.number] = unit  # an earlier run encoded it
+            self._encoded[unit.number] = unit  # encoded by an earlier run
             self._reading.has_read(unit)
             self._on_bytes(unit.unit.num_bytes)
             self._place()
@@ -198,7 +197,7 @@ class Run:
         self._num_cut += self._next_unit is not None
 
     def _wait(self) -> None:
-        """For some of the tasks that were given."""
+        """Wait for some of the given tasks."""
         for task, entry in self._pool.wait():
             self._num_given -= 1
             self._num_making -= isinstance(task, ShardTask)

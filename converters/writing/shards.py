@@ -1,6 +1,6 @@
 """Placed samples -> full shards -> files: copied from encoded units, with checksum, compressed, and uploaded.
 
-A shard is full where MDSWriter would say so: with one sample more it would be larger than it may be.
+A shard is full by MDSWriter's rule: one more sample would exceed the limit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .unit_files import PlacedSamples, samples_path, temporary_beside
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTask:
-    """Make shard `number` of output `output`, as the file `name`, to which a compression adds its extension.
+    """Make shard `number` of output `output` in the file `name`; a compression adds its extension.
 
-    sizes: int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in turn: unit, first byte in it, bytes.
-    made: the bytes of runs whose unit is MADE.
+    sizes: bytes of samples, int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in order: unit, first byte
+    in the unit, bytes. made: the bytes of runs of the unit MADE.
     """
 
     output: int
@@ -42,7 +42,7 @@ class ShardTask:
 
 
 def shard_name(number: int, format: str = "mds") -> str:
-    """Name of a shard's file, as MosaicML's writers name their files."""
+    """Name of a shard's file, by MosaicML's rule."""
     return f"shard.{number:05}.{format}"
 
 
@@ -60,11 +60,11 @@ class Cut:
 
 @dataclass(slots=True)
 class Output:
-    """The shards of one dataset as they fill. number: among the outputs of a conversion.
+    """Shards of one dataset, filled in order. number: among the outputs of a conversion.
 
-    file_numbers: which the files of its shards have in their names, in turn. rows: what its samples were made of, as
-    packed_rows gives it. concatenation: makes samples of documents, where what is added are those. not_shown: samples,
-    or documents, whose chat template does not show some content, by the kind of content.
+    file_numbers: numbers in the names of the shard files, in order. rows: source rows of the samples, from packed_rows.
+    concatenation: makes samples from documents; `add` then takes documents. not_shown: kind of content -> number of
+    samples or documents in which the chat template does not show it.
     """
 
     number: int
@@ -78,16 +78,16 @@ class Output:
     rows: list[NDArray[np.int64]] = field(default_factory=list)
     not_shown: Counter[str] = field(default_factory=Counter)
     _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # for each sample: unit, first byte, size
-    _bytes: int = 0  # of the shard that the waiting samples will make
+    _bytes: int = 0  # of the shard of the waiting samples
 
     def add(self, placed: PlacedSamples) -> Iterator[ShardTask]:
-        """Samples that follow, or documents; gives shards that are full."""
+        """Add the next samples or documents; yield full shards."""
         if placed.not_shown is not None:
             self.not_shown.update(counts_of(placed.not_shown))
         yield from self._fill(placed if self.concatenation is None else self.concatenation.add(placed))
 
     def end_documents(self, *, drop_tail: bool) -> Iterator[ShardTask]:
-        """The tokens that are left of documents as a last, shorter sample, or dropped; gives a shard that is full."""
+        """Store the remaining tokens of documents in a shorter last sample, or drop them; yield full shards."""
         if self.concatenation is not None:
             yield from self._fill(self.concatenation.finish(drop_tail=drop_tail))
 
@@ -102,14 +102,14 @@ class Output:
             yield from self._take_counted()
             return
         ends = np.cumsum(samples[:, 2] + 4)
-        first, before = 0, 0  # the first sample that no shard has yet; bytes of all before it
+        first, before = 0, 0  # first sample without a shard; bytes of the samples before it
         while first < len(samples):
             if not self._waiting:
                 self._bytes = self.format.empty_bytes
             room = self.format.shard_bytes - self._bytes
             end = int(np.searchsorted(ends, before + room, side="right"))
             if end <= first and not self._waiting:
-                end = first + 1  # this sample alone is larger than a shard may be
+                end = first + 1  # a single sample above the limit of a shard
             if end > first:
                 self._waiting.append(samples[first:end])
                 self._bytes += int(ends[end - 1]) - before
@@ -118,14 +118,14 @@ class Output:
                 yield self._take()
 
     def finish(self) -> Iterator[ShardTask]:
-        """The last shard; all of them, where their number is asked for."""
+        """Yield the last shard, or all shards if num_shards is set."""
         if self.cut.num_shards is not None and self._waiting:
             yield from self._take_equal(self.cut.num_shards)
         elif self._waiting:
             yield self._take()
 
     def _take_counted(self) -> Iterator[ShardTask]:
-        """The shards of as many samples as are asked for."""
+        """Yield full shards of samples_per_shard samples."""
         count = self.cut.samples_per_shard
         if count is None or sum(map(len, self._waiting)) < count:
             return
@@ -136,7 +136,7 @@ class Output:
             yield self._task(samples[first : first + count])
 
     def _take_equal(self, num_shards: int) -> Iterator[ShardTask]:
-        """So many shards, whose numbers of samples differ by one at most."""
+        """Yield num_shards shards, whose numbers of samples differ by at most 1."""
         samples = np.concatenate(self._waiting)
         self._waiting = []
         if num_shards > len(samples):
@@ -170,7 +170,7 @@ class Output:
 
 
 def _joined(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Merge adjacent runs: the same bytes in as few runs as possible."""
+    """Merge adjacent runs into the fewest runs of the same bytes."""
     ends = samples[:, 1] + samples[:, 2]
     begins = np.ones(len(samples), bool)
     begins[1:] = (samples[1:, 0] != samples[:-1, 0]) | (samples[1:, 1] != ends[:-1])
@@ -190,7 +190,7 @@ class ShardMaker:
     storage: Storage
 
     def make(self, task: ShardTask) -> dict[str, Any]:
-        """Upload the shard, or write it where it stays; its entry in index.json."""
+        """Write the shard to a local target, or upload it; return its entry in index.json."""
         if isinstance(self.storage, LocalStorage) and not self.format.compression:
             made: list[dict[str, Any]] = []
             self.storage.write_with(task.name, lambda path: made.append(_write(path, self._pieces(task))))

@@ -1,7 +1,7 @@
-"""The files of an encoded unit in the work folder (its samples, and their description), and the places of their bytes.
+"""Files of an encoded unit in the work folder (its samples and their description), and the places of their bytes.
 
-The description is written last, so a unit without it is unfinished. The description of a unit that ends early, at a row
-that does not fit, has another name: a later run, which may skip such rows, encodes that unit again.
+The description is written last: a unit without a description is unfinished. A unit that ends early, at a row that does
+not fit, has a description of another name: a later run, which may skip the row, encodes the unit again.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class LossSpans:
 
 @dataclass(frozen=True, slots=True)
 class PlacedSamples:
-    """Samples in order, or documents that samples are made of.
+    """Samples in order, or documents to concatenate.
 
-    samples: int64[n, 4]: unit, first byte in the unit, size, and the packed row of the source. lengths: as in
-    EncodedUnit, None if nothing measures them. spans: of documents. not_shown: as in EncodedUnit.
+    samples: int64[n, 4]: unit, first byte in the unit, size, and the packed row of the source. lengths: see
+    EncodedUnit, None if nothing measures them. spans: of documents. not_shown: see EncodedUnit.
     """
 
     samples: NDArray[np.int64]
@@ -81,7 +81,7 @@ class PlacedSamples:
 
     @staticmethod
     def join(parts: Sequence[PlacedSamples]) -> PlacedSamples:
-        """All parts, one after another."""
+        """Concatenate all parts in order."""
         lengths = [part.lengths for part in parts if part.lengths is not None]
         spans = [part.spans for part in parts if part.spans is not None]
         not_shown = [part.not_shown for part in parts if part.not_shown is not None]
@@ -99,17 +99,15 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedUnit:
-    """What the samples of a unit are.
+    """Description of a unit's samples.
 
-    sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
-    tokens, or uint32[n, 6], the AMOUNTS of Measured, where the processor tells what media take; None where nothing
-    measures them. rejects: number of the row in the unit, and what is wrong with it.
-    left_out: rows that are left out, by why; none where it does not say. hashes: uint64[n, 2], of what is stored of
-    each sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents,
-    whose tokens alone are stored. unread: rows that hold something by a name that nothing reads. places: int64[n], the
-    first byte of each sample in the file, where that is a link to a shard that holds them; None where they lie one
-    after another. not_shown: uint32[n], kinds of content that the chat template does not show, as bits; None where no
-    template tells.
+    sizes: int64[n], bytes of each sample. rows: int64[n], row number of each sample in the unit. lengths: uint32[n],
+    tokens of each sample, or uint32[n, 6], the AMOUNTS of Measured, if the processor measures media; None without a
+    processor. rejects: row number in the unit, and the error. left_out: reason -> rows left out. hashes: uint64[n, 2],
+    of the stored bytes of each sample, for deduplication; else None. num_rows: rows and blank lines. spans: of samples
+    that are documents, of which only the tokens are stored. unread: name -> rows with a value of this unread name.
+    places: int64[n], first byte of each sample, if the file is a link to a shard; None for samples in order. not_shown:
+    uint32[n], bits of the kinds of content that the chat template does not show; None without a chat template.
     """
 
     sizes: NDArray[np.int64]
@@ -130,9 +128,8 @@ class EncodedUnit:
         return np.cumsum(self.sizes) - self.sizes if self.places is None else self.places
 
     def first(self, num_samples: int) -> EncodedUnit:
-        """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1.
-
-        It has all samples of that row.
+        """Return the unit cut behind the row of sample number `num_samples`, counted from 1, with all samples of this
+        row.
         """
         last_row = self.rows[num_samples - 1]
         num_samples = int(np.searchsorted(self.rows, last_row, side="right"))
@@ -186,7 +183,7 @@ class EncodedUnit:
 
 
 def _of_today(lengths: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
-    """Fill up lengths of earlier versions, which had fewer amounts, with 0."""
+    """Pad lengths of earlier versions, with fewer amounts, with 0."""
     if lengths is None or lengths.ndim == 1:
         return lengths
     return np.pad(lengths, ((0, 0), (0, AMOUNTS - lengths.shape[1])))
@@ -198,15 +195,15 @@ def samples_path(folder: Path, number: int) -> Path:
 
 
 def about_path(folder: Path, number: int) -> Path:
-    """What the samples of an encoded unit are."""
+    """Description of a unit's samples."""
     return folder / f"{number:06}.npz"
 
 
 def failed_path(folder: Path, number: int) -> Path:
-    """What the samples of a unit are that ended at a row that does not fit."""
+    """Description of the samples of a unit that ended at a row that does not fit."""
     return folder / f"{number:06}.failed"
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name that no other process writes to, not even one that outlives a command which was killed."""
+    """Name of a temporary file that no other process uses, including processes that outlive a killed command."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")

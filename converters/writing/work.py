@@ -1,7 +1,7 @@
-"""State of a conversion between its runs: its identity, its encoded units, and the shards that are written.
+"""State of a conversion between its runs: identity, encoded units, and written shards.
 
 The state is in a work folder of this machine, under a lock. Meanwhile a file at the target names the unfinished
-conversion and its owner: no other conversion writes there, and no reader takes it for a dataset.
+conversion and its owner: no other conversion writes to this target, and readers do not take it for a dataset.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _HALF_WRITTEN = re.compile(
     r"\.\d+\.tmp"
 )
 _ABOUT_NAME = "conversion.json"
-MAY_CHANGE = ("on_error", "on_dropped")  # between the runs, because units that ended at a bad row are not kept
-_FIRST_ANNOUNCED = 16  # shards that the claim lists at first; each time that they are made, it lists twice as many
+MAY_CHANGE = ("on_error", "on_dropped")  # between runs: units that ended at a bad row are not kept
+_FIRST_ANNOUNCED = 16  # shards in the first claim; each time they are used up, the claim doubles
 
 
 class RowError(DataError):
-    """A row does not fit. What was made before is kept: the command goes on from there once such rows are skipped."""
+    """A row does not fit. Finished work is kept: the command resumes once rows that do not fit are skipped."""
 
 
 @dataclass(slots=True)
 class WorkFolder:
-    """The work folder of a conversion that was begun, by this run or by one before.
+    """Work folder of a conversion, begun by this run or an earlier run.
 
-    replaced: of each target, files of the dataset that lies there until the new one is whole. done: entries of
-    index.json by output and number of the shard, of those that are in the target.
+    replaced: for each target, files of the dataset that the finished conversion replaces. done: entries of index.json
+    of the shards in the target, by output and shard number.
     """
 
     folder: Path
@@ -78,12 +78,12 @@ class WorkFolder:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is there for a later run to go on with."""
+        """Whether a later run would find no finished work."""
         return not self.done and not any(self.units.glob("*.npz"))
 
     @property
     def marks(self) -> list[Mark]:
-        """What a worker must see of the folders that it writes to."""
+        """Files that prove to a worker that it sees the folders to write to."""
         owner = self.owner["id"].encode()
         remedy = "name a folder that all nodes share with --work"
         found = [Mark(path=self.folder / _ABOUT_NAME, holds=owner, remedy=remedy)]
@@ -98,7 +98,7 @@ class WorkFolder:
         return self.folder / "shards.jsonl"
 
     def keep_shard(self, output: int, number: int, entry: dict[str, Any]) -> None:
-        """A shard is in the target: no run does it again."""
+        """Record that a shard is in the target: no run makes it again."""
         self.done[output, number] = entry
         with self._journal.open("ab") as file:
             file.write(json.dumps([output, number, entry]).encode() + b"\n")
@@ -106,7 +106,7 @@ class WorkFolder:
             os.fsync(file.fileno())
 
     def announce(self, output: int, number: int) -> None:
-        """Called before a shard is made: the target's claim lists it, so that --overwrite can remove it."""
+        """Add a shard to the target's claim before it is made: --overwrite removes the shards of the claim."""
         if number >= self._announced.get(output, 0):
             self._announced[output] = max(_FIRST_ANNOUNCED, 2 * number)
             self.check_claims()
@@ -120,7 +120,7 @@ class WorkFolder:
             self.targets[output].write(UNFINISHED_NAME, b"{}")
 
     def check_claims(self) -> None:
-        """StorageError where another conversion, of another machine, has begun at a target since: with --overwrite."""
+        """Raise StorageError if another machine has begun a conversion at a target since, with --overwrite."""
         for target in self.targets:
             claim = read_claim(target)
             if claim is None or claim.get("id") != self.owner["id"]:
@@ -149,7 +149,7 @@ class WorkFolder:
 
 
 def work_folder(url: str, base: Path | None) -> Path:
-    """Where the work of a conversion to `url` lies; base: instead of the system's temporary folder."""
+    """Work folder of a conversion to `url`. base: replaces the system's temporary folder."""
     return (base.absolute() / home_folder(url).name if base else home_folder(url)) / "convert-work"
 
 
@@ -174,14 +174,15 @@ def open_work(
     base: Path | None = None,
     overwrite: bool = False,
 ) -> Iterator[WorkFolder]:
-    """The work on `targets` (the first names it), begun or gone on with; removed when it ends without an error.
+    """Open the work on `targets` (the first names it), new or resumed; remove it if the block ends without an error.
 
-    A DataError or a ConfigError removes what was written, too; a WorkerError or a RowError only if nothing was made.
+    A DataError or a ConfigError removes the written files, too; a WorkerError or a RowError only if no work is
+    finished.
 
-    identity: JSON values that the output depends on. files, extension: names of what is written besides shards, and
-    what follows the shards' names. base: where the work folder lies (default: beside the cache of the target).
-    overwrite: begin anew. What an unfinished conversion wrote is removed; a dataset stays until `commit` replaces it.
-    Raises StorageError when another process converts to the same target, or it holds something else.
+    identity: JSON values that decide the output. files: names of files written in addition to shards. extension:
+    follows the shards' names. base: parent of the work folder (default: next to the target's cache). overwrite: start
+    from the beginning. Files of an unfinished conversion are removed; a dataset stays until `commit` replaces it. Raise
+    StorageError if another process converts to the same target, or if the target holds other content.
     """
     folder = work_folder(targets[0].url, base)
     try:
@@ -193,14 +194,14 @@ def open_work(
             work = _begun(folder, targets, identity, owner, overwrite=overwrite)
             for each in (work.units, work.staging, work.scratch):
                 each.mkdir(parents=True, exist_ok=True)
-            for left in (*work.units.glob("*.tmp"), *work.staging.glob("*.tmp")):  # by a run that was killed
+            for left in (*work.units.glob("*.tmp"), *work.staging.glob("*.tmp")):  # from a killed run
                 left.unlink(missing_ok=True)
             try:
                 yield work
             except (DataError, ConfigError, WorkerError) as error:
                 if isinstance(error, (WorkerError, RowError)) and not work.is_empty:
                     raise
-                # The same command would end so again, or there is nothing to go on with: leave nothing behind.
+                # The same command would fail again, or has no work to resume: remove everything.
                 shutil.rmtree(folder, ignore_errors=True)
                 for target in targets:
                     remove_unreadable(target)
@@ -223,7 +224,7 @@ def _begun(
     claims = [_look(target) for target in targets]
     replaced: list[list[str]] = [[] for _ in targets]
     if overwrite:
-        # Before the target's files, because it says of shards that they are there.
+        # Remove first: the journal lists shards of the target.
         shutil.rmtree(folder, ignore_errors=True)
         replaced = [remove_unreadable(target) for target in targets]
         claims = []
@@ -250,7 +251,7 @@ def _begun(
 
 
 def _remove_half_written(target: Storage) -> None:
-    """Remove files that a killed conversion had half written; the caller holds the lock."""
+    """Remove half-written files of a killed conversion; the caller holds the lock."""
     if isinstance(target, LocalStorage):
         for folder in (target.folder, target.folder / "_lmms"):
             for path in folder.glob(".*.tmp"):
@@ -259,8 +260,10 @@ def _remove_half_written(target: Storage) -> None:
 
 
 def _look(target: Storage) -> dict[str, Any] | None:
-    """Who has begun to write there, if anyone; StorageError for a dataset that is not a conversion's to replace."""
-    for name in (UNFINISHED_NAME, DATASET_NAME):  # both are there when a run was killed at its very end
+    """Return the claim or the description at a target, if any; StorageError for a dataset not written by a
+    conversion.
+    """
+    for name in (UNFINISHED_NAME, DATASET_NAME):  # a run that is killed at its very end leaves both
         described = read_described(target, name)
         if described:
             return described | {"is_finished": name == DATASET_NAME}
@@ -315,8 +318,12 @@ def from_anywhere(target: Storage) -> Storage:
 
 # Whether a conversion was finished before. targets + identity -> the existing datasets.
 
-_CHANGES_NOTHING = ("unit_bytes", "units", *MAY_CHANGE)  # in what is written, as long as no row is rejected
-_OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
+_CHANGES_NOTHING = (
+    "unit_bytes",
+    "units",
+    *MAY_CHANGE,
+)  # no effect on the output while no row is rejected
+_OF_ONE_CONVERSION = (  # options of each conversion that grows a dataset
     "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
     "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
 )  # fmt: skip
@@ -324,7 +331,7 @@ _OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A dataset that is there. description: its dataset.json. num_tokens: None where nothing measured them."""
+    """A finished dataset. description: its dataset.json. num_tokens: None without a measuring processor."""
 
     description: Mapping[str, Any]
     num_tokens: int | None
@@ -337,21 +344,21 @@ def digest_of(identity: Mapping[str, Any]) -> str:
 
 
 def options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that decide how a row is stored, which may not change when a dataset grows.
+    """Return the options that decide how a row is stored, which may not change when a dataset grows.
 
-    How files are read, how many rows, in which order, and how shards are filled is none of them.
+    Options for reading files, number and order of rows, and filling shards are left out.
     """
     values = {name: value for name, value in identity.items() if name not in (*_CHANGES_NOTHING, *_OF_ONE_CONVERSION)}
     return dict(json.loads(json.dumps(values)))
 
 
 def place_of(name: str) -> str:
-    """Where a source lies, whatever the working directory: its URL, or its absolute path."""
+    """Place of a source, independent of the working directory: its URL, or its absolute path."""
     return name if "://" in name or name.startswith("hf:") else str(Path(name).absolute())
 
 
 def finished_before(targets: Sequence[Storage], identity: Mapping[str, Any]) -> list[Finished] | None:
-    """The datasets at all targets if they have this identity; None otherwise, and if one is unfinished."""
+    """Return the datasets at all targets if they have this identity; None otherwise, and if a dataset is unfinished."""
     finished = []
     for target in targets:
         described = read_described(target, DATASET_NAME)
@@ -385,12 +392,12 @@ _SHARD = re.compile(r"shard\.(\d{5,})\.mds(\.\w+)?")
 
 
 def is_shard(name: str) -> bool:
-    """Whether a file is named as shards are, in whatever folder."""
+    """Return whether a file in any folder has the name of a shard."""
     return _SHARD.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def free_numbers(replaced: Iterable[str]) -> Iterator[int]:
-    """Numbers for the files of new shards: 0, 1, 2, … without those of the files that are replaced.
+    """Yield numbers for the files of new shards: 0, 1, 2, … without the numbers of replaced files.
 
     >>> list(islice(free_numbers(["index.json", "shard.00000.mds", "shard.00002.mds.zstd"]), 3))
     [1, 3, 4]
@@ -401,10 +408,10 @@ def free_numbers(replaced: Iterable[str]) -> Iterator[int]:
 
 
 def remove_unreadable(target: Storage) -> list[str]:
-    """Remove what conversions wrote there and no reader reads; the names of what is left, a dataset's own files.
+    """Remove the files of conversions at a target that no reader uses; return the names of the files that stay.
 
-    They are those of a whole dataset, or of one that was about to be replaced when the command was killed; none are
-    left of a first conversion that is unfinished. Its claim stays: it goes, or another takes its turn, after that.
+    Files of a finished dataset stay, also of a dataset that a killed command was about to replace; no file of an
+    unfinished first conversion stays. The claim stays: the caller removes or overwrites it later.
     """
     described, claim = read_if_there(target, DATASET_NAME), read_claim(target)
     ours = set() if claim is None else _claimed(claim)
@@ -419,18 +426,18 @@ def remove_unreadable(target: Storage) -> list[str]:
     for name in sorted(ours - kept):
         target.delete(name)
     if kept and claim is None:
-        # There is none; a store that cannot delete says so now, and not once all is done.
+        # No claim exists; a store that cannot delete raises now, not at the end.
         target.delete(UNFINISHED_NAME)
     return sorted(kept)
 
 
 def read_claim(target: Storage) -> dict[str, Any] | None:
-    """What an unfinished conversion says of itself at its target; None where there is none."""
+    """Return the claim of an unfinished conversion at a target; None without a claim."""
     return read_described(target, UNFINISHED_NAME) or None
 
 
 def read_described(target: Storage, name: str) -> dict[str, Any] | None:
-    """A JSON object at the target whose names are safe to follow."""
+    """Return a JSON object at the target, whose file names were checked; None if the file is missing."""
     data = read_if_there(target, name)
     if data is None:
         return None
