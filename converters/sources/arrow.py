@@ -26,13 +26,13 @@ from .units import UNIT_ROWS, Row, Unit
 
 STEP_BYTES = 1 << 23  # of columns, turned into rows at once
 STEP_ROWS = 1024
-LOCAL_BUFFER, STORE_BUFFER = 1 << 20, 1 << 22  # of each column of Parquet; what a request to a store asks for
-_FOOTER_BYTES = 1 << 23  # of Parquet footers whose metadata a process keeps, in about four times the memory
+LOCAL_BUFFER, STORE_BUFFER = 1 << 20, 1 << 22  # buffer per column of Parquet; for a store, bytes of a request
+_FOOTER_BYTES = 1 << 23  # limit of the Parquet footers whose metadata a process keeps, in about four times the memory
 
 
 @contextmanager
 def arrow_errors(name: str, kind: str) -> Iterator[None]:
-    """What pyarrow finds wrong with the data, as a DataError; errors of the system stay what they are."""
+    """Raise pyarrow's errors in the data again as DataError; errors of the operating system pass unchanged."""
     try:
         yield
     except LmmsStreamError:
@@ -45,7 +45,7 @@ def arrow_errors(name: str, kind: str) -> Iterator[None]:
 
 
 class _Footers:
-    """Metadata of the Parquet files that were opened last. Parsing a footer takes longer the more row groups it has."""
+    """Metadata of the last opened Parquet files. Parsing a footer takes time in proportion to its row groups."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
@@ -59,7 +59,7 @@ class _Footers:
             return self._kept.get(key)
 
     def keep(self, key: Hashable, metadata: Any) -> None:
-        """Keep the metadata of a file, and of others as long as all footers have no more than _FOOTER_BYTES."""
+        """Keep the metadata of a file, and of earlier files until all footers exceed _FOOTER_BYTES."""
         with self._lock:
             self._kept[key] = metadata
             self._kept.move_to_end(key)
@@ -73,7 +73,7 @@ _FOOTERS = _Footers()  # of this process
 
 @contextmanager
 def open_parquet(file: File, **options: Any) -> Iterator[Any]:
-    """Open a file as pyarrow's ParquetFile; its footer is parsed once in a process. options: of ParquetFile."""
+    """Open a file with pyarrow's ParquetFile; a process parses its footer once. options: of ParquetFile."""
     key = file.key
     known = _FOOTERS.get(key)
     with file.open_raw() as stream, pyarrow.parquet.ParquetFile(stream, metadata=known, **options) as opened:
@@ -83,7 +83,9 @@ def open_parquet(file: File, **options: Any) -> Iterator[Any]:
 
 
 def row_group_batches(file: File, groups: Sequence[int], *, columns: Sequence[str] | None = None) -> Generator[Any]:
-    """Yield the record batches of consecutive row groups, of some megabytes each. columns: read ones; None: all."""
+    """Yield the record batches of consecutive row groups, of some megabytes each. columns: columns to read; None:
+    all.
+    """
     buffer_bytes = LOCAL_BUFFER if isinstance(file, LocalFile) else STORE_BUFFER
     # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
     with open_parquet(file, pre_buffer=False, buffer_size=buffer_bytes) as parquet:
@@ -96,9 +98,10 @@ def row_group_batches(file: File, groups: Sequence[int], *, columns: Sequence[st
 def rows_of(
     batches: Iterable[Any], *, skip: int, num_rows: int, wanted: NDArray[np.int64] | None = None
 ) -> Iterator[Row]:
-    """Rows of record batches, a few megabytes of columns at a time; what Python cannot hold is the row's error.
+    """Yield the rows of record batches, a few megabytes of columns at a time; a value without a form in Python is an
+    error.
 
-    wanted: ascending numbers of rows, of which alone values are made.
+    wanted: ascending numbers of the rows to convert; None: all.
     """
     number = 0
     columns: dict[str, Convert] | None = None
@@ -141,7 +144,7 @@ def python_values(batch: Any, columns: Mapping[str, Convert]) -> list[dict[str, 
             for row in rows:
                 if (value := row[name]) is not None:  # type: ignore[index]
                     row[name] = convert(value)  # type: ignore[index]
-    except (ValueError, OverflowError) as error:  # a date beyond Python's, text that is not UTF-8, or JSON that is none
+    except (ValueError, OverflowError) as error:  # a date beyond Python's, invalid UTF-8, or invalid JSON
         if batch.num_rows == 1:
             return [f"a value has no form in Python ({error}): write the column as text or numbers"]
         return [row for at in range(batch.num_rows) for row in python_values(batch.slice(at, 1), columns)]
@@ -157,7 +160,9 @@ def check_columns(names: list[str], name: str) -> None:
 def piece_rows(
     piece: Piece, key: Hashable, open_groups: OpenGroup, wanted: NDArray[np.int64] | None = None
 ) -> Iterator[Row]:
-    """Its rows, or those that are wanted. key: of the file. open_groups: the record batches of its groups."""
+    """Yield the piece's rows, or only wanted ones. key: of the file. open_groups: opens the record batches of the
+    groups.
+    """
     if piece.is_slice:
         stop = piece.skip + piece.num_rows
         batches = GROUPS.slice((key, piece.first), open_groups, start=piece.skip, stop=stop)
@@ -215,7 +220,7 @@ class ParquetTable:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatches:
-    """offset: of the first batch, in a stream of batches; None in a file that has an index of them."""
+    """Record batches of a file. offset: of the first batch in a stream of batches; None for a file with an index."""
 
     path: Path
     name: str
@@ -267,7 +272,7 @@ def _read_batch(file: Any, schema: Any) -> Any:
 
 
 class ArrowTable:
-    """An Arrow IPC file (Feather is one), or a stream of batches such as `datasets` keeps."""
+    """An Arrow IPC file (such as Feather), or a stream of batches (the files of `datasets`)."""
 
     def __init__(self, location: Location):
         self._location = location
@@ -295,7 +300,7 @@ class ArrowTable:
         reader = pyarrow.ipc.open_stream(file)
         check_columns(reader.schema.names, self._location.name)
         if any(pyarrow.types.is_dictionary(kind) for kind in _nested_types(reader.schema)):
-            for batch in reader:  # a batch is only read from the start on, because dictionaries before it belong to it
+            for batch in reader:  # read from the start: a batch needs earlier dictionaries
                 self._offsets.append(0)
                 self._add(batch)
             self._check_end(file)
@@ -311,7 +316,7 @@ class ArrowTable:
             self._add(batch)
 
     def _check_end(self, file: Any) -> None:
-        """DataError where more than zeros follows a stream that has ended."""
+        """Raise DataError if bytes other than zeros follow the end of a stream."""
         if more_than_zeros(file):
             raise DataError(
                 f"{self._location.name}: something follows the end of its stream, such as another one, which would not "
@@ -333,7 +338,7 @@ class ArrowTable:
 
 
 def _nested_types(schema: Any) -> Iterator[Any]:
-    """Types of all columns, and of what is nested in them."""
+    """Yield the types of all columns and of their nested fields."""
     waiting = list(schema.types)
     while waiting:
         kind = waiting.pop()
@@ -346,20 +351,20 @@ def _nested_types(schema: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive groups (row groups, record batches) of a file, and which of their rows."""
+    """Consecutive groups (row groups, record batches) of a file, and the rows to read from them."""
 
     first: int  # group
     stop: int  # group, not included
     skip: int  # rows
     num_rows: int
     num_bytes: int  # of the file
-    is_slice: bool  # of one group, of which other pieces are other slices
+    is_slice: bool  # of one group, shared with other pieces
 
 
 def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, location: Location) -> Iterator[Piece]:
-    """Pieces of about `unit_bytes`, and UNIT_ROWS at most, that hold rows start <= number < stop of groups.
+    """Yield pieces of about `unit_bytes` and at most UNIT_ROWS, with rows start <= number < stop of the groups.
 
-    rows, sizes: of each group, its rows and bytes. A group that has more than a piece holds is cut into slices of rows.
+    rows, sizes: rows and bytes of each group. A group above these limits is cut into slices of rows.
     """
     ends = list(accumulate(rows))
     total = ends[-1] if ends else 0
@@ -389,16 +394,16 @@ def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, loca
         start = until
 
 
-# Slices of a large row group or record batch, each a unit: a process that reads several reads what lies between once.
+# Slices of a large row group or record batch, each a unit: a process reads the rows between its slices only once.
 #
-# Neither Parquet nor compressed Arrow gives a row of a group without all that lies before it there. A process gets the
-# slices of a group in order, so it keeps the group open after a slice, and goes on from there at the next.
+# In Parquet and compressed Arrow, reading a row of a group needs all earlier rows of the group. A process gets the
+# slices of a group in order: it keeps the group open after a slice, and continues there for the next slice.
 
 OpenGroup = Callable[[], Generator[Any, None, None]]  # all record batches of a group
 
 
 class _OpenGroup:
-    """A group that is read from its start. at: rows that were taken of it."""
+    """A group, read from its start. at: number of rows taken."""
 
     def __init__(self, key: Hashable, batches: Generator[Any, None, None]):
         self.key = key
@@ -407,7 +412,7 @@ class _OpenGroup:
         self._batch: Any = None
 
     def take(self, num_rows: int) -> Any:
-        """The next rows, no more than so many, as a record batch; None at the end."""
+        """Return the next rows in a record batch of at most num_rows; None at the end."""
         while self._batch is None or not self._batch.num_rows:
             self._batch = next(self._batches, None)
             if self._batch is None:
@@ -422,13 +427,13 @@ class _OpenGroup:
 
 
 class GroupReader:
-    """Keeps the group open of which the last slice was read, where it was read to its end."""
+    """Keeps the group of the last slice open, if the slice was read to its end."""
 
     def __init__(self) -> None:
         self._open: _OpenGroup | None = None
 
     def slice(self, key: Hashable, open_group: OpenGroup, *, start: int, stop: int) -> Iterator[Any]:
-        """Record batches of rows start <= number < stop of a group. key: tells the groups of all files apart."""
+        """Yield record batches of rows start <= number < stop of a group. key: identifies a group among all files."""
         group, self._open = self._open, None
         if group is None or group.key != key or group.at > start:
             if group is not None:

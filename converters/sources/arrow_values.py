@@ -1,8 +1,7 @@
-"""Values of Arrow columns -> values of rows: what their types, and the features of `datasets`, say beyond Arrow's own.
+"""Values of Arrow columns -> values of rows, by the columns' types and the features of `datasets`.
 
-Arrow gives every struct of a column the fields of all of them, null where a struct had none of its own: such fields are
-left out again. JSON is parsed, maps of texts become objects, class labels their names, and decimals the texts of their
-digits.
+Arrow gives each struct of a column the fields of all structs, with null for a missing field: null fields are removed.
+JSON is parsed, maps of texts become objects, class labels become names, and decimals become texts of digits.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ import pyarrow
 
 from ...processors.json_text import parsed
 
-Convert = Callable[[Any], Any]  # a value that is not null, as pyarrow gives it -> as its row has it
+Convert = Callable[[Any], Any]  # a non-null value of pyarrow -> a value of the row
 
-_MEDIA_FIELDS = {"bytes", "path"}  # a struct of these is an image, audio or video, and read as a whole
+_MEDIA_FIELDS = {"bytes", "path"}  # a struct of these fields is an image, audio or video, and stays unchanged
 
 
 def converters(schema: Any) -> dict[str, Convert]:
-    """What the values of columns go through; columns whose values stay as pyarrow gives them are absent."""
+    """Return column -> conversion of its values; columns whose values stay unchanged are left out."""
     features = _features(schema)
     found = {field.name: _convert(field.type, features.get(field.name)) for field in schema}
     return {name: convert for name, convert in found.items() if convert is not None}
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Column -> its feature as `datasets` writes it into the metadata of a schema; none where another wrote it."""
+    """Return column -> feature from the metadata that `datasets` writes into a schema; {} without this metadata."""
     try:
         features = orjson.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, LookupError, TypeError):
@@ -98,13 +97,13 @@ def _each(values: list[Any], *, convert: Convert) -> list[Any]:
 
 
 def _object(pairs: list[tuple[str, Any]], *, convert: Convert | None) -> Any:
-    """Return the object of a map's pairs; the pairs as they are if a key is there twice."""
+    """Return the pairs of a map in an object; the unchanged pairs if a key occurs twice."""
     found = {key: value if value is None or convert is None else convert(value) for key, value in pairs}
     return found if len(found) == len(pairs) else pairs
 
 
 class ClassName(str):
-    """The name of a class, with its number, by which `datasets` stores it."""
+    """Name of a class, with the number that `datasets` stores for it."""
 
     number: int
 
@@ -116,7 +115,7 @@ class ClassName(str):
 
 
 def _label(value: int, *, names: list[str]) -> str | None:
-    """A class's name; None for -1, by which `datasets` says that there is none."""
+    """Return the name of a class; None for -1, the number for no class in `datasets`."""
     return ClassName.of(names[value], value) if 0 <= value < len(names) else None
 
 

@@ -1,4 +1,5 @@
-"""CSV and TSV -> units. Quoted fields may hold line ends, so that only reading finds the rows, which are carried then.
+"""CSV and TSV -> units. Quoted fields may hold line ends: rows are found only by reading, and units carry their rows.
+
 Without quotes each line is a row, and units are byte ranges of a plain file.
 """
 
@@ -23,27 +24,27 @@ from .jsonl import ENDLESS, line_ranges, lines_between
 from .table import MAX_ROW_BYTES, Delimited, Location, carried, carry, in_units
 from .units import Row, Unit
 
-_DELIMITERS = (";", "\t", "|", ",")  # that files are often written with
-_QUOTED = re.compile(r'"(?:[^"]|"")++"')  # a field in quotes, in which quotes are doubled
+_DELIMITERS = (";", "\t", "|", ",")  # usual delimiters
+_QUOTED = re.compile(r'"(?:[^"]|"")++"')  # a quoted field with doubled quotes inside
 _TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """names: of the columns. is_guess: quotes of fields are taken for text, and the user did not say so."""
+    """Header of a table. names: of the columns. is_guess: quotes are taken for text without a setting of the user."""
 
     names: tuple[str, ...]
     is_guess: bool
 
     def quoted(self, fields: list[str]) -> str | None:
-        """The first field that seems to stand in quotes, if quotes are text by a guess."""
+        """Return the first field that seems to be quoted, if quotes are taken for text by a guess."""
         found = (field for field in fields if _QUOTED.fullmatch(field) and '""' in field[1:-1])
         return next(found, None) if self.is_guess else None
 
 
 @dataclass(slots=True)
 class FieldBlock:
-    """Lists of fields, carried as JSON; a text instead of a list says why that row cannot be read."""
+    """Lists of fields, carried in JSON; a text instead of a list is the error of this row."""
 
     payload: bytes | Path
     header: _Header
@@ -61,7 +62,7 @@ class FieldBlock:
 
 @dataclass(slots=True)
 class FieldLines:
-    """The rows, each a line, that start in a range of a file's bytes. num_bytes: with a header before it."""
+    """Rows (lines) that start in a byte range of a file. num_bytes: includes a header before the range."""
 
     file: File
     delimiter: str
@@ -121,12 +122,12 @@ class _Unquoted(_Quoted):
 
 
 class DelimitedTable:
-    """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows.
+    """A file whose first row names the columns. Values are unchanged text; blank lines are not rows.
 
-    A first column without a name is the index of a pandas table, and left out.
+    A first column without a name is the index of a pandas table, and is left out.
 
-    delimiter, quote: what stands between fields, and what fields may stand in, which does not belong to them then (""
-    for none: a quote is text like other text); the location may say others, and the encoding.
+    delimiter: between fields. quote: around fields, not part of the field ("" for none: a quote is plain text). The
+    location's settings override both, and set the encoding.
     """
 
     def __init__(self, location: Location, *, delimiter: str, quote: str):
@@ -151,7 +152,9 @@ class DelimitedTable:
         return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
 
     def _end_of_header(self) -> int | None:
-        """The offset after the first line that is not blank; None where lines end otherwise than by a line feed."""
+        """Return the offset after the first line that is not blank; None if line ends other than line feeds are
+        used.
+        """
         with self._location.file.open(until=REST_BYTES) as file:
             for line in lines_between(file, start=0, stop=ENDLESS):
                 texts = list(_texts([line]))
@@ -211,16 +214,16 @@ class DelimitedTable:
 
     @contextmanager
     def _open(self) -> Iterator[tuple[DecompressedFile, Iterator[list[str] | str]]]:
-        """The file, and its rows with the header: lists of fields, or what is wrong with one."""
+        """Open the file; yield it with its rows, header first: lists of fields, or the error of a row."""
         with DecompressedFile(self._location.file, name=self._location.name) as stream:
-            # Bytes that are no text in this encoding become surrogates, so that only their row is an error.
+            # Invalid bytes become surrogates: only their row is an error.
             encoding = "utf-8-sig" if self._location.delimited.is_utf8 else self._encoding
             buffered = io.BufferedReader(stream, 1 << 20)
             text = io.TextIOWrapper(buffered, encoding=encoding, errors="surrogateescape", newline="")
             yield stream, self._checked(_rows(_reader(text, self._delimiter, self._quote)))
 
     def _checked(self, rows: Iterator[list[str] | str]) -> Iterator[list[str] | str]:
-        """DataError where bytes are no text at all, as half a character of UTF-16 is."""
+        """Raise DataError for bytes that cannot be decoded at all, such as half a character of UTF-16."""
         try:
             yield from rows
         except UnicodeError as error:
@@ -237,10 +240,10 @@ def _reader(lines: Iterable[str], delimiter: str, quote: str) -> Any:
 
 
 def _texts(lines: Iterable[bytes]) -> Iterator[str]:
-    """Lines as text streams give them, which end at a lone carriage return, too."""
+    """Yield lines in the way of text streams: a carriage return also ends a line."""
     for line in lines:
         text = line.decode(errors="surrogateescape")
-        if len(line) > MAX_ROW_BYTES:  # what is left of such a line is replaced by a field that is too long, an error
+        if len(line) > MAX_ROW_BYTES:  # a truncated long line becomes a field above the limit, an error
             text = "x" * (MAX_ROW_BYTES + 1)
         if "\r" in text.removesuffix("\n").removesuffix("\r"):
             yield from re.split(r"(?<=\r)(?!\n)", text)
@@ -269,7 +272,7 @@ def _encode(fields: list[str] | str, encoding: str) -> bytes:
 
 
 def _decoded(fields: list[str] | str, encoding: str) -> list[str] | str:
-    """The fields, or what is wrong with them where their bytes are no text in the encoding."""
+    """Return the fields, or an error if their bytes are not text in the encoding."""
     try:
         "".join(fields).encode()
     except UnicodeEncodeError:
@@ -278,7 +281,7 @@ def _decoded(fields: list[str] | str, encoding: str) -> list[str] | str:
     return fields
 
 
-# What the user says of CSV and TSV -> how they are written, checked.
+# The user's settings of CSV and TSV -> a checked Delimited.
 
 KEYS = ("delimiter", "quote", "encoding")
 _QUOTES = {"none": "", "double": '"'}
@@ -286,9 +289,10 @@ _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "
 
 
 def delimited(*, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None) -> Delimited:
-    """delimiter: a character, or tab. quote: none, double, or a character. encoding: one that Python knows.
+    """Return checked settings of delimited text. delimiter: a character, or tab. quote: none, double, or a character.
+    encoding: a Python name.
 
-    ConfigError for what is none.
+    ConfigError for invalid settings.
 
     >>> delimited(delimiter="tab", quote="none").delimiter
     '\\t'
@@ -318,7 +322,9 @@ def _check_encoding(encoding: str) -> None:
 
 
 def delimited_of_entry(given: Any) -> Delimited:
-    """Of what an entry of a list says: {delimiter, quote, encoding}, each a text. ConfigError for what is none."""
+    """Return the settings of a list's entry: {delimiter, quote, encoding}, each a text; ConfigError for invalid
+    settings.
+    """
     if not isinstance(given, dict):
         raise ConfigError(f"csv is {given!r}: write csv: {{delimiter: …, quote: …, encoding: …}}")
     for key, value in given.items():

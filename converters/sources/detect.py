@@ -1,4 +1,4 @@
-"""What a file holds: by its name, by its first bytes, and whether they agree."""
+"""Format of a file, by its name and its first bytes; an error if they disagree."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .units import NoRowsError
 from .webdataset import TarTable
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
-EMPTY_TAR_BYTES = 10240  # of zeros, which programs write for an archive without files
+EMPTY_TAR_BYTES = 10240  # zeros of an archive without files
 CONTENT = {"object": "a JSON object", "text": "other text", "binary": "binary data of an unknown kind"}
 CHOICES = {"object": "json or jsonl", "text": "csv, tsv, lines or text", "binary": "of what it is"}
 
 
 def named_format(name: str) -> tuple[str | None, str | None]:
-    """Format and compression that a file's name says; None where it says none."""
+    """Return format and compression by a file's name; None if unknown."""
     path = PurePosixPath(name.lower())
     compression = COMPRESSIONS.get(path.suffix)
     extension = path.with_suffix("").suffix if compression else path.suffix
@@ -42,24 +42,25 @@ def _format_of_others(extension: str) -> str | None:
 
 
 def check_format(name: str | None, what: str | None = None) -> None:
-    """DataError for a format of files that is not known. what: is wrong, for people."""
+    """Raise DataError for an unknown format. what: the problem, for the message."""
     others = ("text", "images", "hf_dataset", "yaml")
     if name is not None and name not in others and name not in FORMATS:
         raise DataError(f"{what or f'unknown format {name!r}'}: expected one of {', '.join((*FORMATS, *others))}")
 
 
 def reads_ranges(format: str | None, delimited: Delimited) -> bool:
-    """Whether units of a plain file of this format read ranges of it; of delimited text, UTF-8 without quotes alone."""
+    """Return whether units of a plain file read byte ranges; for delimited text, only UTF-8 without quotes."""
     if format in QUOTES:
         return delimited.is_utf8 and not (QUOTES[format] if delimited.quote is None else delimited.quote)
     return format is not None and format in FORMATS and FORMATS[format].by_ranges
 
 
 def format_of(file: File, *, name: str, insisted: str | None, encoding: str | None = None) -> str:
-    """The format to read a file as: the one insisted on, or what name and content say. encoding: of delimited text.
+    """Return the format of a file: the requested format, or the format by name and content. encoding: of delimited
+    text.
 
-    NoRowsError where it is empty; DataError where it is no file or a Git LFS pointer, where they contradict each other,
-    and where neither says anything. OSError.
+    Raise NoRowsError for an empty file; DataError for a pipe or folder, a Git LFS pointer, a contradiction between name
+    and content, and an unknown format; OSError.
     """
     if isinstance(file, LocalFile) and not file.path.is_file():  # a pipe can be read only once, and may never end
         raise DataError(f"{name} is not a file: write what it gives to one, and name that")
@@ -74,7 +75,7 @@ def format_of(file: File, *, name: str, insisted: str | None, encoding: str | No
     if told == "webdataset" and file.num_bytes <= EMPTY_TAR_BYTES and not any(head):
         raise NoRowsError(f"{name} holds no rows: leave it out, or write it again")
     found = _content(head, name)
-    if told == "json" and found == "jsonl":  # many programs name JSON lines so
+    if told == "json" and found == "jsonl":  # many programs use .json for JSON lines
         told = "jsonl"
     if told and (compression != told_compression or not _fits(told, found, head)):
         raise _contradiction(name, told, told_compression, found, compression)
@@ -102,7 +103,7 @@ def _contradiction(
 
 
 def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
-    """The first bytes from the first that is not white space, decompressed; and the compression."""
+    """Return the decompressed first bytes after white space, and the compression."""
     with DecompressedFile(file, name=name) as stream:
         while chunk := stream.read(HEAD_BYTES):
             head = chunk.removeprefix(BOM).lstrip(b" \t\r\n")
@@ -116,7 +117,7 @@ def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
 
 
 def _content(head: bytes, name: str) -> str:
-    """A format; "object" (one JSON object, which is JSON and a JSON line), "text" or "binary"."""
+    """Return a format, or "object" (one JSON object, valid in JSON and JSON lines), "text" or "binary"."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(
             f"{name} is text in UTF-16: write it as UTF-8, or pass --encoding utf-16 where it is CSV or TSV"
@@ -144,7 +145,7 @@ def _kind_of_json(head: bytes) -> str:
 
 
 def _fits(told: str, found: str, head: bytes) -> bool:
-    if told == "jsonl":  # the first line may be broken, which is an error of that row
+    if told == "jsonl":  # a broken first line is an error of this row
         return found in ("jsonl", "object", "text") or (found == "json" and head.startswith(b"{"))
     if told in ("csv", "tsv"):
         return found == "text"
@@ -153,15 +154,15 @@ def _fits(told: str, found: str, head: bytes) -> bool:
 
 # The formats of files: how each is read, named and brought here.
 
-QUOTES = {"csv": '"', "tsv": ""}  # what fields stand in, unless it is said
+QUOTES = {"csv": '"', "tsv": ""}  # default quotes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """table: its rows at a location. extensions: what names of its files end in; none where only the user can tell.
+    """Format of files. table: rows at a location. extensions: of file names; none if only the user can name the format.
 
-    may_be_compressed: whether it is read from gzip, zstd, bzip2 and xz. by_ranges: whether units of a plain file read
-    ranges of it, so that one in a store is not fetched whole.
+    may_be_compressed: gzip, zstd, bzip2 and xz are read. by_ranges: units of a plain file read byte ranges; a stored
+    file is then not fetched.
     """
 
     table: Callable[[Location], Table]

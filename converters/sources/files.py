@@ -1,4 +1,4 @@
-"""Files that rows lie in, on this machine or in a store, as streams of bytes; of those in stores ranges are read."""
+"""Files of rows, local or in a store, in streams of bytes; stored files are read in ranges."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ...storage.storage import Storage, shared_storage
 from ...types import StoredObject
 
 LOCAL_BYTES = 1 << 20  # read at once
-REQUEST_BYTES = 1 << 23  # of a request for a range, at most: what is kept of it in memory
-HEAD_BYTES = 1 << 20  # of a stored file, which are looked at several times before its units are read
-REST_BYTES = 1 << 16  # of requests beyond what was asked for, which follow the end of the last row
+REQUEST_BYTES = 1 << 23  # maximum of a range request: its bytes are kept in memory
+HEAD_BYTES = 1 << 20  # head of a stored file, which is read several times before its units
+REST_BYTES = 1 << 16  # requests behind the requested end, for the rest of the last row
 
-SAMPLED_BYTES = 1 << 16  # of a piece of a file that is sampled
+SAMPLED_BYTES = 1 << 16  # piece of a sampled file
 _NUM_SAMPLED = 4  # pieces of a file
 
 
@@ -41,7 +41,7 @@ class File(Protocol):
     def key(self) -> tuple[object, ...]: ...
 
     def open(self, *, until: int | None = None) -> IO[bytes]:
-        """Its bytes, from the first; until: the offset up to which they will be read, or a little further."""
+        """Open the file for reading from the start. until: offset to which the caller reads, or slightly beyond it."""
         ...
 
     def open_raw(self) -> io.RawIOBase:
@@ -55,7 +55,7 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def sampled_digest(path: Path) -> str:
-    """A digest of four pieces of a file, its ends among them, or of all of a small one."""
+    """Return a digest of four pieces of a file, including both ends; of all bytes of a small file."""
     with path.open("rb", buffering=0) as file:
         return sampled_digest_of(file)
 
@@ -63,7 +63,7 @@ def sampled_digest(path: Path) -> str:
 def sampled_digest_of(file: Any, *, first_piece: int = 0) -> str:
     """Return the sampled_digest of a file that is open without a buffer.
 
-    first_piece: number of the piece of a large file to begin with, as requests for its head cost HEAD_BYTES.
+    first_piece: first piece to read of a large file: each request for its head costs HEAD_BYTES.
     """
     digest, num_bytes = xxhash.xxh3_128(), file.seek(0, io.SEEK_END)
     if num_bytes <= _NUM_SAMPLED * SAMPLED_BYTES:
@@ -110,9 +110,9 @@ class LocalFile:
 
 
 class StoredFile:
-    """An object of a store, as it was when it was listed; only copied where the store tells no tags.
+    """An object of a store, in its listed version; only copied if the store has no tags.
 
-    Reading raises DataError once the object is another, StorageError where the store does not answer.
+    Reading raises DataError after the object changed, and StorageError if the store does not answer.
     """
 
     def __init__(self, store: Storage, described: StoredObject):
@@ -156,7 +156,7 @@ class StoredFile:
             raise DataError(str(error)) from error
 
     def copy_to(self, path: Path) -> None:
-        """All of it, range by range; of a store that tells no tags, at once."""
+        """Copy the object, range by range; in one request from a store without tags."""
         if not self._described.tag:
             self._store.download(self._described.key, path)
             return
@@ -175,9 +175,9 @@ def _reopened(url: str, described: StoredObject) -> StoredFile:
 
 
 class _Ranges(io.RawIOBase):
-    """A stored file as a stream: each read is a request, of all that is asked for or, with head_bytes, less.
+    """Stream of a stored file: each read is a request for the requested bytes, or fewer at head_bytes and until.
 
-    until: the offset after which requests are small. head_bytes: the offset at which a read from the file's head ends.
+    until: offset after which requests are small. head_bytes: offset at which a read from the file's head ends.
     """
 
     def __init__(self, file: StoredFile, *, until: int, head_bytes: int):
@@ -214,13 +214,15 @@ class _Ranges(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Brings an object to this machine whole, where its format is not read by ranges."""
+    """Copies a complete object to this machine, for formats that are not read in ranges."""
 
     file: StoredFile
     path: Path
 
     def __call__(self) -> None:
-        """The path is there once it holds all of the object. DataError for one that was changed; StorageError."""
+        """Copy the object; the path exists only with the complete content. DataError for a changed object;
+        StorageError.
+        """
         temporary = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
         with disk_errors(str(self.path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,15 +233,15 @@ class Fetch:
                 temporary.unlink(missing_ok=True)
 
 
-# Files as streams of plain bytes, whether they are compressed or not.
+# Streams of plain bytes from plain or compressed files.
 
 GZIP, ZSTD, ZSTD_SKIPPABLE, BZIP2, XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18", b"BZh", b"\xfd7zX"
 CHUNK_BYTES = 1 << 18  # of compressed data, read at once
-XZ_MEMORY_BYTES = 1 << 28  # that decompressing may take: xz -9 asks for a quarter of it, hostile files for gigabytes
+XZ_MEMORY_BYTES = 1 << 28  # limit for decompression: xz -9 uses a quarter of it, hostile files gigabytes
 
 
 def compression_of(head: bytes) -> str | None:
-    """gzip, zstd, bzip2, xz or None, by the first four bytes of a file."""
+    """Return gzip, zstd, bzip2, xz or None, by the first four bytes of a file."""
     if head.startswith(GZIP):
         return "gzip"
     if head.startswith(ZSTD) or (head[1:4] == ZSTD_SKIPPABLE and head[0] >> 4 == 5):
@@ -252,7 +254,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 class DecompressedFile(io.RawIOBase):
-    """The bytes of a file, decompressed. DataError where compressed data is damaged or breaks off."""
+    """Decompressed bytes of a file. DataError for damaged or truncated compressed data."""
 
     def __init__(self, file: File, *, name: str):
         self._name = name
@@ -299,7 +301,7 @@ class DecompressedFile(io.RawIOBase):
 
 
 class _Decompressor(Protocol):
-    """A decompressor of one stream, as those of bz2 and lzma."""
+    """Decompressor of one stream, with the interface of bz2 and lzma."""
 
     @property
     def eof(self) -> bool: ...
@@ -312,12 +314,12 @@ class _Decompressor(Protocol):
 
 
 class _GzipDecompressor:
-    """A decompressor of one member of a gzip file, with the interface of those of bz2 and lzma."""
+    """Decompressor of one member of a gzip file, with the interface of bz2 and lzma."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # 16: gzip's header and checksum are checked
-        self._waiting = b""  # compressed data that is not decompressed yet
-        self._is_full = False  # whether the last call gave all that it might, so that zlib may hold more
+        self._waiting = b""  # compressed data waiting for decompression
+        self._is_full = False  # True if the last call returned max_length bytes: zlib may hold more
 
     @property
     def eof(self) -> bool:
@@ -342,9 +344,9 @@ class _GzipDecompressor:
 
 
 class _Streams:
-    """Plain bytes of a file of one compressed stream after another, as pbzip2 and `cat` write them.
+    """Plain bytes of a file of consecutive compressed streams, as written by pbzip2 and `cat`.
 
-    No more is decompressed than is asked for, so that what a small file expands to is not held in memory.
+    Only the requested bytes are decompressed: the expansion of a small file is not held in memory.
     """
 
     def __init__(self, raw: io.RawIOBase, make: Callable[[], _Decompressor]):
@@ -372,11 +374,11 @@ class _Streams:
                 return False
             rest = chunk.lstrip(b"\x00")
         self._stream = self._make()
-        self._stream.decompress(rest, 0)  # takes what follows, and gives it when it is asked for
+        self._stream.decompress(rest, 0)  # keeps the data for the next call
         return True
 
     def close(self) -> None:
-        """The file is closed by whoever opened it."""
+        """Do nothing: the caller closes the file."""
 
 
 _DECOMPRESSORS: dict[str | None, Callable[[], _Decompressor]] = {

@@ -1,4 +1,4 @@
-"""Folders as data: files that are the rows (texts, and images by class), and columns in the names of folders."""
+"""Folders of data: files that are rows (texts, and images by class), and columns in the names of folders."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _text_row(number: int, name: str, data: bytes) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """Names of files below a folder, which are not read."""
+    """Names of image files below a folder; the files are not read."""
 
     names: tuple[str, ...]
     num_bytes: int
@@ -129,14 +129,14 @@ class FolderTable:
 def text_unit(
     files: Sequence[StoredObject], num_bytes: int, folder: str | None, *, store: Storage
 ) -> TextFiles | TextObjects:
-    """Rows {"text": all of a file, "name": its name below the folder}."""
+    """Return rows {"text": content of a file, "name": its name below the folder}."""
     if isinstance(store, LocalStorage):
         return TextFiles(store.folder, _names(files), num_bytes, folder)
     return TextObjects(store.url, tuple(files), num_bytes, folder)
 
 
 def image_unit(files: Sequence[StoredObject], num_bytes: int, folder: str | None) -> ImageFiles:
-    """Rows {"image": a file's name below the folder, "label": the first of its sub-folders that names no split}."""
+    """Return rows {"image": name below the folder, "label": its first sub-folder that is not a split}."""
     return ImageFiles(_names(files), num_bytes, folder)
 
 
@@ -148,8 +148,8 @@ def _num_bytes(file: StoredObject) -> int:
     return file.num_bytes
 
 
-# Folders whose names are a column and a value (lang=en/part-0.parquet) -> columns of the rows below them. As hive
-# partitioning of pyarrow reads them: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning
+# Folders named COLUMN=VALUE (lang=en/part-0.parquet) -> columns of the rows below them, by the rule of pyarrow's hive
+# partitioning: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning
 
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"

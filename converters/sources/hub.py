@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, and what its library loads -> units: batches of rows, carried."""
+"""Datasets of the Hugging Face hub, and other datasets that its library loads -> units: carried batches of rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .units import UNIT_ROWS, Row, Unit
 
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
 MOST_ROWS = 1 << 62
-STREAM_ROWS = 32  # read at once while streaming, since nothing says how large rows are
+STREAM_ROWS = 32  # read at once while streaming: the size of rows is unknown
 SPLIT_ROWS = re.compile(r"([^\[\]]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*))?\]")
-_SPLIT = re.compile(r"[^\[\]]+(\[(-?\d+%?)?:(-?\d+%?)?(:[1-9]\d*)?\](\(\w+\))?)?")  # as `datasets` has it, and a step
+_SPLIT = re.compile(r"[^\[\]]+(\[(-?\d+%?)?:(-?\d+%?)?(:[1-9]\d*)?\](\(\w+\))?)?")  # of `datasets`, plus a step
 SETTINGS = ("config", "split", "streaming", "revision", "data_dir", "data_files")
-# Of the library's builders, those that only parse files: others unpickle, run queries or run code.
+# The library's builders that only parse files: the other builders unpickle, run queries or run code.
 BUILDERS = ("arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubSpec:
-    """hf:NAME?config=…&split=…&streaming=1&revision=…&data_dir=…&data_files=…, the last as often as there are files.
+    """hf:NAME?config=…&split=…&streaming=1&revision=…&data_dir=…&data_files=…; data_files may be repeated.
 
     name: a hub id, a local folder, or a builder of the library ("json", "parquet", …).
     """
@@ -67,7 +67,7 @@ class HubSpec:
 
 
 def check_split(split: str, name: str) -> None:
-    """DataError for a slice of a split that is none of numbers, or of percentages; name: the dataset."""
+    """Raise DataError for a slice of a split without numbers or percentages. name: of the dataset."""
     for part in split.split("+"):
         if _SPLIT.fullmatch(part.strip()) is None:
             raise DataError(
@@ -89,9 +89,9 @@ def rows_of_split(split: str) -> tuple[str, slice]:
 
 
 class HubDataset:
-    """A dataset as `datasets` describes it; nothing is downloaded but its description. Loading scripts are refused.
+    """A dataset of `datasets`, from its description; only the description is downloaded. Loading scripts are refused.
 
-    Raises DataError for what is not there or not to be read, StorageError where the hub gives no answer.
+    Raise DataError for a missing or unreadable dataset, StorageError if the hub does not answer.
     """
 
     def __init__(self, spec: HubSpec, *, name: str):
@@ -126,13 +126,13 @@ class HubDataset:
 
     @property
     def num_bytes(self) -> int:
-        """As its description says, 0 where it does not."""
+        """Bytes of the split in the dataset's description; 0 if unknown."""
         splits = self._builder.info.splits or {}
         return int(splits[self._base].num_bytes or 0) if self._base in splits else 0
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """The local files of the split, if all of it is read, and a number of rows that no file has more of."""
-        files = (self._builder.config.data_files or {}).get(self._split, [])  # none of a slice of a split
+        """Yield the local files of a complete split, each with an upper bound of its number of rows."""
+        files = (self._builder.config.data_files or {}).get(self._split, [])  # no files for a slice of a split
         return ((str(Path(file).resolve()), MOST_ROWS) for file in files if "://" not in file)
 
     def _only_split(self) -> str:
@@ -162,7 +162,7 @@ class HubDataset:
         return base, slice(rows.from_ or 0, num_rows if rows.to is None else rows.to)
 
     def _num_rows(self, base: str) -> int:
-        """Number of rows of a split that streams: as stated, or counted where its files are local; else DataError."""
+        """Number of rows of a streamed split: from the description, or counted for local files; else DataError."""
         num_rows = getattr((self._builder.info.splits or {}).get(base), "num_examples", None)
         files = (self._builder.config.data_files or {}).get(base, [])
         with _hub_errors(self.name):
@@ -200,9 +200,9 @@ def _refuse_builder(builder: str, name: str) -> None:
 
 
 class HubTable:
-    """Rows of a dataset, in its order. Media are not decoded: they are {"bytes": …, "path": …}.
+    """Rows of a dataset, in its order. Media are not decoded: {"bytes": …, "path": …}.
 
-    streamed_rows: of a dataset that streams, which of its rows.
+    streamed_rows: slice of the rows of a streamed dataset; None without streaming.
     """
 
     def __init__(self, dataset: Any, *, streamed_rows: slice | None, location: Location):
@@ -237,7 +237,7 @@ class HubTable:
                 yield self._dataset[at : min(at + step, stop)]
 
     def _streamed(self, start: int, stop: int | None) -> Iterator[Any]:
-        """Rows [start, stop) of those that are meant."""
+        """Yield rows [start, stop) of the slice."""
         first, last, step = self._rows.start or 0, self._rows.stop, self._rows.step or 1
         begin = first + start * step
         ends = [end for end in (last, None if stop is None else first + stop * step) if end is not None]
@@ -259,13 +259,13 @@ class HubTable:
 
 
 def _num_bytes(batches: list[Any]) -> int:
-    """Of the columns of record batches."""
+    """Bytes of the columns of record batches."""
     return sum(batch.nbytes for batch in batches)
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedBatches:
-    """Rows as a stream of Arrow batches. num_bytes: of the columns."""
+    """Rows in a stream of Arrow batches. num_bytes: of the columns."""
 
     payload: bytes | Path
     num_rows: int

@@ -1,4 +1,4 @@
-"""A JSON array of objects -> units, read as a stream: its elements' texts, which other processes parse."""
+"""A JSON array of objects -> units: the texts of its elements, read in a stream; other processes parse the texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_SPEAKERS = ("system", "developer", "user", "human", "assistant", "gpt")
 
 @dataclass(slots=True)
 class ElementBlock:
-    """Texts of elements, carried one after another. num_bytes: of the file."""
+    """Texts of elements in order. num_bytes: of the file."""
 
     payload: bytes | Path
     sizes: tuple[int, ...]
@@ -47,9 +47,9 @@ class ElementBlock:
 
 
 class JsonTable:
-    """A file with an array of objects, or with an object one member of which is one.
+    """A file with an array of objects, or with an object of which one member is an array of objects.
 
-    An object in which a member is a list of messages or exchanges is one row, unless that member is chosen by its name.
+    An object with a list of messages or exchanges is one row, unless the user names the member.
     """
 
     def __init__(self, location: Location):
@@ -106,7 +106,7 @@ class JsonTable:
             raise DataError(f"{name}: no member {self._key!r} of its object is an array: {self._choices()}")
 
     def only_array(self) -> str:
-        """The member that is read where none is chosen; DataError where there are several, and where there is none."""
+        """Return the member to read by default; DataError for several members, or none, with an array of objects."""
         arrays = list(self._arrays)
         if len(arrays) != 1:
             found = f"{len(arrays)} members" if arrays else "no member"
@@ -121,7 +121,7 @@ class JsonTable:
 
     @cached_property
     def _arrays(self) -> dict[str, bytes]:
-        """Members that are arrays of objects, each with its first object; the whole file is read for them."""
+        """Members with an array of objects, each with the first object of the array; reads the complete file."""
         with self._open() as stream:
             scanner = JsonScanner(stream, name=self._location.name, max_bytes=MAX_ROW_BYTES)
             firsts = {key: _pass_value(scanner) for key in scanner.members()}
@@ -129,7 +129,7 @@ class JsonTable:
 
 
 def _pass_value(scanner: JsonScanner) -> bytes:
-    """Pass a member's value, and return the first element if it is an array; b"" otherwise."""
+    """Skip a member's value; return the first element if the value is an array, else b""."""
     if scanner.peek() != b"[":
         scanner.value(b"}")
         return b""
@@ -140,10 +140,10 @@ def _pass_value(scanner: JsonScanner) -> bytes:
 
 
 def _are_messages(name: str, first: bytes) -> bool:
-    """Whether a member of this name is the messages or exchanges of one row, by its first object.
+    """Return whether a member is the messages or exchanges of one row, by its first object.
 
-    Under one of the usual names objects are messages, unless each is a row itself: a text, or with a list of its own.
-    `texts` holds exchanges, in which nothing is called `text`.
+    Under a usual name, objects are messages unless an object is a row itself: a text, or with its own list. `texts`
+    holds exchanges, whose objects have no `text`.
     """
     try:
         values = orjson.loads(first)

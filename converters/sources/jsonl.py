@@ -29,12 +29,12 @@ from .units import UNIT_ROWS, Row, Unit
 
 CHUNK_BYTES = 1 << 20
 ENDLESS = 1 << 62
-PROBE_BYTES = 1 << 16  # of a unit's bytes, whose lines are counted to tell how many rows it has
+PROBE_BYTES = 1 << 16  # first bytes of a unit, to estimate its number of rows
 
 
 @dataclass(slots=True)
 class LineRange:
-    """The lines of a file that start in a range of its bytes, the last as far as it goes."""
+    """Lines of a file that start in a range of its bytes, the last line to its end."""
 
     file: File
     start: int
@@ -93,9 +93,9 @@ class LineBlock:
 
 
 def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
-    """Lines whose first byte is at start <= position < stop, without a byte order mark before the file's first.
+    """Yield the lines whose first byte is at start <= position < stop, without the file's byte order mark.
 
-    Of a line that is longer than MAX_ROW_BYTES that much and one byte more is given.
+    A line longer than MAX_ROW_BYTES is cut to MAX_ROW_BYTES + 1 bytes.
     """
     position = start
     if start:
@@ -110,9 +110,9 @@ def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
 
 
 def line_ranges(location: Location, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Ranges of the bytes of a file of lines, each of unit_bytes at most.
+    """Yield byte ranges of a file of lines, each of at most unit_bytes.
 
-    Of as many bytes the first lines are counted; ranges are smaller if the lines are more than UNIT_ROWS.
+    The first PROBE_BYTES of each unit_bytes estimate the number of lines; ranges are smaller for more than UNIT_ROWS.
     """
     for start in range(first, last, location.unit_bytes):
         stop = min(start + location.unit_bytes, last)
@@ -125,7 +125,7 @@ def line_ranges(location: Location, first: int, last: int) -> Iterator[tuple[int
 
 
 def _pass_line(file: IO[bytes], limit: int | None) -> int:
-    """Read to the end of the line; or, where it does not end before `limit` bytes, at least so far. Bytes passed."""
+    """Read to the end of the line, or stop behind `limit` bytes of a longer line; return the number of bytes read."""
     passed = 0
     while limit is None or passed <= limit:
         piece = file.readline(CHUNK_BYTES)
@@ -136,7 +136,7 @@ def _pass_line(file: IO[bytes], limit: int | None) -> int:
 
 
 class LinesTable:
-    """A file of lines, each JSON or what row_of makes of it. Every line counts as a row, blank ones too."""
+    """A file of lines, each parsed by row_of (default: JSON). Every line counts as a row, also a blank line."""
 
     def __init__(self, location: Location, *, row_of: RowOf = json_row):
         self._location = location
@@ -173,7 +173,7 @@ class LinesTable:
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         location, before = self._location, 0
         with DecompressedFile(location.file, name=location.name) as stream:
-            file = io.BufferedReader(stream, CHUNK_BYTES)  # closes the stream when it is garbage
+            file = io.BufferedReader(stream, CHUNK_BYTES)  # closes the stream when garbage-collected
             lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
             for block in in_units(lines, len, unit_bytes=location.unit_bytes):
                 payload = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in block)
@@ -183,7 +183,7 @@ class LinesTable:
 
 
 def _offset_of_line(file: IO[bytes], number: int) -> int:
-    """Bytes from where the file stands to the start of the line of that number, from 0; the file is left there."""
+    """Move to the start of a line, counted from 0 at the current position; return the number of bytes passed."""
     start = file.tell()
     while number and (chunk := file.read(CHUNK_BYTES)):
         num_ends = chunk.count(b"\n")
@@ -202,7 +202,9 @@ def _offset_of_line(file: IO[bytes], number: int) -> int:
 
 
 def text_row(number: int, line: bytes) -> Row:
-    """The row of a line without its line end; spaces within it stay. With an error that says why, if it is none."""
+    """Return the row of a line without its line end; other white space stays. Invalid text gives a row with an
+    error.
+    """
     if len(line) > MAX_ROW_BYTES:
         return Row(number, None, f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into several lines")
     if problem := wide_text(line):

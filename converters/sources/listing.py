@@ -1,4 +1,4 @@
-"""Data files of a folder: their format, their identity, and files of one configuration or split.
+"""Data files of a folder: their format, their identity, and the files of one configuration or split.
 
 Configurations follow from the folder's README.md or its sub-folders:
 https://huggingface.co/docs/hub/datasets-manual-configuration
@@ -24,22 +24,22 @@ from .detect import COMPRESSIONS, FORMATS, format_of, named_format
 from .specs import ALL, Spec, glob_pattern, literal_prefix
 from .table import Location
 
-ALIKE = {  # formats -> what files of them are often named as
+ALIKE = {  # format -> format of files that often have its name
     "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv", "lines": "text"
 }  # fmt: skip
 
 
 _OWN_FILE = re.compile(r"(parts/\d{5}/)?(index\.json|shard\.\d{5,}\.mds(\.\w+)?)|datasets\.yaml")  # of a dataset
 _NUMBERED = re.compile(r"(.*)(?<!\d)(\d{3,6})([-_]of[-_]\d{3,6})(?!\d)", re.DOTALL)
-_FINGERPRINT = re.compile(r"-[0-9a-f]{16}(?=\.)")  # that `datasets` wrote behind the count
-_CACHED = re.compile(r"(.*/)?cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow", re.DOTALL)  # what map of `datasets` made of rows
+_FINGERPRINT = re.compile(r"-[0-9a-f]{16}(?=\.)")  # written by `datasets` after the count
+_CACHED = re.compile(r"(.*/)?cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow", re.DOTALL)  # results of map in `datasets`
 _PACKED = (".zip", ".7z", ".rar", ".lz4", ".br", ".part", ".crdownload", ".incomplete", ".aria2")
-_LOGS = {"_delta_log", ".hoodie"}  # of tables of Delta and Hudi: they say which files count
-DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
+_LOGS = {"_delta_log", ".hoodie"}  # of Delta and Hudi tables: these logs list the valid files
+DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files next to the data that describe a dataset
 
 
 def path_inside(target: str | None, url: str) -> str | None:
-    """The path of a target below a folder or URL, "" for the folder itself; None where the target is elsewhere."""
+    """Return the path of a target below a folder or URL, "" for the folder itself; None for a target elsewhere."""
     if target is None or ("://" in target) != ("://" in url):
         return None
     if "://" not in url:
@@ -49,7 +49,7 @@ def path_inside(target: str | None, url: str) -> str | None:
 
 
 def without_target(files: Sequence[StoredObject], target: str | None, url: str) -> list[StoredObject]:
-    """Files of a folder that are not of the dataset that is written to a target in it."""
+    """Return the files of a folder without the files of a target dataset inside the folder."""
     inside = path_inside(target, url)
     if inside is None:
         return list(files)
@@ -65,7 +65,7 @@ def is_shown(key: str) -> bool:
 
 
 def matching_files(base: Path, pattern: str) -> list[str]:
-    """Names below a folder that match a glob, sorted; in place of ** each folder that is linked stands once."""
+    """Return the sorted names below a folder that match a glob; ** enters each linked folder once."""
     try:
         paths = [path for path in base.glob(pattern) if path.is_file() or (path.is_symlink() and not path.exists())]
     except ValueError as error:
@@ -88,12 +88,12 @@ def data_files(
     together: Collection[str] = (),
     by: str = BY_GLOB,
 ) -> list[StoredObject]:
-    """Files of a folder that hold its rows, all of one format. DataError where there is none, or a mixture of formats.
+    """Return the files of a folder with rows, all of one format. DataError for no file, or for a mixture of formats.
 
-    If a format is requested: files with a known extension of the format, else with the usual name of such files. Then
-    text may be in files of any name. Files of unknown kinds are no data: descriptions, licences and programs lie beside
-    it. Nor are images beside rows of another format, whose media they are; images beside texts are a mixture. together:
-    formats that are read together. by: how some files of the folder are named, for errors.
+    For a requested format: files with its extension, else with an extension often used for it. A requested "text" takes
+    files of any name. Files of unknown kinds are left out: descriptions, licences and programs are next to the data.
+    Images next to rows of another format are media of these rows, and are left out; images next to texts are a mixture.
+    together: formats that may be mixed. by: way to name some files of the folder, for errors.
     """
     for file in files:
         if ".." in PurePosixPath(file.key).parts:
@@ -134,13 +134,13 @@ def data_files(
 
 
 def _packs_data(key: str) -> bool:
-    """Whether a name is that of a file of rows in an archive that is not read, or of a part of a download."""
+    """Return whether a file is an unreadable archive of rows, or an incomplete download."""
     path = PurePosixPath(key)
     return path.suffix.lower() in _PACKED and named_format(path.stem)[0] in FORMATS
 
 
 def check_once(name: str, files: Sequence[StoredObject], *, by: str = BY_GLOB) -> None:
-    """DataError if a file of a folder is there compressed, or in another format of rows, as well."""
+    """Raise DataError if a file of a folder also exists compressed, or in another format of rows."""
     keys: dict[str, str] = {}
     for file in files:
         path = PurePosixPath(file.key)
@@ -154,9 +154,9 @@ def check_once(name: str, files: Sequence[StoredObject], *, by: str = BY_GLOB) -
 
 
 def check_numbered(name: str, files: Sequence[StoredObject], *, by: str = BY_GLOB) -> None:
-    """DataError if files of a folder are numbered, as in train-00000-of-00002.parquet, and some are missing.
+    """Raise DataError if files are numbered, such as train-00000-of-00002.parquet, and some are missing.
 
-    Also if some are there twice: with another count, or another fingerprint at the end of the name.
+    Also if some exist twice: with another count, or with another fingerprint at the end of the name.
     """
     numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
     versions: dict[str, str] = {}
@@ -212,13 +212,13 @@ def identity_of(name: str, files: Sequence[StoredObject]) -> Mapping[str, Any]:
 
 README = "README.md"
 _FRONT_MATTER = re.compile(rb"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(\r?\n|$)", re.DOTALL)
-_SHOWN = 10  # configurations that an error names
+_SHOWN = 10  # configurations in an error message
 
-Configurations = Mapping[str, Mapping[str, str | None]]  # name -> key of a file -> its split; None if that is not told
+Configurations = Mapping[str, Mapping[str, str | None]]  # name -> key of a file -> its split, or None if unknown
 
 
 def configurations_of(keys: Iterable[str], readme: bytes | None) -> Configurations:
-    """Return the configurations that have files: those that a README describes, else folders with splits of their own.
+    """Return the configurations with files: described by a README, else folders with their own splits.
 
     >>> list(configurations_of(["main/train-0.jsonl", "socratic/train-0.jsonl", "LICENSE"], None))
     ['main', 'socratic']
@@ -239,10 +239,10 @@ def configurations_of(keys: Iterable[str], readme: bytes | None) -> Configuratio
 def files_of_configuration(
     spec: Spec, files: Sequence[StoredObject], configurations: Configurations
 ) -> tuple[list[StoredObject], dict[str, str]]:
-    """Return the files of the configuration that a spec names, and the splits that a README gives them.
+    """Return the files of the configuration that a spec names, and the splits that a README gives to files.
 
-    All files if there are no two configurations. DataError if several exist and none is named, or if the named
-    configuration does not exist.
+    With fewer than two configurations, return all files. DataError if several exist and the spec names none, or if the
+    named configuration does not exist.
     """
     wanted = spec.config
     shown = ", ".join(list(configurations)[:_SHOWN]) + (", …" if len(configurations) > _SHOWN else "")
@@ -266,7 +266,7 @@ def files_of_configuration(
 
 
 def _folder_of_splits(key: str) -> str:
-    """Return the folder in which the first name of a split stands, without folders that name a value (lang=en)."""
+    """Return the folder before the first name of a split, without folders that name a value (lang=en)."""
     names = key.split("/")
     at = next((number for number, name in enumerate(names) if split_of(name)), 0)
     return "/".join(name for name in names[:at] if "=" not in name)
@@ -310,22 +310,22 @@ def _patterns(data_files: Any, split: str | None = None) -> list[tuple[str | Non
     return []
 
 
-# Splits of a folder -> its files of one of them, by the names that `datasets` knows splits by.
+# Files of a folder -> files of one split, by the names of splits in `datasets`.
 
-# Names that stand alone in the path of a file, see https://huggingface.co/docs/datasets/repository_structure
+# Names between separators in the path of a file, see https://huggingface.co/docs/datasets/repository_structure
 _NAMES = {
     "train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
 }  # fmt: skip
 _MARKED = re.compile(rf"(?<![^/\-._ 0-9=])({'|'.join(_NAMES)})(?![^/\-._ 0-9])", re.IGNORECASE)
-# Numbered files of a split whose name says more, as `datasets` writes those of train_sft and train_prefs.
+# Numbered files with a longer split name; `datasets` writes such files for train_sft and train_prefs.
 _NUMBERED_SPLIT = re.compile(
     rf"(?:.*/)?((?:{'|'.join(_NAMES)})[_.]\w+)-\d{{5}}-of-\d{{5}}\b[^/]*", re.IGNORECASE | re.DOTALL
 )
 
 
 def split_of(key: str) -> str | None:
-    """The split that a file is of, by its path; of several marks the last, which is nearest to its name.
+    """Return the split of a file by its path; the last name of a split in the path counts.
 
     >>> split_of("data/train-00000-of-00002.parquet"), split_of("dev/a.jsonl"), split_of("latest.csv")
     ('train', 'validation', None)
@@ -343,11 +343,11 @@ def files_of_split(
     told: Mapping[str, str] | None = None,
     several: str = "all files by a glob",
 ) -> list[StoredObject]:
-    """The files of the split that is wanted, or all where they are not of several.
+    """Return the files of the requested split; without a request, all files if they belong to one split.
 
-    only_if_all: some without a split mean that there are none. are_rows: files are rows, whose names mean little. told:
-    splits of files by key, whatever their names are. several: how to name several, for the error. DataError if several
-    exist and none is named, or if the named split does not exist.
+    only_if_all: if some files have no split, all files count as one split. are_rows: each file is a row, and names are
+    weak evidence. told: key -> split of a file, regardless of its name. several: way to name several splits, for the
+    error. DataError if several splits exist and none is named, or if the named split does not exist.
     """
     told, wanted = told or {}, spec.split
     splits = [_usual(told[file.key]) if file.key in told else split_of(file.key) for file in files]
@@ -380,7 +380,7 @@ def _usual(split: str) -> str:
 
 
 def _named(key: str) -> str | None:
-    """The whole name of the split of a numbered file, if it says more than those of all datasets."""
+    """Return the full split name of a numbered file, if longer than the usual names."""
     found = _NUMBERED_SPLIT.fullmatch(key)
     return found[1] if found else None
 

@@ -1,4 +1,4 @@
-"""Lists of sources, in YAML -> specs, each with the settings of its entry; LLaMA-Factory's lists, read by its door."""
+"""Lists of sources in YAML -> specs, each with the settings of its entry; LLaMA-Factory's lists, read by its door."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .specs import ROW_KEYS, SETTING_KEYS, Spec, parse_spec, resolved, settings_
 
 LISTS = (".yaml", ".yml")
 DATASET_INFO = "dataset_info.json"  # the end of the name of LLaMA-Factory's lists
-SOURCE_KEYS = ("path", "data_folder", "data_type")  # as LMMS Engine calls them
+SOURCE_KEYS = ("path", "data_folder", "data_type")  # LMMS Engine's names
 YAML_KEYS = (*SOURCE_KEYS, *SETTING_KEYS)
 
 
 def is_list(spec: Spec) -> bool:
-    """Whether a spec names a list on this machine, by its name or the format that is insisted on."""
+    """Return whether a spec names a local list, by its name or the requested format."""
     is_named = Path(spec.path).suffix.lower() in LISTS or spec.format == "yaml"
     return is_named and not spec.is_hub and not spec.is_remote
 
 
 def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> list[Spec]:
-    """The entries of a list as LMMS Engine reads it: `datasets: - {path, data_folder, data_type}`.
+    """Return the entries of a list in LMMS Engine's format: `datasets: - {path, data_folder, data_type}`.
 
-    Of a file that names datasets as LLaMA-Factory v1 does, those that `chosen` names.
+    chosen: dataset names of a file in LLaMA-Factory v1's format.
 
-    data_folder: of the entry's media (default: where it lies). data_type: its format. Relative paths start from the
-    YAML file's folder. An entry may have settings of its own, see SETTING_KEYS.
+    data_folder: folder of the entry's media (default: the folder of the data). data_type: format of the data. Relative
+    paths start from the YAML file's folder. An entry may have more settings, see SETTING_KEYS.
     """
     content = _content(path)
     if _is_v1(content):
@@ -49,7 +49,7 @@ def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> 
 
 
 def _is_v1(content: Any) -> bool:
-    """Return whether a YAML file describes datasets as LLaMA-Factory v1 does: each by its name."""
+    """Return whether a YAML file describes datasets by name, in LLaMA-Factory v1's format."""
     return (
         isinstance(content, dict)
         and bool(content)
@@ -68,7 +68,7 @@ def is_dataset_info(path: Path) -> bool:
 def dataset_info_specs(
     path: Path, chosen: str | None, *, refused: Callable[[DataError], None] | None = None
 ) -> list[Spec]:
-    """The datasets of a dataset_info.json that `chosen` names: see doors/llama_factory.py."""
+    """Return the datasets of a dataset_info.json that `chosen` names: see doors/llama_factory.py."""
     specs: list[Spec] = imported("doors.llama_factory:dataset_info_specs")(path, chosen, refused=refused)
     return specs
 
@@ -112,7 +112,7 @@ def _check_together(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_entry(entry: Any, *, where: str) -> None:
-    """DataError, which begins with `where`, unless it is a mapping of a path and other keys that are known."""
+    """Raise DataError, starting with `where`, unless the entry is a mapping of a path and known keys."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise DataError(f"{where}: expected a mapping with a path, found {entry!r}: write {{path: …}}")
     for key in entry:
@@ -125,7 +125,7 @@ def check_entry(entry: Any, *, where: str) -> None:
 
 
 def entry_spec(entry: Mapping[str, Any], *, format: str | None = None, where: str) -> Spec:
-    """The spec of an entry that is checked, its paths as they stand. DataError, which begins with `where`."""
+    """Return the spec of a checked entry, with unchanged paths. DataError starts with `where`."""
     spec = parse_spec(entry["path"], format=entry.get("data_type") or format, folder=entry.get("data_folder") or None)
     spec, split = replace(spec, settings=settings_of(entry, where=where)), entry.get("split")
     if split is None:

@@ -1,6 +1,6 @@
-"""Datasets that are stored already, as MDS shards -> units: the samples of a shard, or those of them that are wanted.
+"""Stored MDS datasets -> units: all or selected samples of a shard.
 
-Where nothing is asked about their rows, samples are moved: their bytes are copied as they lie in the shard.
+Without settings for their rows, samples are moved: their stored bytes are copied.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NOT_ASKED = "convert its files instead, or write them with MDSWriter"
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFiles:
-    """A dataset as its small files describe it.
+    """A dataset, from its index and description.
 
-    schema: as a conversion named it; None for a dataset that another program wrote. digest: of its index.json.
+    schema: name in the description; None for a dataset of another program. digest: of its index.json.
     """
 
     storage: Storage
@@ -48,10 +48,9 @@ class DatasetFiles:
 
     @staticmethod
     def read(storage: Storage) -> DatasetFiles | None:
-        """The dataset in a store; None where there is none.
+        """Return the dataset in a store; None without a dataset.
 
-        Raises ShardError for an index that is not safe to follow, DataError for shards whose samples differ in their
-        columns, or are not of MDS.
+        Raise ShardError for an unsafe index, DataError for shards with different columns or of other formats than MDS.
         """
         listing = read_listing(storage)
         if listing is None or not _is_index(listing.index):
@@ -71,21 +70,21 @@ class DatasetFiles:
         return sum(info.size for info in self.shards)
 
     def identity(self, name: str) -> dict[str, Any]:
-        """What changes with its content: of shards without a checksum their size and time, or the store's tag."""
+        """Values that change with the content: for shards without a checksum, size and time, or the store's tag."""
         digest = xxhash.xxh3_64(self.digest.encode())
         unchecked = [info.zip_name or info.name for info in self.shards if info.checksum is None]
         is_asked = unchecked and not isinstance(self.storage, LocalStorage)  # files of a folder are looked at at once
         listed = {file.key: file for file in self.storage.list_objects("")} if is_asked else {}
         for key in unchecked:
             found = listed.get(key)
-            if found is None or not found.tag:  # some stores list names alone
+            if found is None or not found.tag:  # some stores list only names
                 found = self.storage.stat(key)
             digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0".encode())
         return {"name": name, "num_files": len(self.shards), "size": self.num_bytes, "tag": digest.hexdigest()}
 
 
 def _is_index(data: bytes) -> bool:
-    """Whether an index.json is that of a dataset: other programs have files of that name too."""
+    """Return whether an index.json belongs to a dataset: other programs also use this name."""
     try:
         index = json.loads(data)
     except ValueError:
@@ -110,7 +109,7 @@ def _check_shards(url: str, shards: Sequence[ShardInfo]) -> None:
 
 
 def datasets_below(keys: Sequence[str]) -> list[str]:
-    """Folders that hold an index.json beside shards, of the names of files; none for what lies in them.
+    """Return the folders with an index.json next to shards, without the top folder.
 
     >>> datasets_below(["train/index.json", "train/shard.00000.mds", "x/index.json"])
     ['train']
@@ -121,11 +120,11 @@ def datasets_below(keys: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ShardSamples:
-    """Samples of a shard. numbers: int64[n], ascending, of them in the shard. num_rows: samples of the dataset from the
-    end of the unit before to the end of this one; first: which of those the shard's first would be.
+    """Samples of a shard. numbers: int64[n], ascending, positions in the shard. num_rows: samples of the dataset from
+    the end of the previous unit to the end of this unit. first: row number of the shard's first sample in this unit.
 
-    is_moved: its rows are the samples as they are, with their bytes; else they are as a source of rows has them.
-    scratch: a folder for what is fetched, which is gone once the samples were read.
+    is_moved: rows are the unchanged samples, with their bytes; else rows are made from the samples. scratch: folder for
+    downloads, which are removed after reading the samples.
     """
 
     url: str
@@ -153,14 +152,14 @@ class ShardSamples:
 
     @contextmanager
     def shard(self) -> Iterator[Shard]:
-        """The shard, checked; a local file is read where it lies, others are fetched and removed again."""
+        """Open the shard with checks; a local file is read in place, a remote file is fetched and removed again."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f"shard-{uuid.uuid4().hex}-", dir=self.scratch) as folder:
             yield Shard(fetch_shard(LocalCache(shared_storage(self.url), Path(folder)), self.info), self.info)
 
     @property
     def file(self) -> Path | None:
-        """The shard's file on this machine, decompressed; None for one that is fetched or decompressed."""
+        """Path of a local, uncompressed shard; None for other shards."""
         storage = shared_storage(self.url)
         if not isinstance(storage, LocalStorage) or self.info.zip_name is not None:
             return None
@@ -189,7 +188,7 @@ class ShardSamples:
 
 
 class StoredTable:
-    """The samples of a dataset, or those of some ids, in their order. ids: int64[n], ascending."""
+    """Samples of a dataset, or of some ids, in order. ids: int64[n], ascending."""
 
     def __init__(self, dataset: DatasetFiles, location: Location, ids: NDArray[np.int64] | None = None):
         self._dataset = dataset
@@ -202,7 +201,7 @@ class StoredTable:
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         dataset = self._dataset
         stop = dataset.num_samples if stop is None else min(stop, dataset.num_samples)
-        shard_start, done = 0, start  # id of the shard's first sample; rows of the dataset that units have covered
+        shard_start, done = 0, start  # id of the shard's first sample; number of the dataset's rows in earlier units
         for info in dataset.shards:
             end = shard_start + info.num_samples
             numbers = self._wanted(max(start, shard_start), min(stop, end)) - shard_start
@@ -227,13 +226,13 @@ class StoredTable:
 
 
 class StoredSource(TableSource):
-    """A dataset that is stored already. location: of its table, which is made anew for samples that are chosen."""
+    """A stored dataset. location: of its table; `select` makes a new table."""
 
     dataset: DatasetFiles
     location: Location
 
     def select(self, ids: NDArray[np.int64]) -> None:
-        """Only samples of these ids, ascending; DataError for an id that it does not have."""
+        """Keep only samples with these ids, ascending; DataError for an id outside of the dataset."""
         wrong = ids[(ids < 0) | (ids >= self.dataset.num_samples)]
         if len(wrong):
             raise DataError(
@@ -244,9 +243,9 @@ class StoredSource(TableSource):
 
 
 def read_ids(path: Path) -> NDArray[np.int64]:
-    """Ids of samples from a file: one a line, or a .npy array of integers; int64[n], ascending.
+    """Return sample ids from a file: one per line, or a .npy array of integers; int64[n], ascending.
 
-    DataError for an invalid id, and for an id that is listed twice.
+    DataError for an invalid id, and for a repeated id.
     """
     try:
         if path.suffix == ".npy":
@@ -266,12 +265,12 @@ def read_ids(path: Path) -> NDArray[np.int64]:
     return ids
 
 
-# A sample of a stored dataset -> the row that gives it again when it is converted. Pure.
+# A stored sample -> a row whose conversion gives the sample again. Pure.
 #
-# Chats become rows as OpenAI has them: `messages`, perhaps `tools`, and parts of media as {"type": "image_url",
-# "image_url": {"url": …}}. Keys keep their order, so that the stored text comes out the same, byte by byte.
+# Chats become rows in OpenAI's format: `messages`, maybe `tools`, and media parts {"type": "image_url", "image_url":
+# {"url": …}}. Keys keep their order: the stored text is equal byte for byte.
 
-Refer = Callable[[MediaPart], Any]  # media -> what the row refers to them by: bytes, a path, a data URL
+Refer = Callable[[MediaPart], Any]  # media -> their reference in the row: bytes, a path, a data URL
 
 
 def _as_bytes(part: MediaPart) -> Any:
@@ -279,9 +278,9 @@ def _as_bytes(part: MediaPart) -> Any:
 
 
 def row_of(sample: Mapping[str, Any], schema: str | None, *, refer: Refer = _as_bytes) -> dict[str, Any]:
-    """The row of a sample: of `messages` and `image` what they were made of, of other schemas the columns themselves.
+    """Return the row of a sample: the source form for `messages`, `preference` and `image`, else the columns.
 
-    DataError for a chat that cannot be read.
+    DataError for an unreadable chat.
     """
     if schema == "messages":
         others = {name: value for name, value in sample.items() if name not in ("messages", "media")}
@@ -303,7 +302,7 @@ def _chat_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
 
 def _preference_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
     found = read_preference(sample["messages"])
-    if isinstance(found.prompt, str):  # texts have no column for what they begin with
+    if isinstance(found.prompt, str):  # texts have no column for their common beginning
         return {name: f"{found.prompt}{text}" for name, text in found.answers.items()}
     lists = {"prompt": found.prompt, **found.answers}
     row: dict[str, Any] = {
@@ -324,7 +323,9 @@ def _messages(messages: Any, media: bytes, refer: Refer) -> list[dict[str, Any]]
 
 
 def _part(part: dict[str, Any], media: bytes, refer: Refer) -> dict[str, Any]:
-    """A part of a row. What the row said of its media stands before `mime`; an interval behind it came with the URL."""
+    """Return a part of a row. Keys of the row come before `mime` in a stored part; an interval after `mime` came with
+    the URL.
+    """
     if part["type"] == "text":
         return part
     found = media_part(part, media)

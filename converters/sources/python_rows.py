@@ -1,7 +1,7 @@
-"""What a program gives instead of names -> sources: iterables of rows, and datasets of the library `datasets`.
+"""Sources of a program: iterables of rows, and datasets of the library `datasets`.
 
-A dataset is known again by its fingerprint. An iterable is read once, in the order that it gives, and nothing tells
-whether another gives the same rows: a conversion of one that was ended is not gone on with.
+A dataset is recognized by its fingerprint. An iterable is read once, in its order. Another run cannot recognize its
+rows: a killed conversion of an iterable is not resumed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .units import Row, Source, Unit
 
 GivenSources = str | Path | Iterable[Any]
 _DATASETS = ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict")  # classes of the library
-_ONCE = "given once"  # in the identity of a source that cannot be known again
+_ONCE = "given once"  # key in the identity of a source that a later run cannot recognize
 
 
 def given_sources(sources: GivenSources, *, scratch: Path, unit_bytes: int) -> list[str | Spec | Source]:
-    """What is given to `convert`, as open_sources takes it: names as texts, all else as sources.
+    """Return the sources given to `convert` in the form for open_sources: names in texts, others in sources.
 
-    sources: a name, a dataset, an iterable of rows (dicts), or an iterable of such. scratch, unit_bytes: see
+    sources: a name, a dataset, an iterable of rows (dicts), or an iterable of these. scratch, unit_bytes: see
     open_sources. DataError for anything else.
     """
     if isinstance(sources, str | Path) or _is_dataset(sources):
@@ -53,7 +53,7 @@ def given_sources(sources: GivenSources, *, scratch: Path, unit_bytes: int) -> l
 
 
 def cannot_go_on(sources: Iterable[Source]) -> list[str]:
-    """Names of those that no later run knows again."""
+    """Names of the sources that a later run cannot recognize."""
     return [source.name for source in sources if _ONCE in source.identity]
 
 
@@ -78,7 +78,7 @@ def _no_source(given: Any) -> DataError:
 
 
 def _is_dataset(value: Any) -> bool:
-    """Whether the value is of the library `datasets`, without importing it."""
+    """Return whether the value is a dataset of the library `datasets`, without importing the library."""
     if "datasets" not in sys.modules:
         return False
     kinds = [getattr(sys.modules.get("datasets"), name, None) for name in _DATASETS]
@@ -89,7 +89,9 @@ def _is_dataset(value: Any) -> bool:
 
 
 class RowsSource:
-    """Rows of an iterable; units carry them. DataError for what is no row, and where the iterable raises."""
+    """Rows of an iterable; units carry them. DataError for a value that is not a row, and for errors of the
+    iterable.
+    """
 
     def __init__(self, rows: Iterable[Any], *, name: str, unit_bytes: int):
         self.name = name
@@ -126,13 +128,13 @@ class RowsSource:
 
 @dataclass(frozen=True, slots=True)
 class PickledRows:
-    """Rows that this process has pickled for its workers: the caller may change its own rows."""
+    """Rows pickled by this process for its workers: the caller may change its rows afterwards."""
 
     pickled: tuple[bytes, ...]
 
     @property
     def num_bytes(self) -> int:
-        return 0  # how many there are in all is not known
+        return 0  # the total is unknown
 
     @property
     def folder(self) -> str | None:
@@ -150,14 +152,14 @@ class PickledRows:
         return len(self.pickled)
 
 
-# Formats of files that a function reads
+# Formats of files with a reading function
 
 
 class RowsTable:
-    """A file whose rows a function gives, in one process: for formats that other packages add.
+    """A file whose rows a function yields, in one process: for formats of other packages.
 
-    read: path -> the rows (dicts) in their order, the same ones each time. Format(table=partial(RowsTable, read=read))
-    is such a format.
+    read: path -> rows (dicts) in a fixed order, equal in each call. Format(table=partial(RowsTable, read=read)) defines
+    the format.
     """
 
     def __init__(self, location: Location, *, read: Callable[[Path], Iterable[Mapping[str, Any]]]) -> None:

@@ -1,4 +1,4 @@
-"""Folders that `datasets` saved (save_to_disk) -> units: Arrow files in the order of their state.json."""
+"""Folders saved by `datasets` (save_to_disk) -> units: Arrow files in the order of their state.json."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .units import Row, Unit
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 MAX_SELECTED = 1 << 14  # rows of a unit: more than elsewhere, because each unit lists all batches of all files
-INDICES_KEYS = ("_indices_files", "_indices_data_files")  # what datasets 1 wrote; later versions do not
+INDICES_KEYS = ("_indices_files", "_indices_data_files")  # written only by datasets 1
 
 
 def saved_kind(folder: Path) -> str | None:
-    """ "dataset", "splits" (several datasets by name), or None for another folder."""
+    """Return "dataset", "splits" (several datasets by name), or None for another folder."""
     if (folder / STATE).is_file():
         return "dataset"
     return "splits" if (folder / SPLITS).is_file() else None
 
 
 def only_split(folder: Path) -> Path:
-    """The folder of the split that a saved DatasetDict holds; DataError where it holds several."""
+    """Return the folder of the only split of a saved DatasetDict; DataError for several splits."""
     splits = _read_json(folder / SPLITS).get("splits", [])
     if len(splits) != 1 or not isinstance(splits[0], str):
         choices = " or ".join(str(folder / str(split)) for split in splits)
@@ -106,7 +106,7 @@ def _read_indices(paths: list[Path]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRows:
-    """Rows of Arrow streams, one after another, by number. numbers: int64 as bytes."""
+    """Rows of consecutive Arrow streams, by number. numbers: int64 in bytes."""
 
     paths: tuple[Path, ...]
     numbers: bytes

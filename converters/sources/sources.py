@@ -1,4 +1,4 @@
-"""What the user names -> sources, which cut themselves into units. specs -> [sources] -> units."""
+"""The user's specs -> sources, which cut themselves into units. specs -> [sources] -> units."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ def open_sources(
     ids: Path | None = None,
     target: str | None = None,
 ) -> list[Source]:
-    """The sources that specs name, in their order; of folders and globs sorted by name. Sources among them stay.
+    """Return the sources of the specs, in order; the files of folders and globs are sorted by name. Sources stay
+    unchanged.
 
-    A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
-    folder or URL of an MDS dataset, whose samples are its rows; a YAML list of such, whose entries may have settings;
-    or LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?config=main&split=train is one of several configurations and
-    splits of a folder (config=* all configurations), PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY
-    a member of an object.
-    format: how to read what specs name, whatever its name and content say. delimited: how CSV and TSV are written.
-    scratch: a folder for what is fetched from object stores, each file from its turn to the close of its source.
-    unit_bytes: of a unit, about, or what gives it for the bytes of a source; cuts depend on it. refused: is told the
-    name of a file of a folder or glob that cannot be opened, and why, which is an error otherwise. ids: a file of the
-    samples that are read of the one source, an MDS dataset; see read_ids. target: where a dataset of the sources is
-    written, whose files are left out of a folder or glob that it is in.
+    A spec is a file, a folder or a glob, local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
+    folder or URL of an MDS dataset, with a row per sample; a YAML list of specs, with settings per entry; or
+    LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?config=main&split=train selects a configuration and a split of a
+    folder (config=* selects all configurations), PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY a
+    member of an object. format: format of the specs, regardless of name and content. delimited: settings of CSV and
+    TSV. scratch: folder for files fetched from object stores, each from its turn until its source is closed.
+    unit_bytes: approximate bytes of a unit, or a function of the bytes of a source; the cuts depend on it. refused:
+    receives the name and the error of each unreadable file of a folder or glob; without it the error is raised. ids:
+    file of the sample ids to read of the only source, an MDS dataset; see read_ids. target: place of the dataset to
+    write; its files are left out of a folder or glob around it.
 
-    Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
-    Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
-    name says that they are of a format that allows it, units read ranges; others are fetched first (see Source).
+    Raise DataError for empty, unknown or contradictory sources, StorageError for missing or unreadable sources. Files
+    in object stores are opened at their turn, and `units` raises their errors. Units read ranges of a stored file if
+    the format in its name allows ranges; other files are fetched first (see Source).
     """
     check_format(format)
     units = unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes
@@ -85,12 +85,12 @@ def open_sources(
     return list(opener.sources)
 
 
-# What one spec names -> its sources: files, folders, globs, lists, datasets, here or in stores.
+# One spec -> its sources: files, folders, globs, lists, datasets, local or in stores.
 
 _Refused = Callable[[str, DataError], None] | None
-UnitBytes = Callable[[int], int]  # bytes of a source -> bytes of its units, about
+UnitBytes = Callable[[int], int]  # bytes of a source -> approximate bytes of its units
 _OTHER_TARGET = "choose another target"
-FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format are one source
+FOLDER_FORMATS = ("text", "images")  # in these formats, all files of a folder are one source
 
 
 class Opener:
@@ -108,11 +108,11 @@ class Opener:
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
-        """Add the sources of a spec; of a list, those of its entries."""
+        """Add the sources of a spec; for a list, the sources of its entries."""
         num_before = len(self.sources)
         self._open(spec)
         if spec.settings.limit is not None:
-            added = [each for each in self.sources[num_before:] if isinstance(each, TableSource)]  # all that specs name
+            added = [each for each in self.sources[num_before:] if isinstance(each, TableSource)]  # of the spec
             self.sources[num_before:] = limited(added, spec.settings.limit)
 
     def _open(self, spec: Spec) -> None:
@@ -130,7 +130,7 @@ class Opener:
             raise ObjectMissingError(f"{spec.path}: no such file or folder{spec.nor_text}: check the path")
 
     def select(self, path: Path) -> None:
-        """Only some samples of the one dataset that there is."""
+        """Select samples of the only source, a dataset, by the ids of a file."""
         source = self.sources[0]
         if len(self.sources) != 1 or not isinstance(source, StoredSource):
             raise DataError(f"{path} lists ids of samples: they are of one source, which is an MDS dataset")
@@ -217,7 +217,7 @@ class Opener:
             self.open(entry)
 
     def _open_described(self, spec: Spec) -> None:
-        """What LLaMA-Factory's file describes."""
+        """Add the datasets of LLaMA-Factory's file."""
         _refuse_choice(spec)
         if spec.is_sliced:
             raise DataError(f"{spec.text}: a list of datasets is not sliced: set num_samples of its entries")
@@ -225,7 +225,7 @@ class Opener:
             self.open(each)
 
     def _open_part(self, spec: Spec, path: Path, split: str | None) -> None:
-        """Open a split, or the rows of it that are named, of what `datasets` saved in a folder."""
+        """Open a split, or a slice of a split, of a folder saved by `datasets`."""
         base, rows = rows_of_split(split or "")
         if saved_kind(path) == "splits":
             path = path / base if base else only_split(path)
@@ -235,7 +235,7 @@ class Opener:
         elif saved_kind(path) == "dataset":
             self._open_saved(spec, path, rows)
         else:
-            self._open(spec)  # which says what is wrong with it
+            self._open(spec)  # raises the error
 
     def _open_saved(self, spec: Spec, path: Path, rows: slice = slice(None)) -> None:
         _refuse_choice(spec)
@@ -255,7 +255,7 @@ class Opener:
         )
 
     def _open_stored(self, spec: Spec, url: str) -> bool:
-        """Whether there is an MDS dataset, which is a source then."""
+        """Add an MDS dataset; return False if the URL has no dataset."""
         dataset = DatasetFiles.read(self._store(url)) if spec.format is None else None
         if dataset is None:
             return False
@@ -357,7 +357,7 @@ class Opener:
             open_table: Callable[[], Table] = partial(_found_table, location, spec.format)
             try:
                 open_table = partial(FORMATS[checked_format(location, insisted=spec.format)].table, location)
-            except NoRowsError:  # of a part of a folder, it is raised again when its turn comes, and passed over then
+            except NoRowsError:  # for a file of a folder, raised again at its turn, and then passed over
                 if not is_part:
                     raise
         else:
@@ -398,7 +398,7 @@ class Opener:
     def _location(
         self, path: Path, spec: Spec, *, name: str, num_bytes: int, folder: Path | str | None = None
     ) -> Location:
-        """folder: where the source lies, unless the spec says what its media's paths start from."""
+        """Return a source's location. folder: start of media paths, unless the spec names another folder."""
         return Location(
             path=path,
             name=f"{name}#{spec.key}" if spec.key else name,
@@ -422,9 +422,9 @@ class Opener:
         is_part: bool = False,
         pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
     ) -> None:
-        if spec.settings.delimited is not None:  # it decides what the rows are
+        if spec.settings.delimited is not None:  # the settings decide the rows
             identity = {**identity, "csv": asdict(spec.settings.delimited)}
-        if spec.settings.rows:  # and these what is made of them
+        if spec.settings.rows:  # these settings decide the samples
             identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
         source = (TableSource if dataset is None else StoredSource)(
             location.name,
@@ -449,7 +449,7 @@ class Opener:
 
 
 def _refuse_choice(spec: Spec) -> None:
-    """DataError for a config or a split of a source that is no folder of several."""
+    """Raise DataError for a config or a split of a source other than a folder."""
     if spec.config or spec.split:
         choice = spec.folder_text().removeprefix(spec.path.rstrip("/"))
         raise DataError(f"{spec.text}: only a folder has configurations and splits: leave out {choice}")
@@ -462,5 +462,5 @@ def _pieces(store: Storage, files: Sequence[tuple[str, int]]) -> Iterator[tuple[
 
 
 def _found_table(location: Location, insisted: str | None) -> Table:
-    """The table of an object, by its name and what it holds."""
+    """Return the table of an object, by its name and content."""
     return FORMATS[checked_format(location, insisted=insisted)].table(location)

@@ -1,7 +1,7 @@
-"""Typed text and entries of lists -> specs: what they name (slices, globs, members), and settings of one source.
+"""Typed text and entries of lists -> specs: names (with slices, globs, members), and settings of one source.
 
-A file, folder, object or prefix that is called exactly as it is typed comes before any other meaning. The conversion's
-options hold for all that the settings of a source leave open.
+An existing file, folder, object or prefix of exactly the typed name comes before any other meaning. The conversion's
+options apply to settings that a source does not have.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ...storage.storage import shared_storage
 from .csv import delimited_of_entry
 from .table import Delimited
 
-# As LLaMA-Factory calls them: keys of a message, and what its speakers are called.
+# LLaMA-Factory's tags: keys of a message, and names of speakers.
 TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """rows: fields of SchemaOptions and their values. limit: rows at most, of all files that the entry names.
+    """Settings of a source. rows: fields of SchemaOptions and their values. limit: maximum rows over all files of the
+    entry.
 
-    weight: share of the tokens in training. delimited: how its CSV is written; None as the conversion says it.
+    weight: share of the training tokens. delimited: settings of its CSV; None for the conversion's settings.
     """
 
     rows: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +77,7 @@ def _weight(value: Any) -> float:
     return float(value)
 
 
-# What an entry may say of its rows, which are fields of SchemaOptions.
+# Keys of an entry about its rows, which are fields of SchemaOptions.
 ROW_KEYS: Mapping[str, Callable[[Any], Any]] = {
     "columns": _texts, "roles": _texts, "tags": _tags, "system": _text, "media_root": _text, "kind": _text,
     "learn": _text, "keep": _kept, "map": _text, "filter": _text,
@@ -88,7 +89,7 @@ SETTING_KEYS = (*ROW_KEYS, *OTHER_KEYS)
 
 
 def settings_of(entry: Mapping[str, Any], *, where: str) -> Settings:
-    """Settings of an entry, by SETTING_KEYS. DataError, which begins with `where`, for an invalid value.
+    """Return the settings of an entry, by SETTING_KEYS. DataError, starting with `where`, for an invalid value.
 
     >>> settings_of({"path": "a.csv", "limit": 10, "columns": {"prompt": "q"}}, where="").rows
     {'columns': {'prompt': 'q'}}
@@ -109,17 +110,18 @@ SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 CHOICE = re.compile(r"(.*)\?((config|split)=[^?&=]+)(?:&((?!\3=)(?:config|split)=[^?&=]+))?", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")
 KEY = re.compile(r"(.*)(?<!\[)#(.*)", re.DOTALL)  # in a glob, [#] stands for the character
-SYNTAX = re.compile(r"[*?\[#]")  # characters that names may have and that mean something in what is typed
+SYNTAX = re.compile(r"[*?\[#]")  # characters of names with a meaning in typed text
 ALL = "*"  # configurations of a folder, datasets of a list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
+    """A parsed source name. text: typed text, for messages. path: without slice and key. key: a member of a JSON object
+    (file.json#key).
 
-    rows: of what it names. config, split: of a folder (folder?config=main&split=train). format: insisted on. folder: of
-    its media, where it is said. settings: what a list says of it beside. is_literal: whether something is called
-    exactly `path`, although that has characters of globs.
+    rows: slice. config, split: of a folder (folder?config=main&split=train). format: requested format. folder: of its
+    media, if named. settings: from a list. is_literal: whether a file or folder has exactly the name `path`, despite
+    characters of globs.
     """
 
     text: str
@@ -135,11 +137,11 @@ class Spec:
 
     @property
     def nor_text(self) -> str:
-        """Part of an error for a path that does not exist: nothing is called as it was typed, either."""
+        """Part of an error for a missing path: the typed text does not exist, either."""
         return "" if plain_path("source", self.text) == self.path else f", nor anything called {self.text!r}"
 
     def folder_text(self, **chosen: str) -> str:
-        """Return the folder as typed, with its config and split or with the given values."""
+        """Return the typed folder, with its config and split or with the given values."""
         said = {"config": self.config, "split": self.split, **chosen}
         query = "&".join(f"{key}={value}" for key, value in said.items() if value is not None)
         return f"{self.path.rstrip('/')}?{query}" if query else self.path.rstrip("/")
@@ -162,7 +164,7 @@ class Spec:
 
 
 def parse_spec(text: str, *, format: str | None = None, folder: str | None = None) -> Spec:
-    """What one spec says.
+    """Parse one spec.
 
     >>> parse_spec("data/train.json#rows@[10:-5]").path
     'data/train.json'
@@ -203,7 +205,7 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
 
 
 def _is_literal(path: str) -> bool:
-    """Whether a name with characters that mean something here is that of something that exists."""
+    """Return whether a name with special characters exists literally."""
     return SYNTAX.search(path) is not None and is_there(path)
 
 
@@ -218,9 +220,9 @@ def _literal_head(path: str, is_there: Callable[[str], bool]) -> int:
 
 
 def is_there(path: str) -> bool:
-    """Whether a file, folder, object or prefix is called exactly so; of a store its names are listed, in a request.
+    """Return whether a file, folder, object or prefix has exactly this name; for a store, its names are listed.
 
-    A store that does not answer or list is no error here: what is then read of it is.
+    Errors of a store give False; reading the source raises them later.
     """
     if "://" not in path or path.startswith("hf:"):
         return Path(path).exists()
@@ -235,7 +237,7 @@ def is_there(path: str) -> bool:
 
 
 def parent_and_key(url: str) -> tuple[str, str]:
-    """The URL of the store that an object is directly below, and its key there; names may begin with slashes.
+    """Return the URL of the store directly above an object, and the object's key; names may start with slashes.
 
     >>> parent_and_key("s3://bucket/chats//a.jsonl")
     ('s3://bucket/chats', '/a.jsonl')
@@ -250,8 +252,9 @@ def has_wildcard(path: str) -> bool:
 
 
 def glob_base(path: str, *, is_there: Callable[[str], bool] = lambda folder: False) -> tuple[str, str]:
-    """The folder of a glob before its first wildcard, and the pattern below it. is_there: whether a folder exists whose
-    name has wildcard characters, which are then literal.
+    """Return the folder of a glob before its first wildcard, and the pattern below the folder.
+
+    is_there: whether a folder exists whose name has wildcard characters; these are then literal.
 
     >>> glob_base("s3://bucket/chats/*/part-*.jsonl")
     ('s3://bucket/chats', '*/part-*.jsonl')
@@ -264,13 +267,13 @@ def glob_base(path: str, *, is_there: Callable[[str], bool] = lambda folder: Fal
 
 
 def literal_prefix(pattern: str) -> str:
-    """What names that match a pattern begin with."""
+    """Return the common beginning of all names that match a pattern."""
     matched = WILDCARD.search(pattern)
     return pattern[: matched.start()] if matched else pattern
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """Of names: * and ? do not cross a slash, ** does, [abc] and [!abc] are sets of characters.
+    """Return an expression for names: * and ? do not match a slash, ** does, [abc] and [!abc] are sets of characters.
 
     >>> bool(glob_pattern("**/part-?.jsonl").fullmatch("a/b/part-1.jsonl"))
     True
@@ -287,7 +290,7 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def resolved(text: str, base: Path) -> str:
-    """A spec of a list that lies in the folder `base`, whose relative paths start there."""
+    """Return a spec of a list with its relative path resolved from the list's folder `base`."""
     if text.startswith("hf:"):
         rest = text.removeprefix("hf:").removeprefix("//")
         name = re.split(r"[?]|@\[", rest, maxsplit=1)[0]

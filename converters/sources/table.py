@@ -1,4 +1,4 @@
-"""Where the rows of a source lie on this machine, and how they are cut into units; what all formats share."""
+"""Places of a source's rows on this machine, and cuts into units; parts that all formats share."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .files import Fetch, File, LocalFile, StoredFile
 from .units import UNIT_ROWS, NoRowsError, Row, Unit
 
 MAX_ROW_BYTES = 1 << 28  # of text; if a row is longer, a bracket, a quote or the end of a line is missing
-MAX_CARRIED_BYTES = 30 << 20  # of rows in a unit; what is longer waits in a file
+MAX_CARRIED_BYTES = 30 << 20  # maximum bytes of rows in a unit; longer payloads are stored in a file
 BOM = b"\xef\xbb\xbf"
 Item = TypeVar("Item")
-RowOf = Callable[[int, bytes], Row]  # number and text of a row -> the row, with an error where the text is none
+RowOf = Callable[[int, bytes], Row]  # number and text of a row -> the row, with an error for invalid text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delimited:
-    """How CSV and TSV are written; None as is usual for the format.
+    """Settings of CSV and TSV; None for the default of the format.
 
-    delimiter: the character between fields. quote: the one that fields stand in, "" for none. encoding: of the text, as
-    Python names it (default: UTF-8).
+    delimiter: between fields. quote: around fields, "" for none. encoding: Python's name of the text's encoding
+    (default: UTF-8).
     """
 
     delimiter: str | None = None
@@ -52,11 +52,12 @@ USUAL = Delimited()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """path: a file or folder. name: what messages call it. folder: what its media's paths start from, and do not leave.
+    """Place of a source. path: a file or folder. name: for messages. folder: start of media paths, which must stay
+    inside.
 
-    key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
-    unit_bytes: of a unit, about. delimited: how delimited text is written. stored: the file in a store whose ranges are
-    read; then nothing lies at the path.
+    key: member of a JSON object with the rows. scratch: own folder of the source, removed when closed. unit_bytes:
+    approximate bytes of a unit. delimited: settings of delimited text. stored: file of a store to read in ranges; the
+    path then has no file.
     """
 
     path: Path
@@ -74,21 +75,21 @@ class Location:
 
 
 class Table(Protocol):
-    """Rows of one format at a location. DataError for what is not of the format, OSError for what cannot be read."""
+    """Rows of one format at a location. DataError for content of another format, OSError for failed reads."""
 
     def num_rows(self) -> int:
-        """Reads all of it where nothing shorter tells; lines of text count even where they are blank."""
+        """Count the rows, by reading all of the source if necessary; blank lines of text count, too."""
         ...
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        """Rows start <= number < stop, or to the end, in order; no unit where there are none."""
+        """Yield rows start <= number < stop (None: to the end), in order; no unit without rows."""
         ...
 
 
 def in_units(
     items: Iterable[Item], num_bytes: Callable[[Item], int], *, unit_bytes: int, max_items: int = UNIT_ROWS
 ) -> Iterator[list[Item]]:
-    """Consecutive items, as many together as first have unit_bytes, or max_items of them."""
+    """Yield groups of consecutive items; a group ends when it reaches unit_bytes or max_items."""
     together: list[Item] = []
     total = 0
     for item in items:
@@ -140,7 +141,7 @@ def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def not_utf8(text: bytes, error: UnicodeDecodeError) -> str:
-    """Describe the error and its position in text that is not UTF-8."""
+    """Describe the error and its position in text with invalid UTF-8."""
     return (
         f"not valid UTF-8 (byte {text[error.start]:#04x} at byte {error.start + 1}): write it as UTF-8, "
         f"near {excerpt(text, error.start)}"
@@ -148,24 +149,26 @@ def not_utf8(text: bytes, error: UnicodeDecodeError) -> str:
 
 
 def wide_text(text: bytes) -> str:
-    """What is wrong with text of which a quarter is zero bytes, as in UTF-16 without a mark at its start; "" else."""
+    """Return an error for text with a quarter of zero bytes, such as UTF-16 without a byte order mark; "" for other
+    text.
+    """
     if 4 * text.count(0) < max(1, len(text)):
         return ""
     return f"text in UTF-16 or UTF-32, or no text: write it as UTF-8, near {excerpt(text, 0)}"
 
 
 def share_of(total: int, *, before: int, whole: int) -> int:
-    """`total` times `before` over `whole`, rounded down, so that differences of shares add up to `total`."""
+    """Return `total` * `before` / `whole`, rounded down: differences of shares add up to `total`."""
     return total * before // max(1, whole)
 
 
-# A source whose rows are a table, which is fetched and opened when its turn comes.
+# A source whose rows are a table, fetched and opened at its turn.
 
 
 class TableSource:
     """A source whose table is opened at its turn.
 
-    pieces: of a source of several files its files in order, each as a place and a number of rows; None for one file.
+    pieces: for a source of several files, yields place and number of rows of each file in order; None for one file.
     """
 
     def __init__(
@@ -222,7 +225,7 @@ class TableSource:
         self.rows = slice(start, start + limit if stop is None else min(stop, start + limit))
 
     def count(self) -> int:
-        """How many rows there are, for which it is fetched and read where nothing shorter tells."""
+        """Number of rows in the slice; fetches and reads the source if necessary."""
         start, stop = self._bounds()
         try:
             with disk_errors(self.name):
@@ -240,7 +243,7 @@ class TableSource:
             return self._opened().num_rows()
 
     def first_rows(self, num_rows: int) -> tuple[str | None, list[Row]]:
-        """The folder that paths of media start from, and the first rows; [] where there are none."""
+        """Return the folder that media paths start from, and the first rows; None and [] without rows."""
         with closing(self.all_rows()) as rows:
             found = list(islice(rows, num_rows))
         return (found[0][0] if found else None), [row for _, row in found]
@@ -250,7 +253,7 @@ class TableSource:
         return bool(self.first_rows(1)[1])
 
     def all_rows(self) -> Generator[tuple[str | None, Row]]:
-        """Each row with the folder that its paths of media start from; the source is closed when they end."""
+        """Yield each row with the folder of its media paths; the source is closed at the end."""
         try:
             for unit in self.units():
                 yield from ((unit.folder, row) for row in unit.rows())
@@ -279,14 +282,14 @@ class TableSource:
         return start, stop
 
 
-_counted: dict[str, int] = {}  # rows of sources that this process has counted, by what tells their content apart
+_counted: dict[str, int] = {}  # numbers of rows counted by this process, by the identity of the source
 
 
 def limited(sources: Sequence[TableSource], limit: int) -> list[TableSource]:
-    """The first `limit` rows of sources one behind another, without sources that have none of them.
+    """Return the first `limit` rows of consecutive sources, without sources behind the limit.
 
-    Rows of a source are counted only where others follow it, and once: a conversion looks at its sources several times,
-    and those of a store are fetched to be counted.
+    The last source is not counted, and other sources are counted once: a conversion opens its sources several times,
+    and counting fetches a stored source.
     """
     taken: list[TableSource] = []
     for source, is_last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
@@ -300,35 +303,35 @@ def limited(sources: Sequence[TableSource], limit: int) -> list[TableSource]:
 
 
 def _count_once(source: TableSource) -> int:
-    """How many rows a source has; one whose content changed is counted anew."""
+    """Return the number of rows of a source; count again after its content changed."""
     about = json.dumps([source.name, source.rows.start, source.rows.stop, dict(source.identity)], sort_keys=True)
     if about not in _counted:
         _counted[about] = source.count()
     return _counted[about]
 
 
-# Rows of a unit by their index, of which only those that are asked for are parsed: for who goes on within a unit.
+# Rows of a unit by index; only the requested rows are parsed, to resume inside a unit.
 
 
 class RowsByIndex(Protocol):
-    """The rows of a unit, in the order of its rows(): the first has index 0."""
+    """Rows of a unit, in the order of its rows(), from index 0."""
 
     def __len__(self) -> int: ...
 
     def rows(self, indices: Sequence[int]) -> Iterator[Row]:
-        """Rows in the order of their indices, which differ; no other row is parsed. Raises what rows() raises."""
+        """Yield rows in the order of distinct indices; no other row is parsed. Raise the errors of rows()."""
         ...
 
 
 @runtime_checkable
 class HasIndex(Protocol):
-    """A unit that tells where its rows lie without parsing them."""
+    """A unit with random access to its rows without parsing them."""
 
     def by_index(self) -> RowsByIndex: ...
 
 
 def by_index(unit: Unit) -> RowsByIndex:
-    """Of a unit of any kind; one whose rows only parsing finds is parsed whole."""
+    """Return random access to the rows of any unit; a unit without HasIndex is parsed completely."""
     return unit.by_index() if isinstance(unit, HasIndex) else ParsedRows(list(unit.rows()))
 
 
@@ -345,7 +348,7 @@ class ParsedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowTexts:
-    """texts: the number of a row and its text. row_of: what makes the row of them."""
+    """Rows from texts. texts: row number and text. row_of: parses a text into a row."""
 
     texts: Sequence[tuple[int, bytes]]
     row_of: RowOf = json_row
@@ -359,7 +362,7 @@ class RowTexts:
 
 @dataclass(frozen=True, slots=True)
 class NumberedRows:
-    """wanted: gives the rows with ascending numbers, which are their indices. name: of the file."""
+    """Rows by number. wanted: yields the rows of ascending numbers, equal to their indices. name: of the file."""
 
     num_rows: int
     wanted: Callable[[NDArray[np.int64]], Iterator[Row]]

@@ -1,8 +1,8 @@
-"""What a source is cut into: units of rows, each read by one process. sources -> [units] -> rows.
+"""Pieces of a source: units of rows, each read by one process. sources -> [units] -> rows.
 
-Sources cut themselves the same way each time, whatever the number of processes, and a unit travels to another process:
-it says where its rows lie (a range of a file, a row group, names of files), or carries them where only reading all
-that lies before finds them (in a compressed file, say).
+A source is cut into the same units in every run, for any number of processes. A unit is sent to another process: it
+holds the place of its rows (a byte range, a row group, names of files), or the rows if only reading all earlier bytes
+finds them (for example in a compressed file).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ...errors import DataError
 from .files import Fetch
 
 UNIT_BYTES = 1 << 24  # of a source, about: what a process reads, maps and keeps at once, and does again after a kill
-UNIT_ROWS = 1 << 12  # at most, about: rows that name media are short, and what they name takes long to read
-CUT_VERSION = 2  # of how sources are cut: units that an earlier run encoded are those of this one only if it agrees
+UNIT_ROWS = 1 << 12  # approximate maximum: rows with media are short, and reading their media is slow
+CUT_VERSION = 2  # version of the cuts: units encoded by an earlier run are used only if the versions agree
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """number: in its unit, from 0; lines of text count even where they are blank and give no row.
+    """A row. number: in its unit, from 0; blank lines of text count, and give no row.
 
-    values: column name -> value; None where the row cannot be read, and then error says why. stored: the row of a
-    stored dataset that is stored again as it is: its bytes in a shard.
+    values: column name -> value; None for an unreadable row, with the reason in `error`. stored: bytes in a shard of a
+    sample that is stored again unchanged.
     """
 
     number: int
@@ -34,14 +34,13 @@ class Row:
 
 
 class NoRowsError(DataError):
-    """A source holds no rows. It is passed over if it is one of the files of a folder or glob."""
+    """A source holds no rows. A file of a folder or glob is then passed over."""
 
 
 class Unit(Protocol):
-    """Rows that one process reads, in order. Can be pickled; 32 MiB at most when it carries its rows.
+    """Rows that one process reads, in order. Can be pickled, in at most 32 MiB if it carries its rows.
 
-    num_bytes: of the source, for progress. folder: what paths of media in its rows start from and do not leave, or
-    None.
+    num_bytes: of the source, for progress. folder: start of media paths, which must stay inside; or None.
     """
 
     @property
@@ -55,19 +54,19 @@ class Unit(Protocol):
         ...
 
     def count(self) -> int:
-        """Rows and blank lines: one more than the highest number that rows() may give. Known once rows() has ended."""
+        """Number of rows and blank lines: one more than the highest row number. Known after rows() has ended."""
         ...
 
 
 class Source(Protocol):
-    """Something that the user named: a file, a folder, a dataset of the hub.
+    """A source named by the user: a file, a folder, a dataset of the hub.
 
-    name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows). identity:
-    JSON values that change when its content does (size and modification time; an object's entity tag). num_bytes: of
-    all its units. rows: the slice of it that was named; first_row: how many that passes over. settings: how a list says
-    that its rows are to be read: fields of SchemaOptions, in place of the conversion's. fetch: what brings it to this
-    machine, which any process may do before units are asked for, and else is done then; None if the source is local, or
-    if its units read it remotely. is_part: whether it is one of the files of a folder or glob, which may hold no rows.
+    name: for messages; `name:n` is row n, counted from 1 (the rows of text files are lines). identity: JSON values that
+    change with the content (size and modification time; an object's entity tag). num_bytes: of all units. rows: named
+    slice. first_row: number of rows before the slice. settings: fields of SchemaOptions from a list, in place of the
+    conversion's. fetch: copies the source to this machine, in any process before `units`, else in `units`; None for a
+    local source and for units that read remotely. is_part: whether the source is a file of a folder or glob, which may
+    hold no rows.
     """
 
     @property
@@ -95,12 +94,12 @@ class Source(Protocol):
     def is_part(self) -> bool: ...
 
     def units(self) -> Iterator[Unit]:
-        """In order, one after another: what a unit needs is there when it is given, and stays until `close`.
+        """Yield the units in order; files of a yielded unit stay until `close`.
 
-        Raises NoRowsError where there is no unit.
+        Raise NoRowsError for a source without units.
         """
         ...
 
     def close(self) -> None:
-        """No unit of it is read any more: what was fetched for them may go."""
+        """Release the source's fetched files: no unit is read afterwards."""
         ...

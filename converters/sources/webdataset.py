@@ -1,4 +1,4 @@
-"""A WebDataset tar -> units: where the files of each sample lie in it; other processes read them."""
+"""A WebDataset tar -> units: the places of each sample's files; other processes read them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .table import BOM, Location, in_units
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
-BLOCK_BYTES = 512  # of which a tar consists
+BLOCK_BYTES = 512  # block size of a tar
 NAME = re.compile(
     r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL
-)  # key, and what follows the first dot of the file's name
-_OF_MACOS = re.compile(r"(^|/)\._[^/]*$")  # tar of macOS writes attributes of a file before it, in a file of this name
+)  # key, and the rest of the file name after its first dot
+_OF_MACOS = re.compile(r"(^|/)\._[^/]*$")  # macOS's tar writes attributes of a file before the file, under this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _decoded(extension: str, data: bytes) -> Any:
 
 
 def _with_members(value: Any, members: Mapping[str, Any]) -> Any:
-    """JSON in which {"url": EXTENSION} and {"path": EXTENSION} name the sample's own files: their bytes instead."""
+    """Replace {"url": EXTENSION} and {"path": EXTENSION} in JSON by the bytes of the sample's own file."""
     if isinstance(value, list):
         return [_with_members(each, members) for each in value]
     if not isinstance(value, dict):
@@ -95,7 +95,7 @@ def _with_members(value: Any, members: Mapping[str, Any]) -> Any:
 
 
 class TarTable:
-    """Files side by side whose names agree up to the first dot are a row {"__key__": what agrees, extension: value}."""
+    """Adjacent files with equal names up to the first dot are a row {"__key__": the equal part, extension: value}."""
 
     def __init__(self, location: Location):
         self._location = location
@@ -104,7 +104,7 @@ class TarTable:
         return sum(1 for _ in self._samples())
 
     def _once(self) -> Iterator[TarSample]:
-        """The samples; an error for a key that was there before, as where an archive was updated (tar -u, tar -r)."""
+        """Yield the samples; an error for a repeated key, as in an updated archive (tar -u, tar -r)."""
         seen: set[int] = set()
         for sample in self._samples():
             known = hash(sample.key)
@@ -144,7 +144,7 @@ class TarTable:
             yield _sample(key, files)
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        """All members but folders and what macOS says of files, in order, of which only the last is kept in memory."""
+        """Yield all members in order, except folders and macOS's attributes; only the last member is kept in memory."""
         name, num_bytes = self._location.name, self._location.path.stat().st_size
         try:
             with tarfile.open(self._location.path, "r:") as archive:
@@ -154,7 +154,7 @@ class TarTable:
                         raise DataError(f"{name}: ends within {member.name}: copy it again")
                     if not member.isdir() and not _OF_MACOS.search(member.name):
                         yield member
-                # tarfile takes a damaged header for the end of the archive, which is zeros
+                # tarfile takes a damaged header for the end of the archive; the end is zeros
                 assert archive.fileobj is not None
                 archive.fileobj.seek(archive.offset)
                 if any(archive.fileobj.read(BLOCK_BYTES)):
