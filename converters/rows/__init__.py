@@ -1,8 +1,8 @@
-"""Row -> sample: the columns of the user -> what is stored.
+"""Row -> sample: the user's columns -> stored columns.
 
-schemas         what is stored of samples
+schemas         stored columns of samples
 options         settings of rows
-user_functions  functions of the user: which rows to take, and what to make of each
+user_functions  functions of the user: filter takes rows, map changes rows
 mapper          the first rows of a source -> the reading of all its rows; the reading of stored samples
 kinds           known kinds of rows, in the order of their detection; kinds of texts and images
 row_kind        parts of a kind: detection, columns, reading
@@ -15,6 +15,6 @@ content         content of turns -> text and media parts
 references      references to media -> bytes of images, audio and video, and facts about them
 chat_kinds, tokens      kinds of chats, kinds of tokens
 speakers        unusual keys and speakers of messages -> tags; tagged messages -> messages
-preference_kinds    rows of answers to compare, as preferences or as chats
+preference_kinds    rows of answers to compare, read for preferences or chats
 kept_columns    columns that are kept unchanged
 """

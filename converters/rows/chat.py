@@ -1,7 +1,7 @@
-"""Chats, whatever their rows look like: turns -> stored messages; what all kinds of chats share.
+"""Chats of any row format: turns -> stored messages; parts that all kinds of chats share.
 
-A turn (see content.py) keeps what else its message says (name, tool_calls, …); `learn` is False where the
-data says that the loss leaves it out.
+A turn (see content.py) keeps the other keys of its message (name, tool_calls, …); `learn` is False if the data excludes
+the message from the loss.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from .references import SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
 from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
 
-Roles = Mapping[str, str]  # what a dataset calls a speaker -> system, user, assistant or tool
+Roles = Mapping[str, str]  # a dataset's name of a speaker -> system, user, assistant or tool
 
-# Keys of a message that say whether it is trained on, if it is the assistant's: of OpenAI (weight), ms-swift (loss,
-# loss_scale), axolotl (train, training), XTuner (output_with_loss) and others. With DETAILS axolotl names parts of a
-# message.
+# Keys of an assistant message that specify whether it is trained on: of OpenAI (weight), ms-swift (loss, loss_scale),
+# axolotl (train, training), XTuner (output_with_loss) and others. Axolotl's DETAILS name parts of a message.
 LOSS_FIELDS = (
     "learn", "loss", "loss_mask", "loss_scale", "loss_weight", "train", "trainable", "training", "weight",
     "output_with_loss",
@@ -38,9 +37,9 @@ CALLS = ("tool_calls", "function_call")
 READ_KEYS = {"role", "content", "learn", "name", "tool_call_id", *CALLS, *REASONING_KEYS}
 SYSTEM_ROLES = ("system", "developer")
 MEDIA_COLUMNS: Columns = {"images": ("images", "image"), "audios": ("audios", "audio"), "videos": ("videos", "video")}
-# Images of kinds with one text or label are also members of WebDataset, whose columns are named by their extensions.
+# Images next to one text or label are also members of WebDataset, whose columns are named by extensions.
 MEMBER_IMAGES: Columns = {"images": (*MEDIA_COLUMNS["images"], "jpg", "jpeg", "png", "webp")}
-# Columns that every chat may have.
+# Columns that any chat may have.
 CHAT_EXTRAS: Columns = {
     "system": ("system", "system_prompt"),
     "tools": ("tools", "functions"),
@@ -59,10 +58,10 @@ def chat_kind(
     media_in_front: bool = False,
     read_simple: ReadSimple | None = None,
 ) -> RowKind:
-    """A kind of rows that are chats; the arguments are those of RowKind.
+    """Return a kind of rows for chats; the arguments are fields of RowKind.
 
-    read_turns: the turns of a row, without a system prompt of its own column. media_in_front: media that no text points
-    to come before the first text of the user; otherwise they are an error.
+    read_turns: returns the turns of a row, without the system prompt in a column. media_in_front: media without a slot
+    in a text come before the first text of the user; otherwise they are an error.
     """
     read = partial(_read_chat, read_turns=read_turns, media_in_front=media_in_front)
     return RowKind(
@@ -85,10 +84,10 @@ def _read_chat(
     read_turns: Callable[[Fields, Roles], list[Turn]],
     media_in_front: bool,
 ) -> Sample:
-    """The stored messages of a row and its media: a list of messages as JSON, or {"messages", "tools"}.
+    """Return the stored messages of a row and its media: a list of messages in JSON, or {"messages", "tools"}.
 
-    What the loss leaves out has "learn": false; parts of media have {"type", "mime", "span": [offset, size]} and the
-    facts about them (see media/types.py).
+    Messages outside of the loss have "learn": false; media parts have {"type", "mime", "span": [offset, size]} and
+    facts (see media/types.py).
     """
     turns = add_system(read_turns(fields, {**USUAL_ROLES, **options.roles}), fields, options.system)
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
@@ -107,7 +106,7 @@ def json_of(stored: Any) -> str:
         return orjson.dumps(stored).decode()
     except TypeError as error:
         reason = error
-    try:  # integers of more than 64 bits, which orjson does not write
+    try:  # integers of more than 64 bits, which orjson rejects
         text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -124,15 +123,15 @@ def _holds_nan(value: Any) -> bool:
 
 
 def exchange(asked: str, answered: str) -> list[Turn]:
-    """A question of the user and its answer."""
+    """Return a question of the user and its answer."""
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
 
 
 def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
-    """Note the keys of messages that hold something, and that nothing here reads, and few chat templates do.
+    """Record filled keys of messages that neither this module nor most chat templates read.
 
-    Also slots for media that stayed text, speakers that are none of the known roles, messages without content, and
-    questions that their answers repeat.
+    Also record media slots that stayed text, unknown speakers, messages without content, and questions repeated in
+    their answers.
     """
     turns = list(turns)
     fields.unread.update(slots_of(turns), empty_of(turns), repeated_in(turns))
@@ -141,9 +140,9 @@ def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
 
 
 def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
-    """A message as a turn; null fields are left out, except `content`, which keeps its position.
+    """Return the turn of a message; null fields are left out, except `content`, which keeps its position.
 
-    names: what it calls `role` and `content` -> these.
+    names: the message's keys -> `role` and `content`.
     """
     names = names or {}
     role_name = next((name for name, meant in names.items() if meant == "role"), "role")
@@ -169,9 +168,9 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
 
 
 def with_calls(message: Turn) -> Turn:
-    """Return a message whose calls of functions are objects, which tables of texts hold as JSON text.
+    """Return a message with function calls in objects; tables of texts hold calls in JSON text.
 
-    DataError for tool_calls that are no list of objects, and for text that is no JSON.
+    DataError for tool_calls that are not a list of objects, and for invalid JSON.
     """
     for key in CALLS:
         called = message.get(key)
@@ -198,7 +197,7 @@ def _is_learnt(key: str, value: Any) -> bool:
 
 
 def check_speakers(messages: Sequence[Any]) -> None:
-    """DataError, with the tags that name them, if messages have their speakers in a key of another name."""
+    """Raise DataError, with the tags to pass, if another key than `role` names the speakers of messages."""
     if any(not isinstance(each, dict) or each.get("role") is not None for each in messages):
         return
     readings = readings_of(messages)
@@ -210,9 +209,9 @@ def check_speakers(messages: Sequence[Any]) -> None:
 
 
 def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
-    """Return turns that begin with the system prompt of the row's own column, or the default one, unless they have one.
+    """Return the turns, with a system prompt from the row's column or the default if the turns have none.
 
-    DataError for a prompt in the column that is not among those in the turns; white space around them does not count.
+    DataError if the turns have system prompts and the column's prompt is not among them; outer white space is ignored.
     """
     own = fields.text("system") if is_filled(fields.get("system")) else None
     said = [text_of(turn["content"]).strip() for turn in turns if turn["role"] in SYSTEM_ROLES]
@@ -229,7 +228,7 @@ def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[T
 
 
 def read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """The tools that the assistant may call: JSON schemas, as a list or as JSON text; [] for none."""
+    """Return the assistant's tools: JSON schemas, from a list or JSON text; [] for none."""
     value = fields.get("tools")
     if value is None or value in ("", [], "[]"):
         return []
@@ -241,7 +240,7 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None:
-    """Mark what the loss leaves out with `learn` False; DataError where nothing is left to learn."""
+    """Set `learn` to False for turns outside of the loss; DataError if no turn is left to train on."""
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     if last_only:
         for turn in answers[:-1]:

@@ -24,19 +24,19 @@ _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
 _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
 _AS_PROMPT = {"question": "prompt", "instruction": "prompt", "answer": "response", "output": "response"}
 _ASKED_OR_ANSWERED = ("prompt", "response", "chosen", "rejected", *_AS_PROMPT)  # roles of columns
-IN_PYTHON = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")  # a list of messages as Python shows it
+IN_PYTHON = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")  # a list of messages in Python's notation
 _PLAIN_ROLES = ("system", "user", "assistant")
 
 
 def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
-    """OpenAI messages: `role` and `content`. Roles that are not known stay: a chat template may know them."""
+    """Return turns of OpenAI messages: `role` and `content`. Unknown roles stay: a chat template may know them."""
     messages = fields.items("messages", "messages")
     check_speakers(messages)
     return [message_turn(message, roles) for message in messages]
 
 
 def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
-    """ShareGPT conversations: `from` and `value`; what `function_call` says becomes tool_calls."""
+    """Return turns of ShareGPT conversations: `from` and `value`; the content of `function_call` becomes tool_calls."""
     return [_sharegpt_turn(message, roles) for message in fields.items("messages", "messages")]
 
 
@@ -51,7 +51,7 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
 
 
 def message_turn(message: Any, roles: Roles) -> Turn:
-    """A message as a turn, whether it is OpenAI's or ShareGPT's."""
+    """Return the turn of a message in OpenAI's or ShareGPT's format."""
     if _names_speaker(message):
         return _sharegpt_turn(message, roles)
     turn = turn_of(message, roles)
@@ -59,7 +59,7 @@ def message_turn(message: Any, roles: Roles) -> Turn:
 
 
 def _with_calls(turn: Turn, speaker: str, name: str) -> Turn:
-    """The turn; with tool_calls in place of its content, if that is what such a speaker says."""
+    """Return the turn; for a speaker of function calls, with tool_calls in place of its content."""
     if speaker.lower() not in CALLERS or turn["role"] != "assistant" or "tool_calls" in turn:
         return turn
     return {**turn, "content": None, "tool_calls": tool_calls(turn["content"], name)}
@@ -76,7 +76,7 @@ def are_messages(value: Any) -> bool:
 
 
 def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> None:
-    """DataError if a column that is read as texts holds lists of messages as text. found: role -> column.
+    """Raise DataError if a column that is read in texts holds lists of messages in text form. found: role -> column.
 
     A prompt and its response are read as messages from JSON text, but never from Python's notation.
     """
@@ -102,13 +102,13 @@ def _mostly(is_so: Callable[[str], Any], texts: Sequence[str]) -> bool:
 
 
 def _says_from(fields: Fields) -> bool:
-    """Whether the first message names its speaker by `from`."""
+    """Return whether the first message names its speaker by `from`."""
     value = fields.get("messages")
     if isinstance(value, str):
         try:
             value = parse_json(value, "messages")
         except DataError:
-            return False  # the error is raised where the row is read
+            return False  # raised again when the row is read
     first = value[0] if isinstance(value, list) and value else None
     return _names_speaker(first)
 
@@ -122,7 +122,7 @@ def _says_role(fields: Fields) -> bool:
 
 
 def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample | None:
-    """The sample of a chat of texts alone, which most chats are; the general way takes five times as long."""
+    """Return the sample of a chat of only texts, the most frequent case; the general reader takes five times longer."""
     if (
         not found.keys() <= {"messages"}
         or options.system is not None
@@ -135,7 +135,7 @@ def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: Re
 
 
 def _plain_chat(messages: Any, roles: Roles) -> str | None:
-    """The stored messages of a chat of texts alone; None where a message has more than a known role and a text."""
+    """Return the stored messages of a chat of only texts; None if a message has more than a known role and a text."""
     if type(messages) is not list:
         return None
     is_learnt, asked = False, ""
@@ -145,13 +145,13 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
         role, content = message.get("role"), message.get("content")
         if role not in _PLAIN_ROLES or role in roles or type(content) is not str or may_hold_slots(content):
             return None
-        if not content.strip() or (role == "assistant" and repeats(asked, content)):  # which the general way counts
+        if not content.strip() or (role == "assistant" and repeats(asked, content)):  # counted by the general reader
             return None
         is_learnt = is_learnt or role == "assistant"
         asked = content if role == "user" else ""
     try:
         return orjson.dumps(messages).decode() if is_learnt else None
-    except TypeError:  # a text is not UTF-8: the general way says which one
+    except TypeError:  # invalid UTF-8: the general reader raises the error
         return None
 
 
@@ -159,13 +159,13 @@ MESSAGES = chat_kind("messages", _read_messages, needs=_NEEDS, accepts=_says_rol
 SHAREGPT = chat_kind("sharegpt", _read_sharegpt, needs=_NEEDS, accepts=_says_from)
 
 
-# Rows that hold a conversation as a list of texts, which the user and the assistant say by turns. Pure.
+# Rows with a conversation in a list of texts, by the user and the assistant in turn. Pure.
 
 _SPEAKERS = ("user", "assistant")
 
 
 def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
-    """The user says the first text, the assistant the second, and so on."""
+    """Return turns of texts: the first text is the user's, the second the assistant's, and so on."""
     texts = fields.items("dialog", "texts")
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
@@ -175,7 +175,7 @@ def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
 
 
 def begins_with_text(fields: Fields, role: str = "dialog") -> bool:
-    """A list of texts, and not of messages, which may be JSON text."""
+    """Return whether a column holds a list of texts, not a list of messages in JSON text."""
     value = unpacked(fields.get(role))
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         return False
@@ -191,7 +191,7 @@ DIALOG = chat_kind(
 )
 
 
-# Conversations as a list of exchanges: objects with the user's text and the assistant's answer.
+# Conversations in a list of exchanges: objects with the user's text and the assistant's answer.
 
 
 _ASKED = ("user", "human", *QUESTIONS)
@@ -274,7 +274,7 @@ EXCHANGES = chat_kind(
 
 
 def exchanges(history: Any) -> list[Turn]:
-    """Turns of a history of questions and answers: a list of pairs, also as JSON text; [] for none."""
+    """Return the turns of a history of questions and answers: a list of pairs, also in JSON text; [] for none."""
     turns: list[Turn] = []
     pairs = unpacked(history) or []
     for pair in pairs if isinstance(pairs, list) else [pairs]:
@@ -288,19 +288,19 @@ def exchanges(history: Any) -> list[Turn]:
 
 
 def with_input(instruction: str, given: str) -> str:
-    """Return the instruction, with the input below it if there is one."""
+    """Return the instruction, with the input below if given."""
     return f"{instruction}\n\n{given}" if given else instruction
 
 
 def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
-    """The instruction, followed by the input if any, and the output; before them the history's pairs."""
+    """Return the turns of the history, then the instruction with its input, and the output."""
     turns = exchanges(fields.get("history"))
     asked = with_input(fields.text("instruction"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*turns, *exchange(asked, fields.text("output"))]
 
 
 def _asks_by_instruction(fields: Fields) -> bool:
-    """Whether a response (Dolly's name of the output) is that of the instruction, and not of a prompt beside it."""
+    """Return whether a response (Dolly's name of the output) answers the instruction, not a prompt next to it."""
     others = set() if "instruction" in fields.columns else {"prompt", "inputs", "query"} & fields.values.keys()
     return fields.column("output") != "response" or not others
 
@@ -352,13 +352,13 @@ def _are_calls(value: Any) -> bool:
 
 
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:
-    """The history's pairs, question and answer; the question may be left out where media ask it."""
+    """Return the turns of the history, then question and answer; the question may be missing if media ask it."""
     asked = "" if fields.column("question") is None else fields.text("question")
     return [*exchanges(fields.get("history")), *exchange(asked, fields.text("answer"))]
 
 
 def _asks(fields: Fields) -> bool:
-    """Whether there is a question, or media and nothing else that may be one."""
+    """Return whether a row has a question, or media and no other possible question."""
     if fields.get("question") is not None:
         return True
     others = () if "question" in fields.columns else QUESTIONS
@@ -366,7 +366,7 @@ def _asks(fields: Fields) -> bool:
 
 
 def _read_caption(fields: Fields, roles: Roles) -> list[Turn]:
-    """The media of the row, which the user shows, and their text, which the assistant says of them."""
+    """Return the row's media in a turn of the user, and their text in a turn of the assistant."""
     text = fields.text("text")
     if not _shows(fields):
         raise DataError("the row has a text and no media that it is of: complete it, or convert texts with --kind text")

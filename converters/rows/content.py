@@ -1,8 +1,8 @@
-"""Content of turns -> what is stored: text, and parts with spans of the sample's media. Pure but for the media read.
+"""Content of turns -> stored content: text, and parts with spans of the sample's media. Pure except for reading media.
 
-A text may hold `<image>`, `<audio>` and `<video>` where the row's media belong, and a part may say its type alone:
-both take the next of the row's `images`, `audios` or `videos`. Without such a column they are text like other text.
-`<image>` may stand for the videos of a row without images.
+A text may hold `<image>`, `<audio>` and `<video>` at the place of the row's media, and a part may hold only its type:
+both take the next of the row's `images`, `audios` or `videos`. Without this column they stay plain text. `<image>` may
+stand for the videos of a row without images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...processors.chat_template import REASONING_KEYS
 from .fields import is_filled, parse_json, references_of
 from .references import FACTS_OF_SOME, SampleMedia, is_data, shown
 
-Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
+Turn = dict[str, Any]  # a message with `role` and `content`, unchanged from its row
 
 MEDIA_ROLES = {"image": "images", "audio": "audios", "video": "videos"}  # kind of media -> role of their column
 PART_KINDS = {
@@ -32,12 +32,12 @@ _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking")
 _IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", *REASONING_KEYS)
-EMPTY = "empty "  # before the name of a speaker that is noted with an empty message
-REPEATED = "repeated question"  # noted where an answer begins with it
-_LEAST_REPEATED = 16  # characters of a question that is looked for in its answer
+EMPTY = "empty "  # before the speaker's name in a note of an empty message
+REPEATED = "repeated question"  # note of an answer that begins with its question
+_LEAST_REPEATED = 16  # characters of the shortest question to look for
 _CALL_PART = "tool_call"  # LLaMA-Factory v1's: {"type", "value": JSON text of a name and arguments}
 
-# Besides those that a column fills: Qwen-VL's paths of images, and ms-swift's places of objects in an image.
+# Slots of columns, and Qwen-VL's paths of images, and ms-swift's places of objects in an image.
 _SLOT = re.compile(f"<(?:{'|'.join(MEDIA_ROLES)}|img(?=>[^<>]+</img>)|bbox|ref-object)>")
 _STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -47,18 +47,18 @@ Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order
 
 
 def file_kind(name: Any) -> str | None:
-    """The kind of media that the name of a file says, as in the metadata of an imagefolder; None for other files."""
+    """Return the kind of media by a file name, for metadata of an imagefolder; None for other files."""
     kind = (mimetypes.guess_type(name)[0] or "").partition("/")[0] if isinstance(name, str) else ""
     return kind if kind in MEDIA_ROLES else None
 
 
 def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *, in_front: bool) -> list[Turn]:
-    """The turns with stored content; their media go into `media` in the order of the conversation.
+    """Return the turns with stored content; their media are added to `media` in the order of the conversation.
 
-    Media in keys of a message (`image`, `images`, …) fill the slots of that message, or come before its text. Media of
-    the row that its messages hold too, all of them in this order, are stored once. in_front: other media of the row
-    that nothing points to come before the first text of the user. DataError unless there are as many media as slots for
-    them, and for content that is neither text nor parts.
+    Media in keys of a message (`image`, `images`, …) fill the slots of the message, or come before its text. If the
+    messages hold all media of the row in the same order, the media are stored once. in_front: other media of the row
+    without slots come before the first text of the user. DataError unless there are as many media as slots, and for
+    content other than text or parts.
     """
     turns = _with_video_slots([_with_own_media(_with_calls(_with_thoughts(turn))) for turn in turns], waiting)
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
@@ -86,12 +86,12 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
 
 
 def slots_of(turns: Sequence[Turn]) -> set[str]:
-    """Return the slots for media that stand in texts."""
+    """Return the media slots in texts."""
     return {slot for turn in turns for slot in _SLOT.findall(text_of(turn["content"]))}
 
 
 def empty_of(turns: Sequence[Turn]) -> set[str]:
-    """Return a note for each speaker with a message that is trained on, or answered, and in which nothing is said."""
+    """Return a note for each speaker with an empty message that is trained on or answered."""
     return {f"{EMPTY}{turn['role']}" for turn in turns if turn["role"] in ("user", "assistant") and _is_empty(turn)}
 
 
@@ -103,7 +103,7 @@ def _is_empty(turn: Turn) -> bool:
 
 
 def repeats(asked: str, answer: str) -> bool:
-    """Whether an answer begins with the whole text of its question.
+    """Return whether an answer begins with the full text of its question.
 
     >>> repeats("Who wrote Emma, and when?", "Who wrote Emma, and when? Jane Austen, in 1815.")
     True
@@ -112,7 +112,7 @@ def repeats(asked: str, answer: str) -> bool:
 
 
 def repeated_in(turns: Sequence[Turn]) -> set[str]:
-    """Return a note where an answer that is trained on begins with the question before it."""
+    """Return a note if an answer to train on begins with its question."""
     pairs = (
         (text_of(asked["content"]).strip(), text_of(answer["content"]).strip()) for asked, answer in _exchanges(turns)
     )
@@ -130,9 +130,9 @@ def may_hold_slots(text: str) -> bool:
 
 
 def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]:
-    """Return the turns with <video> in place of <image>, as LLaVA-Video writes it, if the row's media are videos alone.
+    """Return the turns with <video> in place of <image> (LLaVA-Video's notation) if the row's media are only videos.
 
-    There must be as many as videos, and no slot for a video.
+    The turns must have as many <image> as the row has videos, and no <video>.
     """
     videos, texts = waiting.get("video"), [text_of(turn["content"]) for turn in turns]
     if not videos or waiting.get("image") or any("<video>" in text for text in texts):
@@ -147,9 +147,10 @@ def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]
 
 
 def _with_thoughts(turn: Turn) -> Turn:
-    """The turn with the texts of its parts of type reasoning or thinking as `reasoning_content`, as templates read it.
+    """Return the turn with the texts of its reasoning or thinking parts in `reasoning_content`, the key of templates.
 
-    DataError for such parts of others than the assistant, without text, and beside other `reasoning_content`.
+    DataError for reasoning parts of other speakers than the assistant, without text, and next to another
+    `reasoning_content`.
     """
     content = turn["content"]
     parts = content if isinstance(content, list) else []
@@ -163,7 +164,7 @@ def _with_thoughts(turn: Turn) -> Turn:
             f"a part of type {thoughts[0]['type']!r} must hold text of the assistant, found {str(thoughts[0])[:80]!r} "
             f"of {turn['role']!r}: correct the row"
         )
-    separator = "" if all("value" in part for part in thoughts) else "\n"  # LLaMA-Factory v1 puts nothing between them
+    separator = "" if all("value" in part for part in thoughts) else "\n"  # LLaMA-Factory v1 joins without a separator
     joined = separator.join(map(str, texts))
     if said not in (None, "", joined):
         raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: leave one of them")
@@ -172,9 +173,9 @@ def _with_thoughts(turn: Turn) -> Turn:
 
 
 def _with_calls(turn: Turn) -> Turn:
-    """Return the turn with its parts of type tool_call as `tool_calls`, as OpenAI's messages have them.
+    """Return the turn with its parts of type tool_call in `tool_calls`, in OpenAI's format.
 
-    DataError for such parts of others than the assistant, and beside other `tool_calls`.
+    DataError for call parts of other speakers than the assistant, and next to other `tool_calls`.
     """
     parts = turn["content"] if isinstance(turn["content"], list) else []
     calls = [part for part in parts if isinstance(part, dict) and part.get("type") == _CALL_PART]
@@ -191,9 +192,9 @@ def _with_calls(turn: Turn) -> Turn:
 
 
 def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
-    """Calls of functions as OpenAI's messages have them, of one {"name", "arguments"} or several, also as JSON text.
+    """Return function calls in OpenAI's format, from one {"name", "arguments"} or several, also in JSON text.
 
-    name: of what holds them, for messages.
+    name: source of the calls, for messages.
     """
     called = parse_json(value, name) if isinstance(value, str) else value
     calls = called if isinstance(called, list) else [called]
@@ -204,10 +205,10 @@ def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _with_own_media(turn: Turn) -> Turn:
-    """Return the turn with the media of its keys as parts of its content; DataError unless they fit its slots.
+    """Return the turn with the media of its keys in parts of its content; DataError unless they fit its slots.
 
-    Keys that hold nothing are left out, and so are those whose media the parts hold already. Keys that hold something
-    else than media (`"audio": {"id": …}`) stay.
+    Empty keys are left out, and keys whose media the parts already hold. Keys with other values than media (`"audio":
+    {"id": …}`) stay.
     """
     named = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if name in turn}
     held = {name: references_of(turn[name]) if is_filled(turn[name]) else [] for name in named}
@@ -251,19 +252,19 @@ def _may_lead_to_media(value: Any) -> bool:
 
 
 def _slots_and_held(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[int, list[Any]]:
-    """How many parts of a kind of media wait for one, and the references that the others hold."""
+    """Return the number of a kind's parts without a reference, and the references of the other parts."""
     sources = [_source(part, kind)[1] for part in parts if PART_KINDS.get(part["type"]) == kind]
     return sources.count(None), [source for source in sources if source is not None]
 
 
 def _are_same(references: Sequence[Any], held: Sequence[Any], kind: str) -> bool:
-    """Whether references, as a key or a column has them, lead to the media that parts hold, in the same order."""
+    """Return whether the references of a key or column lead to the media of the parts, in the same order."""
     ours = [_source({"type": kind, kind: reference}, kind)[1] for reference in references]
     return len(ours) == len(held) and all(map(_leads_to_same, ours, held))
 
 
 def _split(content: Any, waiting: Waiting) -> Any:
-    """Content unchanged, or as parts if text holds slots for media."""
+    """Return content unchanged, or in parts if text holds media slots."""
     if isinstance(content, str):
         parts = _split_text(content, waiting)
         return content if parts == [_text(content)] else parts
@@ -296,7 +297,7 @@ def text_of(content: Any) -> str:
 
 
 def _text_of_part(part: Any) -> str | None:
-    """The text of a part; None for a part of another type, or without text."""
+    """Return the text of a part; None for a part of another type, or without text."""
     if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
         return None
     text = part.get("value") if part.get("text") is None else part["text"]
@@ -304,7 +305,7 @@ def _text_of_part(part: Any) -> str | None:
 
 
 def _split_text(text: str, waiting: Waiting) -> list[dict[str, Any]]:
-    """Parts whose texts and placeholders, joined, are the text again."""
+    """Return parts whose texts and placeholders join to the text."""
     if not waiting:
         return [_text(text)]
     pattern = "|".join(f"<{kind}>" for kind in waiting)
@@ -329,23 +330,23 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
     said = [each for each in (part, part.get(source_key), source) if isinstance(each, Mapping)]
     stored = media.add(kind, source, said=said)
     facts = (stored.keys() - _NO_FACTS) | {*FACTS_OF_SOME}
-    # A row may mean something else by a fact's name: fps, say, how many frames are to be chosen.
+    # A row may give a fact's name another meaning, for example fps: the number of frames to choose.
     others = {f"said_{key}" if key in facts else key: value for key, value in part.items() if key != source_key}
     return others | stored
 
 
 def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
-    """The key and the reference that a part holds; None for a reference that the row's column has."""
+    """Return the key and the reference of a part; None for a reference in the row's column."""
     return next(_references(part, kind), ("", None))
 
 
 def _references(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
-    """The keys and the references that a part holds, the one that is read first."""
+    """Yield the keys and the references of a part, starting with the reference to read."""
     for key in dict.fromkeys((part["type"], kind, f"{kind}_url", *_SOURCES)):
         if key in part:
             value = part[key]
             if key == "source" and not isinstance(value, Mapping):
-                continue  # a text that says where the image comes from
+                continue  # a text about the origin of the image
             is_base64 = key in ("base64", "data", "input_audio") or (key == "source" and value.get("url") is None)
             if isinstance(value, Mapping) and not {"bytes", "path"} & set(value):
                 value = next((value[name] for name in ("url", "data") if value.get(name) is not None), value)
@@ -355,9 +356,9 @@ def _references(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]
 
 
 def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
-    """DataError for a part with two references to media.
+    """Raise DataError for a part with two references to media.
 
-    A URL, and a path with the bytes of the media, say where these come from.
+    A URL, or a path next to the bytes of the media, only describes the origin.
     """
     (first, source), *others = [*_references(part, kind)] or [("", None)]
     for key, value in others:
@@ -372,14 +373,14 @@ def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
 
 
 def _inner(reference: Any) -> Any:
-    """The bytes or the path of an object that has one of them."""
+    """Return the bytes or the path of an object with bytes or a path; other references unchanged."""
     if isinstance(reference, Mapping) and {"bytes", "path"} & set(reference):
         return reference.get("path") if reference.get("bytes") is None else reference["bytes"]
     return reference
 
 
 def _leads_to_same(one: Any, other: Any) -> bool:
-    """Whether two references are the same, or paths of which one is the end of the other.
+    """Return whether two references are equal, or two paths of which one ends with the other.
 
     >>> _leads_to_same("x/a.png", {"bytes": None, "path": "/data/x/a.png"}), _leads_to_same("x/a.png", "y/a.png")
     (True, False)

@@ -1,4 +1,4 @@
-"""Which column of a row plays which role: what the user named, what the first rows have, or the usual names."""
+"""Columns by role: named by the user, found in the first rows, or with usual names."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any
 from ...errors import DataError
 from ...processors.json_text import parsed
 
-Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, the most usual first
-QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "input", "inputs")  # usual names of what is asked
+Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, in order of preference
+QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "input", "inputs")  # usual names of questions
 
 
 def named_alike(*roles: str) -> Columns:
-    """Roles whose columns are usually called as they are."""
+    """Return roles whose usual column has the name of the role."""
     return {role: (role,) for role in roles}
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The values of a row by role.
+    """Values of a row by role.
 
-    usual: role -> usual names of its column. columns: role -> column as the user named it, "" for none whatever the row
-    has; a column that the user named for one role is not read for another one by its usual name. found: role -> column
-    of the first rows, which stands for those that this row lacks. unread: keys of messages that nothing reads, noted as
-    the row is read.
+    usual: role -> usual names of its column. columns: role -> the user's column, "" for no column; a column named for
+    one role is not read for another role by its usual name. found: role -> column of the first rows, for roles without
+    a column in this row. unread: receives keys of messages that nothing reads.
     """
 
     values: Mapping[str, Any]
@@ -36,7 +35,7 @@ class Fields:
     unread: set[str] = field(default_factory=set)
 
     def column(self, role: str) -> str | None:
-        """The column of a role, there or not; None when nothing stands for it."""
+        """Return the column of a role, present or not; None if the role has no column."""
         if role in self.columns:
             return self.columns[role] or None
         taken = self.columns.values()
@@ -45,7 +44,7 @@ class Fields:
         return next(iter(filled or present), self.found.get(role))
 
     def get(self, role: str) -> Any:
-        """Its value; None for a missing value or NaN, which tables write for missing values."""
+        """Return the role's value; None for a missing value or NaN, which stands for a missing value in tables."""
         column = self.column(role)
         value = None if column is None else value_at(self.values, column)
         if role == "messages" and isinstance(value, dict):
@@ -53,7 +52,7 @@ class Fields:
         return None if _is_missing(value) else value
 
     def text(self, role: str) -> str:
-        """Its value as text, numbers too; DataError for none and for others."""
+        """Return the role's value in text form, also for numbers; DataError for null and other types."""
         value, name = self.get(role), self.column(role) or self.usual[role][0]
         if value is None:
             raise DataError(f"expected text in column {name!r}, found {_found(self.values, name)}: complete the row")
@@ -62,7 +61,7 @@ class Fields:
         return str(value)
 
     def items(self, role: str, what: str) -> list[Any]:
-        """The value as a list with members, also from JSON text; DataError otherwise."""
+        """Return the role's value, a list that is not empty, also from JSON text; else DataError."""
         value, name = self.get(role), self.column(role) or self.usual[role][0]
         listed = parse_json(value, name) if isinstance(value, str) else value
         if not isinstance(listed, list) or not listed:
@@ -71,12 +70,12 @@ class Fields:
         return listed
 
     def references(self, role: str) -> list[Any]:
-        """References to media in its column: a list of them, also as JSON text, one, or none."""
+        """Return the references to media in the role's column; see references_of."""
         return references_of(self.get(role))
 
 
 def references_of(value: Any) -> list[Any]:
-    """Return references to media: a list of them, also as JSON text, one, or none."""
+    """Return references to media: from a list, its JSON text, or one reference; [] for none."""
     value = unpacked(value)
     if value is None or value in ("", b""):
         return []
@@ -84,7 +83,7 @@ def references_of(value: Any) -> list[Any]:
 
 
 def value_at(values: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, or of what is nested in one: `json.conversations`; None where there is none.
+    """Return the value of a column or of a nested column such as `json.conversations`; None if missing.
 
     >>> value_at({"json": {"conversations": [1]}}, "json.conversations")
     [1]
@@ -97,7 +96,7 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
 
 
 def _objects_of(lists: Mapping[str, Any]) -> Any:
-    """A list of objects that `datasets` stores as an object of lists, all of one length; other objects as they are.
+    """Return a list of objects that `datasets` stores in an object of equally long lists; other objects unchanged.
 
     >>> _objects_of({"from": ["human", "gpt"], "value": ["a", "b"]})
     [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
@@ -113,7 +112,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def head_of(column: str, names: Collection[str]) -> str:
-    """Return the column of a row that holds a column: itself, or the first name of one that is nested.
+    """Return the top column of a column: itself, or the first name of a nested column.
 
     >>> head_of("json.text", ["json", "img.jpg"]), head_of("img.jpg", ["json", "img.jpg"])
     ('json', 'img.jpg')
@@ -127,7 +126,7 @@ def is_filled(value: Any) -> bool:
 
 
 def unpacked(value: Any) -> Any:
-    """A value; the list, where it is JSON text of one, which is how tables of texts hold lists."""
+    """Return the list of a JSON text (the form of lists in tables of texts); other values unchanged."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         with suppress(ValueError):
             return parsed(value.encode())
@@ -144,7 +143,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 def check_text(name: str, text: str) -> None:
-    """DataError for half of a surrogate pair, which UTF-8 does not have."""
+    """Raise DataError for half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -156,5 +155,5 @@ def _shown(value: Any) -> str:
 
 
 def _found(values: Mapping[str, Any], name: str) -> str:
-    """What a row has instead of a value: nothing in that column, or other columns."""
+    """Describe a missing value: null in this column, or the names of the row's columns."""
     return "null" if name in values else f"columns {', '.join(map(str, values)) or 'none'}"

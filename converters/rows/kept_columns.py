@@ -1,8 +1,8 @@
-"""Columns that are kept as they are: the MDS encoding that the first rows' values have, and values that fit it. Pure.
+"""Columns that are kept unchanged: their MDS encoding, from the first rows' values, and values that fit it. Pure.
 
 str, bytes (also {"bytes", "path"} of media), int, float64, ndarray:DTYPE; json for lists, objects, true and false, and
-where values are null or of several of these types. A list is an array where its column is named so; other encodings of
-MDS are also stored only where they are named.
+for values that are null or of several of these types. A list becomes an array only if the user names this encoding;
+other MDS encodings also need to be named.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...errors import DataError
 from .fields import check_text
 
 _DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64")
-FILES = ("jpeg", "png")  # encodings whose bytes are those of a file
-_WRITTEN: dict[str, Callable[[Any], Any]] = {"str_int": int, "str_float": float, "str_decimal": Decimal}  # as text
+FILES = ("jpeg", "png")  # encodings stored in the bytes of a file
+_WRITTEN: dict[str, Callable[[Any], Any]] = {"str_int": int, "str_float": float, "str_decimal": Decimal}  # in text
 _SCALARS = {str: "str", bytes: "bytes", int: "int", float: "float64"}
 
 
 def column_encoding(name: str, values: Sequence[Any]) -> str:
-    """The encoding that holds all of a column's first values; DataError when MDS has none."""
+    """Return the encoding that holds all first values of a column; DataError if MDS has none."""
     found = {_encoding(name, value) for value in values}
     if len(found) == 1:
         return found.pop()
@@ -40,9 +40,9 @@ def column_encoding(name: str, values: Sequence[Any]) -> str:
 
 
 def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
-    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:bytes, COLUMN:DTYPE,
-    COLUMN:ndarray:DTYPE, with a shape that all its arrays have (COLUMN:ndarray:int16:2,2) or without, COLUMN:jpeg,
-    COLUMN:png, COLUMN:str_int, COLUMN:str_float or COLUMN:str_decimal.
+    """Return the column of a --keep text and its encoding, None without one: COLUMN:json, COLUMN:bytes, COLUMN:DTYPE,
+    COLUMN:ndarray:DTYPE, with or without a shape of all arrays (COLUMN:ndarray:int16:2,2), COLUMN:jpeg, COLUMN:png,
+    COLUMN:str_int, COLUMN:str_float or COLUMN:str_decimal.
 
     >>> named_encoding("mask:ndarray:uint8", ["mask"])
     ('mask', 'ndarray:uint8')
@@ -59,7 +59,7 @@ def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
 
 
 def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any], bytes]) -> Any:
-    """The value as its encoding takes it; DataError for one of another type."""
+    """Return the value in the type of its encoding; DataError for a value of another type."""
     if isinstance(value, np.generic):
         value = value.item()
     if encoding.startswith("ndarray:") and isinstance(value, (list, tuple)):
@@ -89,7 +89,7 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
 
 
 def _other_encoding(name: str, encoding: str, found: str) -> str:
-    """A part of a remedy: the encoding that may hold the column, if one may."""
+    """Return the part of a remedy that names another encoding for the column; "" if no encoding fits."""
     if found == "bytes":
         return _as_bytes(name) if encoding == "json" else ""
     if encoding == "bytes" and found == "null":
@@ -102,7 +102,7 @@ def _as_bytes(name: str) -> str:
 
 
 def _written(name: str, encoding: str, value: Any) -> Any:
-    """A number that is stored as text."""
+    """Return a number that is stored in text."""
     try:
         number = _WRITTEN[encoding](value)
         if isinstance(value, (int, float)) and number != value == value:
@@ -115,14 +115,14 @@ def _written(name: str, encoding: str, value: Any) -> Any:
 
 
 def _has_shape(value: Any, found: str, encoding: str) -> bool:
-    """Whether an array has the type and the shape of an encoding such as ndarray:int16:2,2."""
+    """Return whether an array has the type and the shape of an encoding such as ndarray:int16:2,2."""
     return encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
 
 
 def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[Any, Any]:
-    """A number, or a list as the array that its column holds.
+    """Return a number, or a list in array form.
 
-    DataError for numbers that integers would round, and for finite numbers that have no finite value in the type.
+    DataError for numbers that integers would round, and for finite numbers without a finite value in the type.
     """
     try:
         with np.errstate(all="ignore"):

@@ -1,6 +1,6 @@
-"""Known kinds of rows in the order of their detection (the first that fits is taken), and those of texts and images.
+"""Known kinds of rows, in the order of detection (the first that fits is taken); kinds of texts and images.
 
-Kinds of other packages are tried after those of this one, or are named by --kind.
+Kinds of other packages are tried after this package's kinds, or are named by --kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .row_kind import ReadOptions, RowKind
 from .schemas import columns_schema
 from .tokens import TOKENS
 
-# Rows with a `text`, all of which is trained on.
+# Rows with a `text` to train on.
 
 
 def _read_text(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
@@ -50,7 +50,7 @@ COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=_read_nothing)
 # Rows with an image to be generated: bytes, facts and, if any, a class number.
 
 
-NO_LABEL = -1  # of a row without one, as `datasets` has it
+NO_LABEL = -1  # label of a row without a class, by `datasets`
 _MAX_LABEL = 1 << 31
 
 
@@ -89,7 +89,7 @@ IMAGE = RowKind(
 
 
 def the_image(fields: Fields) -> Any:
-    """The reference to the one image of a row; DataError for none, and for several."""
+    """Return the reference to the only image of a row; DataError for no image or several."""
     references = fields.references("images")
     if not references and fields.get("file_name") is not None:
         references = [fields.get("file_name")]
@@ -149,7 +149,7 @@ KINDS = Registry[RowKind](
 
 @cache
 def column_roles() -> tuple[str, ...]:
-    """The roles that --columns may name, of all kinds."""
+    """Return the roles of all kinds, for --columns."""
     return tuple(dict.fromkeys(role for kind in KINDS.values() for role in kind.columns))
 
 

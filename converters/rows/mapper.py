@@ -1,4 +1,4 @@
-"""The first rows of a source -> what maps all of them to samples, each row as its kind says."""
+"""The first rows of a source -> a mapper of all rows to samples, by the kind of the rows."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ROWS_VERSION = 11  # raised when rows are stored differently
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mapper:
-    """Maps rows of one kind; can be pickled.
+    """Maps rows of one kind to samples; can be pickled.
 
-    found: role -> column of the first rows. synonyms: role -> columns, if the first rows have several for it, of which
-    each row is read from one. kept: columns that are kept beside those, and their encodings. names: of
-    columns that hold something in the first rows. description: what was found, in a line for people.
+    found: role -> column of the first rows. synonyms: role -> columns, if the first rows have several; each row is read
+    from one of the columns. kept: columns kept in addition, with their encodings. names: columns with a value in the
+    first rows. description: kind and columns in a line, for people.
     """
 
     kind: RowKind
@@ -46,8 +46,9 @@ class Mapper:
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
-        """A row as a sample; relative paths of media start from folder. unread: is given the keys of its messages that
-        nothing reads. DataError for a row that does not fit.
+        """Return the sample of a row; relative paths of media start from folder.
+
+        unread: receives keys of the row's messages that nothing reads. DataError for a row that does not fit.
         """
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
         values = _usually_named(values, self.options)
@@ -76,20 +77,22 @@ class Mapper:
         return sample
 
     def _may_lack(self, name: str) -> bool:
-        """Whether rows may lack the bytes of a column: later rows have it, or the user named it COLUMN:bytes."""
+        """Return whether rows may lack the bytes of a column: the column starts in later rows, or was named
+        COLUMN:bytes.
+        """
         keep = () if isinstance(self.options.keep, bool) else self.options.keep
         return name not in self.names or f"{name}:bytes" in keep
 
     def samples(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> list[Sample]:
-        """The samples that a row gives: one, or one for each answer of a chat if the options ask for this."""
+        """Return the samples of a row: one, or one for each answer of a chat if `learn` is "each"."""
         sample = self(values, folder, unread)
         return list(each_answer(sample)) if self.options.learn == "each" and self.schema == MESSAGES.name else [sample]
 
     def unread(self, values: Mapping[str, Any]) -> list[str]:
-        """Return names of columns that hold something in this row and that nothing reads.
+        """Return the filled columns of this row that nothing reads.
 
-        Columns that hold something in the first rows are counted only if some of these rows are read from them: the
-        description says that all others are left out.
+        Columns with values in the first rows count only if some of these rows are read from them: the description
+        already lists the other columns that are left out.
         """
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
         late += [name for names in self.synonyms.values() for name in names if is_filled(values.get(name))]
@@ -108,7 +111,7 @@ class Mapper:
 
     @property
     def schema(self) -> str:
-        """What is stored: "messages", "tokens", "text" or "columns"."""
+        """Name of the stored schema: "messages", "tokens", "text", "columns", …"""
         return self.kind.schema.name
 
     @property
@@ -118,7 +121,7 @@ class Mapper:
 
     @property
     def fingerprint_text(self) -> str:
-        """JSON of all that changes what is stored for a row."""
+        """JSON of all settings that change the stored sample of a row."""
         need("PIL", by="images")
         from PIL import __version__ as pillow_version
 
@@ -141,10 +144,10 @@ class Mapper:
 
 
 def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """The mapper for rows like these, the first of their source.
+    """Return the mapper for the rows of a source, from its first rows.
 
-    DataError when none of them is of a known kind, or they are of different ones; rows of no kind beside others that
-    are of one are passed over here, and refused when they are mapped.
+    DataError if no row is of a known kind, or if rows are of different kinds. Rows of no kind among other rows are
+    passed over here, and rejected when mapped.
     """
     if not rows:
         raise DataError("there are no rows, so their kind cannot be found: name a source that has some")
@@ -154,7 +157,7 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
 
 
 def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """The mapper for rows whose columns, or the keys of whose messages, have names of their own."""
+    """Return the mapper for rows with other names for columns or for keys of messages."""
     names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
     if info is not None:
         info.check_columns(names)
@@ -170,7 +173,7 @@ def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> 
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
-    """A row whose columns and messages are named as kinds of rows know them."""
+    """Return a row with the usual names of columns and keys."""
     info = options.dataset_info
     if info is None:
         return untagged(values, options.tags) if options.tags else values
@@ -227,7 +230,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
 
 
 def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: Collection[str]) -> list[str]:
-    """Names, with dots, of what objects in columns hold of which some is read, and this is not."""
+    """Return the names, with dots, of unread members of objects of which other members are read."""
     found = [
         f"{head}.{inner}" for row in rows for head in heads if isinstance(row.get(head), Mapping) for inner in row[head]
     ]
@@ -237,7 +240,7 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
     if options.kind is not None:
         return _insisted_kind(rows, names, options, KINDS[options.kind])
-    first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of the first row of it
+    first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
     for number, row in enumerate(rows, start=1):
         kind = next((kind for kind in KINDS.values() if kind.fits(row, options.columns)), None)
         if kind is not None:
@@ -269,8 +272,10 @@ def _insisted_kind(
 def _kept_names(
     kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions
 ) -> dict[str, str | None]:
-    """Columns that are kept, and the encoding that the user named for them (COLUMN:json, COLUMN:ndarray:int32)."""
-    keeps_all = not kind.columns  # a kind that reads no column keeps all of them, unless some were chosen
+    """Return the columns to keep, with the encoding that the user named (COLUMN:json, COLUMN:ndarray:int32), or
+    None.
+    """
+    keeps_all = not kind.columns  # a kind without read columns keeps all columns by default
     kept: dict[str, str | None]
     if isinstance(options.keep, bool):
         kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}
@@ -306,27 +311,27 @@ def _describe(
     return "; ".join(said)
 
 
-# Columns that hold nothing in the first rows, by which rows are read, and hold something in a later row. Pure.
+# Columns without values in the first rows, which decide the reading, and with values in a later row. Pure.
 #
-# Most rows have no such column, so that the question costs them a comparison of names.
+# Most rows have no late column: comparing the names is the only cost.
 
 
 def filled_names(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Names of the columns that hold something in any of these rows."""
+    """Return the names of the columns with a value in any of these rows."""
     return frozenset(name for row in rows for name in row if is_filled(row[name]))
 
 
 def late_columns(values: Mapping[str, Any], names: frozenset[str]) -> list[str]:
-    """Names of the columns that hold something in this row. names: columns of the first rows, which are left out."""
+    """Return the names of the columns with a value in this row, except `names`, the columns of the first rows."""
     return [name for name in values if name not in names and is_filled(values[name])]
 
 
 def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, columns: Mapping[str, str]) -> None:
-    """DataError if late columns make a row one of another kind than the first rows. columns: as the user named them."""
+    """Raise DataError if late columns change the kind of a row. columns: role -> the user's column."""
     known = usual_names() - {*VERDICT_COLUMNS}  # whether an answer is good is asked of every row (preference_kinds.py)
     usual = [name for name in late if name in known or name in columns.values()]
     if not usual or (kind.needs and not kind.fits(values, columns)):
-        return  # a row that does not fit is refused where it is read
+        return  # rejected later, when read
     found = next((each for each in KINDS.values() if each.fits(values, columns)), kind)
     if found.name == kind.name:
         return
@@ -338,16 +343,17 @@ def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, co
     )
 
 
-# A stored chat -> a chat for each of its answers, which ends with that answer. Pure.
+# A stored chat -> a chat for each of its answers, ending with the answer. Pure.
 #
-# Chat templates that change earlier messages when others follow make each answer what it is when it is the last: so it
-# is trained as a sample of its own.
+# Some chat templates change earlier messages if others follow: training must see each answer in last place, in its own
+# sample.
 
 
 def each_answer(sample: Sample) -> Iterator[Sample]:
-    """Samples of the messages schema: what comes before each answer is read, and the answer alone is learnt.
+    """Yield a sample of the messages schema for each answer: earlier messages are context, only the answer is trained
+    on.
 
-    Answers that the loss leaves out, and empty ones, have no sample. Other columns are the same in all.
+    Answers outside of the loss and empty answers give no sample. Other columns are equal in all samples.
     """
     stored = json.loads(sample["messages"])
     messages = stored["messages"] if isinstance(stored, dict) else stored
@@ -367,7 +373,7 @@ def _unlearnt(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _media_bytes(messages: list[Mapping[str, Any]]) -> int:
-    """Where the media of these messages end in the bytes of all media of a sample."""
+    """Return the end of these messages' media in the bytes of the sample's media."""
     ends = [
         sum(part["span"])
         for message in messages
@@ -377,11 +383,11 @@ def _media_bytes(messages: list[Mapping[str, Any]]) -> int:
     return max(ends, default=0)
 
 
-# Samples of a stored dataset, which are stored again unchanged.
+# Samples of a stored dataset, stored again unchanged.
 
 
 STORED = "stored samples"
-_ROLES = {  # of a stored schema, the roles of the columns that its rows have (see sources/mds.py)
+_ROLES = {  # stored schema -> roles of the columns of its rows (see sources/mds.py)
     "messages": ("messages", "tools"),
     "preference": ("prompt", "chosen", "rejected", "response", "label", "tools"),
     "image": ("images", "label"),
@@ -391,7 +397,7 @@ _ROLES = {  # of a stored schema, the roles of the columns that its rows have (s
 
 
 def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
-    """The mapper of a dataset's samples. schema: as its description calls it. columns: name -> MDS encoding."""
+    """Return the mapper of a dataset's samples. schema: name in its description. columns: name -> MDS encoding."""
     kind = RowKind(name=STORED, schema=Schema(schema, dict(columns)), read=_never, read_simple=_as_it_is)
     shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
     return Mapper(
@@ -405,7 +411,7 @@ def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
 
 
 def is_stored(mapper: Mapper) -> bool:
-    """Whether it is a stored_mapper: samples may be moved without being decoded."""
+    """Return whether a mapper is a stored_mapper: samples may be moved without decoding."""
     return mapper.kind.name == STORED
 
 
@@ -418,9 +424,9 @@ def _never(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
 
 
 def stored_options(options: SchemaOptions, schema: str | None) -> SchemaOptions:
-    """Return options by which the rows of a stored dataset are read from what its samples were made of.
+    """Return options for the rows of a stored dataset, which are read from the sources of its samples.
 
-    Kept columns of other roles (system, label) are not read, but for those that the user names.
+    Kept columns of other roles (system, label) are not read, unless the user names them.
     """
     if schema not in _ROLES:
         return options

@@ -19,11 +19,11 @@ from .row_kind import RowKind
 
 _AS_USUAL = SchemaOptions()
 _OF_WEB = re.compile(rf"({'|'.join(MEDIA_ROLES)})s?_urls?", re.IGNORECASE)  # names of columns of addresses of media
-_NO_MEDIA = ("id", "__key__")  # names of a row, which often look like paths
+_NO_MEDIA = ("id", "__key__")  # columns of row names, which often look like paths
 
 
 def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
-    """Column -> kind of media that all its values in these rows are; columns of anything else are absent."""
+    """Return column -> kind of media, for columns whose values in these rows are all media of one kind."""
     found: dict[str, str] = {}
     for name in names:
         of_name = _OF_WEB.fullmatch(name)
@@ -46,9 +46,9 @@ def check_media_columns(
     left: Sequence[str],
     columns: Mapping[str, str],
 ) -> None:
-    """Raise DataError if rows of which no media are read have columns of media.
+    """Raise DataError if rows with columns of media are read without media.
 
-    columns: as the user named them, by role. The options that the error names were tried on the rows.
+    columns: role -> the user's column. The options in the error were tried on the rows.
     """
     roles = {role: names for role, names in kind.columns.items() if role in MEDIA_COLUMNS}
     if any(name in read for names in (*roles.values(), ("file_name",)) for name in names) or set(columns) & {*roles}:
@@ -79,7 +79,7 @@ def any_holds_media(
     """Return whether a row of this kind refers to media."""
     media = _NoMedia(None)
     for row in rows:
-        with suppress(DataError):  # of a row that is an error when it is read
+        with suppress(DataError):  # raised again when the row is read
             kind.read(Fields(row, kind.columns, options.columns, found), options, media)
         if media.num_added:
             return True
@@ -97,7 +97,7 @@ class _NoMedia(SampleMedia):
 
 
 def can_read(kind: RowKind, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
-    """Return whether any of the rows can be read with columns named so; True if no row holds anything in them."""
+    """Return whether any of the rows can be read with these columns; True if no row has values in all of them."""
     tried = [row for row in rows if all(is_filled(value_at(row, name)) for name in columns.values() if name)]
     for row in tried:
         if kind.fits(row, columns):
@@ -110,7 +110,7 @@ def can_read(kind: RowKind, rows: Sequence[Mapping[str, Any]], columns: Mapping[
 
 
 def _is_held(rows: Sequence[Mapping[str, Any]], name: str, *, by: Sequence[str]) -> bool:
-    """Return whether the media of a column are in columns that are read, as members of a tar that rows refer to are."""
+    """Return whether read columns hold the media of a column; for example members of a tar to which rows refer."""
     filled = [row for row in rows if is_filled(row.get(name))]
     return all(any(_holds(row.get(head_of(each, row)), row[name]) for each in by) for row in filled)
 
@@ -139,4 +139,4 @@ def _media_kind(value: Any) -> str | None:
     if value.startswith("data:"):
         kind = value[len("data:") :].partition("/")[0]
         return kind if kind in MEDIA_ROLES else None
-    return None if value.endswith(".ts") else file_kind(value)  # .ts: TypeScript as often as video
+    return None if value.endswith(".ts") else file_kind(value)  # .ts: also TypeScript

@@ -1,4 +1,4 @@
-"""Columns that fit no kind of rows -> the kind that they are nearest to, and what is to be said for them to be it."""
+"""Columns that fit no kind of rows -> the nearest kind, and the options to read the rows with it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .row_kind import RowKind
 from .side_columns import CHOICES, choices_in, choices_unread
 from .speakers import USUAL_ROLES, Readings, readings_of, readings_said
 
-_ALIKE = 0.75  # of SequenceMatcher, more is alike: one letter of five missing, doubled or swapped
-_PAIRS = (  # usual names of a question and its answer that are too general to tell a kind by
+_ALIKE = 0.75  # of SequenceMatcher; more is similar: one of five letters missing, doubled or swapped
+_PAIRS = (  # usual names of questions and answers, too general to detect a kind
     ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"),
     ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"),
     ("query", "answers"), ("question", "answers"),
     ("prompt", "output"), ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
 )  # fmt: skip
 _ASKED = {*QUESTIONS, *(asked for asked, _ in _PAIRS)}
-_ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # lists of these are no conversation
+_ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _ABOUT = re.compile(r"^(num|is|has)_|_(id|ids|idx|index|type|source|model|date|key)$", re.IGNORECASE)  # names of facts
 _LONG_NAME = 60  # of a column
@@ -35,14 +35,16 @@ _LONG_NAME = 60  # of a column
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Remedy:
-    """kind: of the rows, if it is applied. columns: role -> column, "COLUMN" if users must say. readings: of tags."""
+    """Options for a kind. kind: of the rows with these options. columns: role -> column, "COLUMN" if users must choose.
+    readings: of tags.
+    """
 
     kind: RowKind
     columns: Mapping[str, str]
     readings: Readings = ()
 
     def said(self, names: Sequence[str]) -> str:
-        """The options, and what of the rows is not read with them."""
+        """Return the options, and the columns that are not read with them."""
         words = [f"--columns {' '.join(quote(f'{role}={name}') for role, name in self.columns.items())}"]
         words += [readings_said(self.readings)] if self.readings else []
         usual = {name for role, each in self.kind.columns.items() if role not in self.columns for name in each}
@@ -54,7 +56,7 @@ class _Remedy:
 
 
 def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iterable[RowKind]) -> DataError:
-    """The error for rows with columns of these names."""
+    """Return the error for rows with columns of these names."""
     needy = {kind.name: kind for kind in kinds if kind.needs}
     found = f"columns {', '.join(names)} fit no kind of rows"
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
@@ -107,7 +109,7 @@ def _remedies(
 def _compared(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> _Remedy | None:
-    """How to read two columns of answers of which the names say that one is chosen and the other rejected."""
+    """Return how to read two columns of answers, named chosen and rejected."""
     kind, lower = kinds["preference"], {name.lower(): name for name in names}
     pairs = [(lower[name], lower[other]) for name in lower if (other := name.replace("chosen", "rejected")) in lower]
     answers = [
@@ -129,14 +131,14 @@ def _listed_in(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _judges(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether rows say whether something is good, and what is asked or answered."""
+    """Return whether rows have a verdict, and a question or an answer."""
     told = [Fields(row, {**KTO.needs, **KTO.may}) for row in rows]
     said = ("prompt", "messages", "response")
     return any(is_verdict(each.get("label")) and any(each.get(role) is not None for role in said) for each in told)
 
 
 def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """How to read columns that are usually a question and its answer."""
+    """Return how to read columns with the usual names of a question and its answer."""
     lower, kind = {name.lower(): name for name in names}, kinds["prompt-response"]
     for prompt, response in _PAIRS:
         if prompt in lower and response in lower:
@@ -146,7 +148,9 @@ def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, Ro
 
 
 def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """How to read columns whose names are most alike to those of a kind; of rows with media, one that reads media."""
+    """Return how to read columns by the kind with the most similar names; for rows with media, a kind that reads
+    media.
+    """
     able = [
         kind
         for kind in kinds.values()
@@ -164,25 +168,27 @@ def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str
 
 
 def _has_media(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> bool:
-    """Whether columns, by their values or names, hold media that a kind reads."""
+    """Return whether columns, by values or names, hold media that a kind reads."""
     roles = [role for role in MEDIA_COLUMNS if role in kind.columns]
     usual = {"file_name", *(name for role in roles for name in kind.columns[role])}
     return bool(usual & set(names)) or any(MEDIA_ROLES[each] in roles for each in media.values())
 
 
 def _shows(kind: RowKind) -> bool:
-    """Whether a kind is of media, so that rows without any are never of it."""
+    """Return whether a kind always has media."""
     return kind.name in ("caption", "image-label")
 
 
 def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Roles that a kind needs -> usual names of their columns; with the question of an answer that has no media."""
+    """Return the roles that a kind needs -> usual names of their columns; without media, also the question of an
+    answer.
+    """
     asked = () if media else ("question",)
     return {**kind.needs, **{role: kind.may[role] for role in asked if role in kind.may}}
 
 
 def _media_roles(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> dict[str, str]:
-    """Roles of media that a kind may have -> the first column that holds such media under no usual name."""
+    """Return the optional media roles of a kind -> the first column with such media and an unusual name."""
     roles: dict[str, str] = {}
     for name, each in media.items():
         role = MEDIA_ROLES[each]
@@ -195,9 +201,9 @@ def _media_roles(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) 
 def _conversation(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> _Remedy | None:
-    """How to read the column, or what is nested in one, that holds lists of messages or of exchanges.
+    """Return how to read a column, or a nested column, with lists of messages or exchanges.
 
-    Users must say which of several columns is read. Exchanges next to a question of their row are none.
+    Users must choose among several columns. Exchanges next to a question of their row are not a conversation.
     """
     is_asked = not set(QUESTIONS).isdisjoint(names)
     for row in rows:
@@ -218,7 +224,7 @@ def _conversation(
 
 
 def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column holds messages, and none answers the last of them."""
+    """Return whether a column holds messages without an answer to the last message."""
     lasts = [messages[-1] for row in rows if (messages := _listed(value_at(row, name)))]
     speakers = [each.get("role") or each.get("from") for each in lasts]
     asks = ("user", *SYSTEM_ROLES)
@@ -226,7 +232,7 @@ def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _kind_of_messages(messages: Sequence[Mapping[str, Any]], kinds: Mapping[str, RowKind]) -> RowKind | None:
-    """The kind of rows that hold such messages or exchanges; None where their keys have other names."""
+    """Return the kind of rows for such messages or exchanges; None for keys of other names."""
     if not messages:
         return None
     first = messages[0]
@@ -239,7 +245,7 @@ def _kind_of_messages(messages: Sequence[Mapping[str, Any]], kinds: Mapping[str,
 
 
 def _columns_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Columns of a row and of the objects that it holds, whose names have dots."""
+    """Yield the columns of a row, and the members of its objects under names with dots."""
     for name, value in row.items():
         yield name, value
         if isinstance(value, Mapping):
@@ -247,7 +253,7 @@ def _columns_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(value: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list, also of one as JSON text."""
+    """Return the objects of a list, also from JSON text."""
     listed = unpacked(value)
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
@@ -255,10 +261,10 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
 def _lone_text(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> _Remedy | None:
-    """Return how to read rows with one column of texts: as documents, or as captions of media.
+    """Return how to read rows with one column of texts: documents, or captions of media.
 
-    None for several texts, for one that asks, for a caption next to lists or objects, which may hold answers, and for
-    a text that is shorter than these.
+    None for several texts, for a question, for a caption next to lists or objects, which may hold answers, and for a
+    text shorter than the lists and objects.
     """
     texts = [
         name
@@ -274,15 +280,15 @@ def _lone_text(
     if len(texts) != 1 or texts[0].lower() in _ASKED or (has_media and any(map(is_filled, lists))):
         return None
     if sum(len(row.get(texts[0]) or "") for row in rows) < sum(len(str(each)) for each in lists):
-        return None  # the name of a row, whose content is in lists or objects
+        return None  # a row's name next to content in lists or objects
     kind = kinds["caption" if has_media else "text"]
     return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), "text": texts[0]})
 
 
 def _nearness(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> float:
-    """1 for each needed column that is there, less for one of a similar name, over the columns that it needs.
+    """Return the share of needed columns that exist: 1 for each, less for a similar name.
 
-    What a kind may have besides decides between kinds of which equally much is there.
+    Optional columns decide between kinds with equal shares.
     """
     needs = _needs(kind, media)
     needed = sum(_most_alike(usual, names)[0] for usual in needs.values()) / len(needs)
@@ -291,9 +297,9 @@ def _nearness(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> 
 
 
 def _most_alike(usual: Sequence[str], names: Sequence[str]) -> tuple[float, str]:
-    """Similarity of the name that resembles a usual name most, and this name.
+    """Return the highest similarity of a name to a usual name, and this name.
 
-    0 for none; "" for none, and for several that are equally much alike.
+    0 for no similarity; "" also for several equally similar names.
     """
     found = [(SequenceMatcher(None, name.lower(), other).ratio(), name) for name in names for other in usual]
     best = max((ratio for ratio, _ in found), default=0.0)

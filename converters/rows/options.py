@@ -1,4 +1,4 @@
-"""What is asked about the rows of sources, checked."""
+"""Options for the rows of sources, checked."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class DescribedRows(Protocol):
         """Role -> column of the rows."""
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """DataError for columns of the entry that are not among these names of the first rows."""
+        """Raise DataError if the entry names columns other than `names`, the columns of the first rows."""
 
     def describe(self, names: Sequence[str], *, kept: Sequence[str]) -> str:
-        """Return for people how rows with columns of these names are read. kept: columns stored as they are."""
+        """Return for people how rows with these columns are read. kept: columns stored unchanged."""
 
     def align(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row as one of its kind, with the usual names of columns; DataError for one that does not fit."""
+        """Return a row of the entry's kind, with the usual names of columns; DataError for a row that does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchemaOptions:
-    """How rows are read; the defaults find it out.
+    """Settings for reading rows; the defaults detect the kind and the columns.
 
-    kind: the kind of rows that is insisted on (a key of KINDS). columns: role -> column, where it has another than the
-    usual name, nested ones with dots (json.conversations); "" for none. keep: columns that are kept as they are, or
-    True for all that nothing else reads; NAME:json for one whose values may be null or of several types after the first
-    rows. system: prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, …
-    learn: whether the loss is on all that the assistant says or on its last message, or a row gives a sample for each
-    of its messages, which ends with it. media_root: folder or URL that references to media start from, and do not leave
-    (default: the source's own folder). max_image_pixels: larger images are made smaller. check_media: media are broken
-    where their header is, or with "decode" where any of them cannot be decoded. filter: a function of the
-    user's, as module:function or path/to/file.py:function, which says of a row (a dict) whether it is taken. map: one
-    that makes of a row that is taken a row, several (a list), or None; what is said above is of the rows that it makes.
-    tags: what keys of a message and its speakers are called, by LLaMA-Factory's names (role_tag, user_tag, …).
-    dataset_info: how LLaMA-Factory's file says the rows are.
+    kind: requested kind of rows (a key of KINDS). columns: role -> column with an unusual name, nested columns with
+    dots (json.conversations); "" for no column. keep: columns to keep unchanged, or True for all unread columns;
+    NAME:json for a column with null or several types after the first rows. system: prompt of conversations without a
+    system prompt. roles: a dataset's name of a speaker -> user, assistant, … learn: the loss covers all assistant
+    messages ("assistant"), only the last ("last"), or each row gives a sample per assistant message, ending with it
+    ("each"). media_root: folder or URL in which references to media must stay, and from which they start (default: the
+    source's folder). max_image_pixels: larger images are reduced. check_media: "header" finds media with a broken
+    header, "decode" media that cannot be decoded completely. filter: the user's function, in module:function or
+    path/to/file.py:function notation; returns whether a row (a dict) is taken. map: the user's function that returns a
+    row, several (a list), or None for each row taken; the other settings apply to the returned rows. tags: keys and
+    speakers of messages, under LLaMA-Factory's names (role_tag, user_tag, …). dataset_info: LLaMA-Factory's description
+    of the rows.
     """
 
     kind: str | None = None
@@ -88,9 +88,9 @@ class SchemaOptions:
             raise ConfigError(f"check_media must be 'header' or 'decode', got {self.check_media!r}")
 
     def changed(self, settings: Mapping[str, Any]) -> SchemaOptions:
-        """With what is said of one source, by field, in place of what is said of all; ConfigError for what is wrong.
+        """Return the options with the settings of one source; ConfigError for invalid settings.
 
-        How LLaMA-Factory says its rows are is all that is said of their columns, roles and tags.
+        A description by LLaMA-Factory replaces all settings of columns, roles and tags.
         """
         if "dataset_info" in settings:
             settings = {"columns": {}, "roles": {}, "tags": {}, **settings}
@@ -98,22 +98,22 @@ class SchemaOptions:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that a conversion is resumed by: `schema` is what the kind is called in them.
+        """JSON values that a conversion is resumed by; `schema` is the kind.
 
-        Fields that earlier versions did not have are among them where they are set.
+        Fields that are newer than the first version are included only if set.
         """
         values = {name: value for name, value in asdict(self).items() if value or name not in _LATER}
         return {"schema": values.pop("kind"), **values}
 
 
-# Options that only some kinds hear, with their defaults; on the command line they are called so with hyphens.
+# Options of only some kinds, with their defaults; on the command line with hyphens.
 _OF_CHATS: Mapping[str, Any] = {"system": None, "learn": "assistant", "roles": {}, "tags": {}}
 _OF_IMAGES: Mapping[str, Any] = {"max_image_pixels": None}
-_WITHOUT_IMAGES = ("text", "tokens", "columns")  # schemas of samples in which no image is read
+_WITHOUT_IMAGES = ("text", "tokens", "columns")  # schemas without images
 
 
 def check_heard(options: SchemaOptions, kind: RowKind) -> None:
-    """ConfigError for options that rows of this kind would not hear."""
+    """Raise ConfigError for options without effect on rows of this kind."""
     name = kind.schema.name
     unheard = {
         **({} if name in ("messages", "preference") else _OF_CHATS),

@@ -1,4 +1,4 @@
-"""Rows of preferences: a prompt with a better and a worse answer, or with one answer and whether it is good. Pure."""
+"""Rows of preferences: a prompt with a better and a worse answer, or with one answer and a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 from .speakers import USUAL_ROLES
 
-# Pairs of whole texts, which begin alike with what they answer (HH-RLHF's) -> what is stored of them. Pure.
+# Pairs of complete texts that begin with their common prompt (HH-RLHF's) -> stored texts. Pure.
 #
-# These texts name their speakers themselves: no chat template is applied. What is the prompt follows TRL 1.16
+# The texts name their speakers themselves: no chat template is applied. The prompt is cut by the rule of TRL 1.16
 # (`extract_prompt`).
 
 
 def stored_texts(chosen: str, rejected: str, fields: Fields, options: ReadOptions) -> Sample:
-    """The sample of two texts; DataError where they have no beginning in common, or there is more to the row."""
+    """Return the sample of two texts; DataError for texts without a common beginning, and for other filled columns."""
     has = [role for role in ("system", "tools", "input", "history") if fields.get(role)]
     has += [role for role in MEDIA_ROLES.values() if fields.references(role)]
     if has or options.system:
@@ -45,9 +45,9 @@ def stored_texts(chosen: str, rejected: str, fields: Fields, options: ReadOption
 
 
 def num_shared(chosen: str, rejected: str) -> int:
-    """How many characters of two texts are the prompt: those that they begin with alike, but for a space at the end.
+    """Return the length of the prompt in characters: the common beginning of two texts, without a space at the end.
 
-    Tokenizers join a space with the word behind it.
+    Tokenizers join a space with the following word.
 
     >>> num_shared("It is blue", "It is green")
     5
@@ -57,18 +57,18 @@ def num_shared(chosen: str, rejected: str) -> int:
     return shared - 1 if shared > 0 and chosen[shared - 1] == " " else max(shared, 0)
 
 
-# Rows of preferences that are read as chats: bad answers are not learnt. Pure.
+# Rows of preferences that are read in chats: bad answers are not trained on. Pure.
 #
-# Fine-tuning would learn the bad answers like the good ones, so that such rows are refused as chats until the user says
-# what of them is to be learnt. The kinds that read both answers are in preference_kinds.
+# Fine-tuning would train on bad answers like on good ones: these rows are refused in chats until the user specifies the
+# answers to train on. The kinds that read both answers are below.
 
 PAIR = ("chosen", "rejected")
-_PAIRS = (PAIR, ("chosen_messages", "rejected_messages"))  # LLaMA-Factory v1's names behind the usual ones
+_PAIRS = (PAIR, ("chosen_messages", "rejected_messages"))  # the usual names, then LLaMA-Factory v1's
 VERDICT_COLUMNS = ("label", "kto_tag")  # whether the answer of a row is good: true or false
 
 
 def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
-    """DataError for rows with a chosen and a rejected answer; columns: those that the user named, by role."""
+    """Raise DataError for rows with a chosen and a rejected answer. columns: role -> the user's column."""
     for chosen, rejected in _PAIRS:
         if {chosen, rejected} <= set(names) and not {chosen, rejected} & set(columns.values()):
             raise DataError(
@@ -79,7 +79,7 @@ def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
 
 
 def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
-    """DataError where rows of a kind say whether their answers are good."""
+    """Raise DataError if rows of a kind have a verdict on their answers."""
     for row in rows:
         for name in VERDICT_COLUMNS:
             if _verdict(row.get(name)) is not None:
@@ -90,21 +90,21 @@ def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
 
 
 def check_verdict(row: Mapping[str, Any]) -> None:
-    """DataError for a row that says that its answer is bad."""
+    """Raise DataError for a row with a negative verdict on its answer."""
     for name in VERDICT_COLUMNS:
         if name in row and _verdict(row[name]) is False:
             raise DataError(f"column {name!r} is {row[name]}, so its answer is not one to be learnt: leave the row out")
 
 
 def is_verdict(value: Any) -> bool:
-    """Whether it says good or bad: true or false, or 1 or 0, as text too."""
+    """Return whether a value is a verdict: true or false, or 1 or 0, also in text form."""
     if isinstance(value, str):
         return value.lower() in ("true", "false", "1", "0")
     return isinstance(value, (bool, int, float)) and value in (0, 1)
 
 
 def _verdict(value: Any) -> bool | None:
-    """True or false, as text too, which is how CSV holds them; None for a value that is no verdict."""
+    """Return True or False, also from text, the form of CSV; None for other values."""
     if isinstance(value, bool):
         return value
     return {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
@@ -119,7 +119,7 @@ _ASKED: Columns = {
 
 
 def _is_pair(fields: Fields) -> bool:
-    """Whether its two answers are not what the user named for something else (`--columns messages=chosen`)."""
+    """Return whether the user named neither answer for another role (`--columns messages=chosen`)."""
     answers = {name for pair in _PAIRS for name in pair}
     return not any(column in answers for role, column in fields.columns.items() if role not in PAIR)
 
@@ -157,7 +157,7 @@ def _num_shared(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> int:
 
 
 def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
-    """DataError where two conversations have no prompt in common, or another than the row's own column says."""
+    """Raise DataError if two conversations have no common prompt, or not the prompt in the row's column."""
     if not prompt:
         raise DataError("chosen and rejected begin with different messages, so they have no common prompt: correct it")
     if fields.get("prompt") is None:
@@ -194,7 +194,7 @@ def _store(
     options: ReadOptions,
     media: SampleMedia,
 ) -> Sample:
-    """The sample of a prompt and its answers, by name; said: what is stored behind them."""
+    """Return the sample of a prompt and its answers. parts: by name. said: values stored after them."""
     if options.learn == "each":
         raise DataError("--learn each makes a sample of each answer, which preferences are not: leave it out")
     if not parts["prompt"]:
@@ -216,7 +216,7 @@ def _store(
 
 
 def _check_all_stored(turns: Sequence[Turn], fields: Fields, roles: Roles) -> None:
-    """DataError for a column of what is asked with a text that no turn has, since another was read in its place."""
+    """Raise DataError for a question column with a text that no turn has, because another column was read instead."""
     stored = "\n".join(text_of(turn["content"]) for turn in turns)
     held = {role: [{"content": fields.get(role)}] for role in ("input",) if fields.get(role)}
     held["history"] = exchanges(fields.get("history"))
@@ -232,7 +232,7 @@ def _check_all_stored(turns: Sequence[Turn], fields: Fields, roles: Roles) -> No
 
 
 def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
-    """DataError for an answer of which nothing would be learnt. last_only: as --learn last asks."""
+    """Raise DataError for an answer without a message to train on. last_only: the setting of --learn last."""
     if not turns:
         raise DataError(f"{name} has no message behind the prompt: complete or remove the row")
     for turn in (turns[0], turns[-1]):
@@ -254,7 +254,7 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
 
 
 def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
-    """What is answered: the history, and the prompt's text or messages; else the conversation."""
+    """Return the turns to answer: the history, and the prompt's text or messages; else the conversation."""
     value = fields.get("prompt")
     if value is None:
         return _conversation(fields, roles)
@@ -275,7 +275,7 @@ def _conversation(fields: Fields, roles: Roles) -> list[Turn]:
 
 
 def _said(fields: Fields, role: str, roles: Roles) -> list[Turn]:
-    """A text, a message or a list of them as turns; texts are the assistant's."""
+    """Return turns of a text, a message or a list of messages; a text is the assistant's."""
     value = unpacked(fields.get(role))
     if isinstance(value, Mapping):
         return [message_turn(value, roles)]
@@ -285,7 +285,7 @@ def _said(fields: Fields, role: str, roles: Roles) -> list[Turn]:
 
 
 def _holds_messages(value: Any) -> bool:
-    """Whether it is a list; of JSON text, a list of objects: other brackets are text."""
+    """Return whether a value is an empty list or a list of objects; other JSON text in brackets is text."""
     return isinstance(value, list) and (not value or isinstance(value[0], Mapping))
 
 

@@ -23,26 +23,26 @@ from ...processors.media.image_header import fit_image, has_more_frames
 from ...processors.media.types import INTERVAL_KEYS, interval_of
 from ...storage.storage import shared_storage
 
-MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
+MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, the limit of a shard
 CheckMedia = Literal["header", "decode"]
-FACTS_OF_SOME = SOUND_OF_VIDEO  # names of facts that only some media of a kind have
-MORE_FRAMES = "<frames after the first>"  # noted as unread where an image has some
+FACTS_OF_SOME = SOUND_OF_VIDEO  # facts of only some media of a kind
+MORE_FRAMES = "<frames after the first>"  # recorded in `unread` for an image with several frames
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class SampleMedia:
-    """The media of one sample, in the order in which they are added; `data` is all of them, as they are stored.
+    """Media of one sample, in the order of `add`; `data` is the stored bytes of all media.
 
-    root: folder or URL that references start from; None where the source has none.
-    max_image_pixels: larger images are made smaller; others stay as they are, byte by byte. check: what is read of
-    each, its header (and what else the facts need), or with "decode" all of it, so that broken media are found.
+    root: folder or URL that references start from; None if the source has none. max_image_pixels: larger images are
+    reduced; other images stay byte for byte. check: "header" reads the header of each medium (and other parts for the
+    facts), "decode" all of it to find broken media.
     """
 
     def __init__(self, root: str | None, *, max_image_pixels: int | None = None, check: CheckMedia = "header"):
         self._root = root
         self._max_image_pixels = max_image_pixels
         self._check = check
-        self.unread: set[str] = set()  # what of the media nothing reads
+        self.unread: set[str] = set()  # parts of the media that nothing reads
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -51,12 +51,12 @@ class SampleMedia:
         return b"".join(self._pieces)
 
     def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The stored part, {"type", "mime", "span": [offset, size], facts}, of the media that a reference leads to.
+        """Add the medium of a reference; return its stored part: {"type", "mime", "span": [offset, size], facts}.
 
-        said: what is said of them besides, of which the last counts: the seconds of a video, as LMMS Engine's {"url",
-        "video_start", "video_end"} has them, are stored too.
-        DataError, which names the reference, for one that leads out of the root, and for media that are missing,
-        unreadable, empty, too large, broken or not of this kind.
+        said: mappings with other settings of the medium, of which the last counts: the seconds of a video, in LMMS
+        Engine's form {"url", "video_start", "video_end"}, are stored, too. DataError, with the reference, for a
+        reference outside of the root, and for media that are missing, unreadable, empty, too large, broken or of
+        another kind.
         """
         if kind == "video" and isinstance(reference, (list, tuple)):
             raise DataError(
@@ -82,7 +82,7 @@ class SampleMedia:
         return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **sound, **interval}
 
     def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
-        """The bytes that are stored of media, and the facts about these."""
+        """Return the bytes to store of a medium, and their facts."""
         if kind == "image":
             data, facts = fit_image(data, max_pixels=self._max_image_pixels)
             if self._check == "header":
@@ -90,8 +90,8 @@ class SampleMedia:
         return data, facts_of(data, kind) if self._check == "header" else checked_facts(data, kind)
 
     def read(self, reference: Any) -> bytes:
-        """The bytes that a reference leads to, of whatever kind; DataError as `add` raises it."""
-        if isinstance(reference, Mapping):  # {"bytes", "path"}, as datasets of the hub have it
+        """Return the bytes of a reference, of any kind; DataError for the reasons of `add`."""
+        if isinstance(reference, Mapping):  # {"bytes", "path"}, the form in datasets of the hub
             inner = reference.get("path") if reference.get("bytes") is None else reference["bytes"]
             if inner is not None:
                 return self.read(inner)
@@ -109,7 +109,7 @@ class SampleMedia:
 
 
 def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str, Any]:
-    """The seconds of a video that are to be read, as they are said; DataError where it has no frames in them."""
+    """Return the seconds of a video to read, unchanged; DataError for an interval without frames."""
     found = {name: each[name] for each in said for name in INTERVAL_KEYS if each.get(name) is not None}
     interval = interval_of(found)
     if interval is not None:
@@ -118,14 +118,14 @@ def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str,
 
 
 def is_data(reference: Any) -> bool:
-    """Whether a reference has the media, not a path to them."""
+    """Return whether a reference holds the media, not a path."""
     if isinstance(reference, Mapping):
         return reference.get("bytes") is not None
     return not isinstance(reference, str) or reference.startswith("data:") or looks_like_base64(reference)
 
 
 def shown(reference: Any) -> str:
-    """A reference as messages name it: bytes and long texts by their beginning."""
+    """Return a reference for messages: the size of bytes, and the beginning of a long text."""
     if isinstance(reference, (bytes, bytearray, memoryview)):
         return f"of {len(reference)} bytes"
     if isinstance(reference, Mapping):
@@ -165,7 +165,7 @@ def _too_large(reference: Any) -> str:
 
 
 def _read_file(reference: str, root: str | None) -> bytes:
-    """The file that a path or a URL below the root names."""
+    """Return the file of a path or URL below the root."""
     scheme = _URL.match(reference)
     if scheme and scheme[0].lower() in ("http://", "https://"):
         raise DataError(f"media {shown(reference)} is on the web, from where nothing is fetched: download it first")

@@ -1,4 +1,4 @@
-"""What a kind of rows is: how one is recognized, which of its columns are read, and what is stored of it."""
+"""Kinds of rows: detection, columns to read, and stored schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .schemas import Schema
 
 
 class ReadOptions(Protocol):
-    """What of SchemaOptions decides how a row is read."""
+    """Fields of SchemaOptions that decide how a row is read."""
 
     @property
     def system(self) -> str | None: ...
@@ -33,15 +33,14 @@ def always(fields: Fields) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowKind:
-    """One kind of rows. Can be pickled, so its functions are those of modules.
+    """One kind of rows. Can be pickled: its functions are module functions.
 
-    name: as --kind has it. needs, may: roles of the columns that a row of it has, or may have, each with the usual
-    names of its column; a kind that needs none is never found, only asked for. accepts: whether a row that has all
-    that is needed is of this kind. needs_text: what it needs, in words, where the columns' names do not say all.
-    schema: what is stored. read: a row as a sample of that schema, its media put into SampleMedia; DataError for a row
-    that does not fit.
-    read_simple: the same for the most frequent rows in less time, from the row's values and the columns that were found
-    (role -> column); None where there is more to a row.
+    name: for --kind. needs, may: required and optional roles of columns, each with the usual names of its column; a
+    kind without required roles is never detected, only requested. accepts: whether a row with all required columns is
+    of this kind. needs_text: requirements in words, if the names of columns are not enough. schema: of the samples.
+    read: returns the sample of a row, and adds its media to SampleMedia; DataError for a row that does not fit.
+    read_simple: faster reader for the most frequent rows, from the row's values and the found columns (role -> column);
+    None for other rows.
     """
 
     name: str
@@ -55,16 +54,16 @@ class RowKind:
 
     @property
     def columns(self) -> Columns:
-        """All its roles, with the usual names of their columns."""
+        """All roles, with the usual names of their columns."""
         return {**self.needs, **self.may}
 
     @property
     def needed(self) -> str:
-        """What a row of it needs, in words."""
+        """Requirements of a row, in words."""
         return self.needs_text or " and ".join("/".join(names) for names in self.needs.values())
 
     def fits(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
-        """Whether a row is of this kind, and all roles that the user named columns for are its own."""
+        """Return whether a row is of this kind, and the kind has all roles for which the user named columns."""
         if not self.needs or any(column and role not in self.columns for role, column in columns.items()):
             return False
         fields = Fields(row, self.columns, columns)

@@ -1,4 +1,4 @@
-"""Columns next to those that a kind reads, without which the rows would mean something else. Pure."""
+"""Columns next to the read columns of a kind, without which rows would change their meaning. Pure."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .row_kind import RowKind
 from .speakers import usual_role
 
 CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
-# A column of one choice: option_a, choice1, opB, or a capital letter alone.
+# A column of one choice: option_a, choice1, opB, or only a capital letter.
 _CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 _BY_MAP = "with --map FILE.py:FUNCTION"
-_FIRST = ("definition", "instruction")  # of two texts that ask something, these come before the other
-_CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # what a question is about, or a part of it
-# Names that columns of facts may have, too: a text that a question is about has several words, and more than it.
+_FIRST = ("definition", "instruction")  # the first of two texts of a question
+_CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # topic or part of a question
+# Columns of facts may have these names, too: a question's topic has several words, and is longer than the question.
 _LONG_CONTEXTS = (
     "passages", "article", "story", "document", "documents", "paragraph", "paragraphs", "text", "table", "evidence",
     "abstract", "background", "chunk", "code", "ctx", "dialogue", "excerpt", "hint", "knowledge", "lecture", "premise",
     "scenario", "snippet", "sql_context", "support", "transcript",
 )  # fmt: skip
-_ASKED = {  # kind -> roles of what is asked, and of its answer
+_ASKED = {  # kind -> roles of the question and of its answer
     "question-answer": ("question", "answer"),
     "prompt-response": ("prompt", "response"),
     "alpaca": ("instruction", "output"),
     "preference": ("prompt", "chosen"),
     "kto": ("prompt", "response"),
 }
-# Names of texts that say how an answer is found; those of judges (quality_explanation, rating_rationale) do not.
+# Names of texts with the solution of an answer, without the texts of judges (quality_explanation, rating_rationale).
 _WORKED = re.compile(
     r"((complex|detailed|full|generated|gold|model|worked|step_by_step|gpt\d*|deepseek|r1)_)?"
     r"(solution|rationale|explanation|reasoning(_content|_trace)?|think|thinking|thoughts?|cot|chain_of_thought)",
@@ -47,7 +47,7 @@ _SPEAKERS = ("user", "assistant", "prompter")
 
 
 def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the column of choices that holds something in any of the rows; columns of one choice each together."""
+    """Return the first filled column of choices in the rows; for columns of one choice each, three names."""
     for row in rows:
         if name := next((name for name in CHOICES if is_filled(row.get(name))), None):
             return name
@@ -57,7 +57,7 @@ def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _columns_of_choices(row: Mapping[str, Any]) -> list[str]:
-    """Return columns that hold one choice each: option_a and option_b, choice1 and choice2, or A, B and C."""
+    """Return columns of one choice each: option_a and option_b, choice1 and choice2, or A, B and C."""
     found: dict[str, dict[str, str]] = {}
     for name in row:
         if (matched := _CHOICE.fullmatch(name)) and is_filled(row[name]):
@@ -69,7 +69,7 @@ def _columns_of_choices(row: Mapping[str, Any]) -> list[str]:
 
 
 def choices_unread(name: str) -> str:
-    """Return the part of an error that says what is wrong and what to do."""
+    """Return the part of an error about unread choices, with the remedy."""
     return (
         f"{f'columns {name} hold' if ', ' in name else f'column {name} holds'} what the answer is chosen from, and no "
         "kind reads it: write the choices into the "
@@ -85,11 +85,11 @@ def check_side_columns(
     left: Sequence[str],
     columns: Mapping[str, str],
 ) -> None:
-    """DataError if columns that are left out belong to those that are read.
+    """Raise DataError if columns that are left out belong to read columns.
 
-    Choices and a text to a question, a worked solution or a worse answer to an answer, an answer to messages or a text,
-    a speaker to a text, settings of the template to messages, bounds of samples to tokens. found: role -> column.
-    columns: as the user named them, by role.
+    Choices or a context belong to a question, a worked solution or a worse answer to an answer, an answer to messages
+    or a text, a speaker to a text, settings of the template to messages, bounds of samples to tokens. found: role ->
+    column. columns: role -> the user's column.
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
@@ -104,7 +104,7 @@ def check_side_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Rows of a kind. found: role -> column that is read. left: columns that are not. columns: named by the user."""
+    """Rows of a kind. found: role -> read column. left: columns left out. columns: named by the user."""
 
     rows: Sequence[Mapping[str, Any]]
     kind: str
@@ -113,20 +113,20 @@ class _Read:
     columns: Mapping[str, str]
 
     def values(self, names: Iterable[str]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-        """Yield the columns of these names that are left out, what they hold, and the row."""
+        """Yield name, value and row for the filled values of columns that are left out."""
         for name in names:
             if name in self.left:
                 yield from ((name, row[name], row) for row in self.rows if is_filled(row.get(name)))
 
     def mostly(self, name: str, is_lost: Callable[[Any, Mapping[str, Any]], bool]) -> bool:
-        """Whether of the rows that have something in a column half or more lose it."""
+        """Return whether at least half of the rows with a value in a column lose it."""
         lost = [is_lost(value, row) for _, value, row in self.values([name])]
         return bool(lost) and 2 * sum(lost) >= len(lost)
 
     def is_said(self, value: Any, row: Mapping[str, Any]) -> bool:
-        """Whether the longest text of a value is in what a row reads, or what is read first is in a text.
+        """Return whether the texts read contain the longest text of a value, or the value contains the question or text.
 
-        White space does not count.
+        White space is ignored.
         """
         read = [_words(each) for name in self.found.values() if isinstance(each := row.get(name), str) and each]
         role = _ASKED.get(self.kind, (self.kind,))[0]
@@ -175,7 +175,7 @@ def _are_said(value: Any, row: Mapping[str, Any], read: _Read) -> bool:
 
 
 def _index(read: _Read) -> str | None:
-    """Return what is wrong with answers that are numbers of texts in a column that is left out."""
+    """Describe answers that are numbers of texts in a column that is left out."""
     answered = read.found.get(_ASKED.get(read.kind, ("", ""))[1], "")
     numbers = [(row, number) for row in read.rows if (number := _whole_number(row.get(answered))) is not None]
     if not numbers or len(numbers) < sum(is_filled(row.get(answered)) for row in read.rows):
@@ -196,7 +196,7 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _texts(value: Any) -> list[Any]:
-    """Return the texts of a list, or of JSON text of one; [] for another list."""
+    """Return the texts of a list, also from JSON text; [] for another list."""
     listed = unpacked(value)
     is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
     return list(listed) if is_list else []
@@ -222,7 +222,7 @@ def _context(read: _Read) -> str | None:
 
 
 def _read_context(read: _Read, name: str, asked: str, answered: str | None, *, is_text: bool) -> str:
-    """Return how a text is read with what is asked."""
+    """Return how to read a context together with its question."""
     if not is_text or "input" in read.found:
         return f"write it into {asked}, {_BY_MAP}"
     instruction, given = (name, asked) if name in _FIRST else (asked, name)
@@ -233,7 +233,7 @@ def _read_context(read: _Read, name: str, asked: str, answered: str | None, *, i
 
 
 def _worked(read: _Read) -> str | None:
-    """Of answers that are shorter than the texts that say how they are found."""
+    """Describe worked solutions that are left out and longer than the answers read."""
     role = _ASKED.get(read.kind, ("", ""))[1]
     answered = read.found.get(role)
     if read.kind not in ("question-answer", "prompt-response", "alpaca") or role in read.columns or answered is None:
@@ -252,7 +252,7 @@ def _worked(read: _Read) -> str | None:
 
 
 def _question(read: _Read) -> str | None:
-    """Of whole texts that are compared, and of labels of images."""
+    """Describe questions that are left out, next to complete texts to compare or to labels of images."""
     if read.kind == "image-label":
         name = next((name for name, value, _ in read.values(QUESTIONS) if isinstance(value, str)), None)
         remedy = f"--columns prompt={name} response={read.found.get('label')}"
@@ -268,7 +268,7 @@ def _question(read: _Read) -> str | None:
 
 
 def _answer(read: _Read) -> str | None:
-    """Of messages and texts of a dialog that end with the user's."""
+    """Describe answers that are left out, next to messages or a dialog that end with the user."""
     asks = {"messages": _ends_with_user, "sharegpt": _ends_with_user, "dialog": _is_odd}.get(read.kind)
     if asks is None:
         return None
@@ -289,7 +289,7 @@ def _answer(read: _Read) -> str | None:
 
 
 def _answer_of_text(read: _Read) -> str | None:
-    """Of texts that do not hold it."""
+    """Describe answers that are left out and not contained in the texts read."""
     if read.kind != "text":
         return None
 
@@ -324,7 +324,7 @@ def _of_each_row(read: _Read) -> str | None:
 
 
 def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> None:
-    """DataError for a row of which a column that is left out would change the meaning, whatever other rows hold.
+    """Raise DataError for a row that would change its meaning without a column, regardless of other rows.
 
     read: columns that are read or kept.
     """
@@ -333,7 +333,7 @@ def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> 
 
 
 def each_row_loses(row: Mapping[str, Any], kind: str, read: Collection[str]) -> str | None:
-    """Return what is wrong with a row of which a column is left out that would change its meaning; None for nothing."""
+    """Return the error for a row that would change its meaning without a column; None for other rows."""
     if kind == "tokens":
         return next(
             (said for name in _BOUNDS.keys() & row.keys() if name not in read and (said := _packs(row, name))), None
@@ -342,7 +342,7 @@ def each_row_loses(row: Mapping[str, Any], kind: str, read: Collection[str]) -> 
 
 
 def _template_settings(row: Mapping[str, Any]) -> str | None:
-    """Of chats with settings of the chat template for each row, as TRL takes them; true and null are as usual."""
+    """Describe settings of the chat template per row, in TRL's form, for chats; true and null are the default."""
     name = "chat_template_kwargs"
     settings = list(row[name].values()) if isinstance(row[name], Mapping) else []
     if not any(is_filled(each) and each is not True for each in settings):
@@ -354,7 +354,7 @@ def _template_settings(row: Mapping[str, Any]) -> str | None:
 
 
 def _packs(row: Mapping[str, Any], name: str) -> str | None:
-    """Of tokens of several samples in a row, which would be read as one sample."""
+    """Describe a row of tokens of several samples, which would be read into one sample."""
     numbers = _numbers(row[name])
     if not numbers.size or not _BOUNDS[name](numbers):
         return None
@@ -387,7 +387,7 @@ def _restarts(numbers: NDArray[Any]) -> bool:
     return bool((numbers[1:] <= numbers[:-1]).any())
 
 
-# Columns of packs, as TRL, torchtune, NeMo, FlashAttention and others name them -> whether there are several samples.
+# Columns of packs in TRL, torchtune, NeMo, FlashAttention and others -> whether the row holds several samples.
 _BOUNDS: Mapping[str, Callable[[NDArray[Any]], bool]] = {
     **dict.fromkeys(("seq_lengths", "seq_lens", "sequence_lengths", "seq_start_id"), _has_several),
     "cu_seqlens": lambda numbers: len(numbers) > 2,
@@ -413,7 +413,7 @@ def _words(text: str) -> str:
 
 
 def _longest(value: Any) -> str:
-    """Return the longest of the texts that a value holds; "" for none."""
+    """Return the longest text in a value; "" without text."""
     if isinstance(value, str):
         return value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()

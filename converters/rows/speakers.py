@@ -1,4 +1,4 @@
-"""Messages whose keys and speakers have names of their own -> the tags that say so (see --tags). Pure."""
+"""Unusual keys and speakers of messages -> tags (see --tags). Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ USUAL_ROLES: dict[str, str] = {
     "model": "assistant", "bot": "assistant", "function_call": "assistant", "observation": "tool",
     "function_response": "tool", "tool_call": "assistant", "tool_response": "tool",
 }  # fmt: skip
-CALLERS = ("function_call", "tool_call")  # speakers whose content is a call of a function: ShareGPT's, ms-swift's
+CALLERS = ("function_call", "tool_call")  # speakers with a function call in their content: ShareGPT's, ms-swift's
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-SPEAKER = "role "  # before the name of a speaker that is noted as none of these
+SPEAKER = "role "  # before the name of an unknown speaker in a note
 _SPEAKER_KEYS = ("role", "from", "speaker", "name", "who", "author", "sender")
 _CONTENT_KEYS = ("content", "text", "value", "what", "says", "message", "utterance")
 _MOST_SPEAKERS = 4
 _USUAL_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 
-Readings = Sequence[Mapping[str, str]]  # tags by which messages can be read, for each way to read them
+Readings = Sequence[Mapping[str, str]]  # tags of messages, for each possible reading
 
 
 def usual_role(speaker: str) -> str:
-    """The role that a speaker's name stands for, or the name in lower case.
+    """Return the role of a speaker's name, or the name in lower case.
 
     >>> usual_role("GPT"), usual_role("Narrator")
     ('assistant', 'narrator')
@@ -36,9 +36,9 @@ def usual_role(speaker: str) -> str:
 
 
 def role_of(speaker: str, roles: Mapping[str, str]) -> str:
-    """Return the role of a speaker, whatever the case of a name that is known; another speaker as it is called.
+    """Return the role of a speaker, ignoring case for known names; other names unchanged.
 
-    roles: what a dataset calls a speaker -> role.
+    roles: a dataset's name of a speaker -> role.
 
     >>> role_of("GPT", USUAL_ROLES), role_of("User", USUAL_ROLES), role_of("Critic", USUAL_ROLES)
     ('assistant', 'user', 'Critic')
@@ -50,7 +50,7 @@ def role_of(speaker: str, roles: Mapping[str, str]) -> str:
 
 
 def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the tags of messages; two readings if nothing says which of two speakers is the assistant, [] for none."""
+    """Return the tags of messages; two readings if either of two speakers may be the assistant, [] for none."""
     keys = _keys(messages)
     if keys is None:
         return []
@@ -74,7 +74,7 @@ def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def readings_said(readings: Readings) -> str:
-    """Return the options that name these tags; of two readings also when each of them holds."""
+    """Return the options that set these tags; for two readings, with the condition of each."""
     options = [f"--tags {' '.join(quote(f'{tag}={name}') for tag, name in each.items())}" for each in readings]
     if len(options) < 2:
         return "".join(options)
@@ -83,9 +83,9 @@ def readings_said(readings: Readings) -> str:
 
 
 def _keys(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the keys of the speaker and of the content of messages; None if that cannot be told.
+    """Return the keys of the speaker and of the content of messages; None if unknown.
 
-    The speaker is in the key with known roles, else in one that is named so, else in one of few values that repeat.
+    The speaker's key has known roles, else a usual name, else few values that repeat.
     """
     keys = [
         key for key in (messages[0] if messages else ()) if all(isinstance(each.get(key), str) for each in messages)
@@ -109,9 +109,9 @@ def _keys(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
     return (speakers[0], contents[0]) if speakers and len(contents) == 1 else None
 
 
-# Tagged messages -> messages as OpenAI names them.
+# Tagged messages -> messages in OpenAI's format.
 #
-# Kinds of rows are found, and rows read, afterwards: a row of tagged messages is like any other.
+# Detection and reading of kinds come afterwards: a row of tagged messages is treated like other rows.
 
 Tags = Mapping[str, str]
 TAGGED_ROLES = {
@@ -121,14 +121,14 @@ TAGGED_ROLES = {
 
 
 def untagged(values: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
-    """A row in which messages, and lists of them, whatever their column, have `role` and `content`."""
+    """Return a row in which messages, and lists of messages, in any column have `role` and `content`."""
     return {name: _column(value, tags) for name, value in values.items()}
 
 
 def untagged_message(message: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
-    """A message with `role` and `content`; what a function tag's speaker says becomes tool_calls.
+    """Return a message with `role` and `content`; the content of a function tag's speaker becomes tool_calls.
 
-    Speakers that no tag names stay as they are called.
+    Speakers without a tag keep their names.
     """
     role_key, content_key = tags.get("role_tag", "role"), tags.get("content_tag", "content")
     speaker, content = message.get(role_key), message.get(content_key)
@@ -141,7 +141,7 @@ def untagged_message(message: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
 
 
 def tag_of(speaker: Any, tags: Tags) -> str | None:
-    """The tag that names a speaker; None where none does."""
+    """Return the tag of a speaker; None without a tag."""
     return next((tag for tag in TAGGED_ROLES if tag in tags and tags[tag] == speaker), None)
 
 

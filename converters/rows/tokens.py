@@ -1,4 +1,4 @@
-"""Rows that are tokenized already, and what of them is learnt. Pure."""
+"""Rows of token ids, and their tokens to train on. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .row_kind import ReadOptions, RowKind
 NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
 _LAST_ID = (1 << 31) - 1
 _LARGE_VOCABULARY = 1 << 19
-_TYPES_OF_BYTES = ("float64", ">i8", "float32", "int32", ">i4", "uint16", ">u2")  # as NumPy names them
+_TYPES_OF_BYTES = ("float64", ">i8", "float32", "int32", ">i4", "uint16", ">u2")  # NumPy's names
 
 
 def _read_tokens(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
-    """input_ids int32[T] and loss_spans int32[k, 2] of a row.
+    """Return input_ids int32[T] and loss_spans int32[k, 2] of a row.
 
-    What is learnt is said by `loss_spans` (half-open, ascending), by `labels` (the ids themselves, IGNORED_LABEL where
-    nothing is learnt) or by `loss_mask` (0 or 1 for each token); without them all of it. DataError otherwise.
+    The tokens to train on come from `loss_spans` (half-open, ascending), `labels` (the ids, or IGNORED_LABEL outside of
+    the loss) or `loss_mask` (0 or 1 per token); by default all tokens. DataError otherwise.
     """
     ids = _integers(fields, "input_ids", fields.get("input_ids"))
     if not len(ids) or ids.ndim != 1:
@@ -79,14 +79,16 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def learnt_spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Spans of the tokens that are learnt, int32[k, 2]; DataError where none is."""
+    """Return the spans of the tokens to train on, int32[k, 2]; DataError for none."""
     if not learnt.any():
         raise DataError(NOTHING_LEARNT)
     return spans_of(learnt)
 
 
 def checked_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
-    """The spans of a row of so many tokens, int32[k, 2]; DataError for some that lie outside it or do not ascend."""
+    """Return the spans of a row of num_tokens tokens, int32[k, 2]; DataError for spans outside of the row or not
+    ascending.
+    """
     if not spans.size:
         raise DataError("column 'loss_spans' is empty, so nothing would be learnt: complete or remove the row")
     if spans.ndim != 2 or spans.shape[1] != 2:
@@ -111,7 +113,7 @@ def _same_length(fields: Fields, role: str, value: Any, ids: NDArray[np.int64]) 
 
 
 def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
-    """Integers, or true and false, as an array; DataError for what is neither."""
+    """Return integers or booleans in an array; DataError for other values."""
     column = fields.column(role) or role
     if value is None:
         raise DataError(f"expected token ids in column {column!r}, found null: complete or remove the row")
@@ -130,9 +132,9 @@ def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
 
 
 def _from_bytes(column: str, data: bytes) -> NDArray[np.int64]:
-    """The numbers of bytes as llm-foundry writes them by default: int64, little-endian.
+    """Return the numbers of bytes in llm-foundry's default format: int64, little-endian.
 
-    DataError for bytes in which one of these is no token id or label, since they are of another type.
+    DataError for bytes of another type, in which a number is neither a token id nor a label.
     """
     numbers = np.frombuffer(data, "<i8") if len(data) % 8 == 0 else np.array([-1])
     if _may_be_ids(numbers, _LAST_ID):
@@ -152,7 +154,7 @@ def _may_be_ids(numbers: NDArray[Any], last_id: int) -> bool:
 
 
 def _readings(data: bytes) -> str:
-    """Return a sentence with the ids that bytes would be in each type that they fit: bytes do not tell their type."""
+    """Return a sentence with the ids of bytes in each type that fits: bytes do not hold their type."""
     fitting = []
     for name in _TYPES_OF_BYTES:
         numbers = np.frombuffer(data, name) if len(data) % np.dtype(name).itemsize == 0 else np.array([-1])
@@ -171,7 +173,7 @@ TOKENS = RowKind(
     needs=named_alike("input_ids"),
     may={
         **named_alike("labels", "loss_spans", "attention_mask"),
-        "loss_mask": ("loss_mask", "completion_mask", "assistant_masks"),  # the others are TRL's
+        "loss_mask": ("loss_mask", "completion_mask", "assistant_masks"),  # the other names are TRL's
     },
     schema=schemas.TOKENS,
     read=_read_tokens,
@@ -182,10 +184,9 @@ TOKENS = RowKind(
 
 
 def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str, Any] | DataError]:
-    """Samples that `processor` reads as tokens samples.
+    """Return samples for `processor` in the tokens schema.
 
-    DataError instead of one in which no token would be learnt, and of one with model input that a sample of tokens
-    cannot hold.
+    A DataError replaces a sample without tokens to train on, and a sample with model input that the schema lacks.
     """
     if not tokenizes_all(processor):
         return [or_error(_as_tokens, sample, processor) for sample in samples]

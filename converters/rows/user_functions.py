@@ -1,6 +1,6 @@
-"""The user's own functions: which rows of a source are taken (filter), and what is made of each (map).
+"""The user's functions: filter decides which rows of a source are taken, map changes each row.
 
-row -> [filter] -> row -> [map] -> rows, which are read by their kind. Processes load both by their names.
+row -> [filter] -> row -> [map] -> rows, which are read by their kind. Processes load both functions by name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...processes.own_code import name_of, own_code, source_hash
 from .options import SchemaOptions
 
 NamedOrFunction = str | Callable[[dict[str, Any]], Any]
-_EXCERPT = 80  # characters of a value that is wrong
-_in_use: dict[UserFunction, tuple[Callable[..., Any], str]] = {}  # what this process has loaded, and its code
+_EXCERPT = 80  # characters of a wrong value
+_in_use: dict[UserFunction, tuple[Callable[..., Any], str]] = {}  # functions loaded by this process, and their code
 
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function of the user's. option: what asked for it. name: as own_code takes it."""
+    """A function of the user. option: the option with its name. name: in the notation of own_code."""
 
     option: str
     name: str
@@ -33,7 +33,7 @@ class UserFunction:
         return f"{self.option} {self.name}"
 
     def load(self) -> tuple[Callable[[dict[str, Any]], Any], str]:
-        """The function, and the hash of its code as it is now; ConfigError where this process runs an older one."""
+        """Return the function, and the hash of its current code; ConfigError if this process has loaded older code."""
         module, function = own_code(self.name, setting=self.option, what="function")
         code = source_hash(module, function, asked=str(self))
         before = _in_use.setdefault(self, (function, code))
@@ -53,7 +53,7 @@ class RowFunctions:
     map_code: str = ""
 
     def keeps(self, values: dict[str, Any]) -> bool:
-        """Whether the filter takes a row; DataError where it raises, or says neither True nor False."""
+        """Return whether the filter takes a row; DataError for its errors, and for results other than True or False."""
         if self.filter is None:
             return True
         said = _called(self.filter, _loaded(self.filter, self.filter_code), values)
@@ -62,9 +62,9 @@ class RowFunctions:
         return bool(said)
 
     def rows(self, values: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the map makes of a row: one row or several, or none; DataError where it raises or gives something else.
+        """Return the map's rows for a row: one, several, or none; DataError for its errors and for other results.
 
-        A generator is a map that gives several.
+        A generator gives several rows.
         """
         if self.map is None:
             return [values]
@@ -77,7 +77,9 @@ class RowFunctions:
 def with_functions(
     options: SchemaOptions, *, map: NamedOrFunction | None, filter: NamedOrFunction | None
 ) -> SchemaOptions:
-    """The options with the names of those functions that are given; ConfigError for one that no name leads to."""
+    """Return the options with the names of the given functions; ConfigError for a function without an importable
+    name.
+    """
     if map is not None:
         options = replace(options, map=map if isinstance(map, str) else name_of(map, setting="map"))
     if filter is not None:
@@ -86,7 +88,7 @@ def with_functions(
 
 
 def row_functions(options: SchemaOptions) -> RowFunctions | None:
-    """Load the functions that the options name, None without any. ConfigError for a function that cannot be loaded."""
+    """Load the functions that the options name; None without any. ConfigError for a function that cannot be loaded."""
     if options.filter is None and options.map is None:
         return None
     filter = None if options.filter is None else UserFunction("--filter", options.filter)
@@ -95,7 +97,7 @@ def row_functions(options: SchemaOptions) -> RowFunctions | None:
 
 
 def code_of(options: Iterable[SchemaOptions]) -> dict[str, str]:
-    """Name -> hash of the code of each function that is named: a conversion goes on only with the same code."""
+    """Return name -> hash of the code of each named function: a conversion resumes only with the same code."""
     found: dict[str, str] = {}
     for each in {(each.filter, each.map): each for each in options}.values():  # many sources may name the same
         functions = row_functions(each)
@@ -108,7 +110,7 @@ def code_of(options: Iterable[SchemaOptions]) -> dict[str, str]:
 
 @cache
 def _loaded(function: UserFunction, code: str) -> Callable[[dict[str, Any]], Any]:
-    """In the process that maps the rows, which may have begun after the code was changed."""
+    """Load a function in a process that maps rows. WorkerError if its code changed after the conversion began."""
     found, code_now = function.load()
     if code_now != code:
         raise WorkerError(
@@ -131,7 +133,7 @@ def _called(asked: UserFunction, function: Callable[[dict[str, Any]], Any], valu
 
 
 def _line(traceback: TracebackType | None, function: Callable[..., Any]) -> str:
-    """The last line of the function's own file that an error came through."""
+    """Return the last line of the function's file in a traceback."""
     home = getattr(getattr(function, "__code__", None), "co_filename", None)
     line = None
     while traceback is not None:

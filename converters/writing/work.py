@@ -318,11 +318,7 @@ def from_anywhere(target: Storage) -> Storage:
 
 # Whether a conversion was finished before. targets + identity -> the existing datasets.
 
-_CHANGES_NOTHING = (
-    "unit_bytes",
-    "units",
-    *MAY_CHANGE,
-)  # no effect on the output while no row is rejected
+_CHANGES_NOTHING = ("unit_bytes", "units", *MAY_CHANGE)  # no effect on the output while no row is rejected
 _OF_ONE_CONVERSION = (  # options of each conversion that grows a dataset
     "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
     "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
