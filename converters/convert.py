@@ -1,7 +1,6 @@
 """Sources -> a dataset: processes read, map and encode units of rows, and write the samples to shards.
 
-The output depends only on the sources and the options, for any number of processes and after any number of kills and
-restarts.
+The output depends only on the sources and the options, not on the number of processes, kills and restarts.
 """
 
 from __future__ import annotations

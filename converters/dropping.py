@@ -150,9 +150,7 @@ class _Found:
             self._add_row(provenance.source_of(each.number), then, each.where, url=url)
 
     def _check_dataset(self, storage: Storage, listed: Sequence[ListedSample]) -> None:
-        """Raise ConfigError for a line of a run that read another dataset; earlier states of a grown dataset are
-        accepted.
-        """
+        """Raise ConfigError for a line of a run that read another dataset, except earlier states of a grown dataset."""
         lines = {each.dataset: each.where for each in listed if each.dataset is not None}
         if not lines:
             return

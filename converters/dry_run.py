@@ -105,11 +105,9 @@ def dry_run(
 
     options, changes: see ConvertOptions. num_rows: minimum of rows to read, the same number per source and at least 100
     per source; of many sources, evenly spread ones are read. num_samples: number of samples to show. num_workers:
-    processes for the estimate of time. append_to: a dataset whose own sources are passed over. target: of the
-    conversion.
+    processes for the estimate of time. append_to: dataset; its own sources are passed over. target: of the conversion.
 
-    Raise the errors of `convert` up to its first rows, and DataError if no row can be read or if the rows have no known
-    kind.
+    Raise the errors of `convert` up to its first rows, and DataError for unreadable rows and rows of no known kind.
     """
     num_workers = changes.pop("workers", num_workers)
     options = changed(options, changes)
@@ -165,8 +163,7 @@ def dry_run(
 
 
 def dry_runs(sources: Sequence[str | Path], *, options: ConvertOptions, **settings: Any) -> dict[str, DryRun]:
-    """Return a dry run of each dataset that `convert` would write, by its name below the target; "" for a single
-    dataset.
+    """Return a dry run of each dataset of `convert`, by its name below the target; "" for a single dataset.
 
     Each entry with a weight is a dataset. settings: see dry_run.
     """

@@ -71,9 +71,7 @@ def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a described source (see `described`; also in dataset.json) that change only with its
-    content.
-    """
+    """Return the fields of a described source (see `described`, or dataset.json) that follow from its content."""
     return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "limit", "sample")}
 
 
@@ -192,8 +190,7 @@ def carried_fingerprints(sources: Sequence[Source]) -> list[str]:
 def carried_lengths(
     sources: Sequence[Source], fingerprints: Sequence[str], rows: Sequence[NDArray[np.int64]], *, folder: Path
 ) -> list[LengthIndex]:
-    """Return the lengths indexes of samples. rows: packed source rows of the samples, int64[n] each. folder: for
-    copies.
+    """Return the lengths indexes of samples. rows: packed source rows, int64[n] each. folder: for copies.
 
     An index counts the tokens of texts and of media over all its samples; the split is known only if all samples are
     kept. Raise LengthsError for a damaged index, and StorageError.
@@ -238,9 +235,7 @@ def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64
 
 @dataclass(frozen=True, slots=True)
 class CarriedOrigins:
-    """Source rows of samples by source names; samples of a stored dataset have the source rows of the stored
-    samples.
-    """
+    """Source rows of samples by source names; a copied sample keeps the source row of the stored sample."""
 
     names: tuple[str, ...]
     rows: list[NDArray[np.int64]]

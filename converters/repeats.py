@@ -234,9 +234,7 @@ def _repeated(sources: Sequence[Source], schema: SchemaOptions) -> Iterator[tupl
 
 
 def _how(shared: Interval, said: SourceRecord, other: SourceRecord, *, is_whole: bool) -> str:
-    """Describe the relation of two sources with the same rows. is_whole: neither holds the rows in one of several
-    files.
-    """
+    """Describe the relation of two sources with the same rows. is_whole: no rows come from one of several files."""
     if said.at == other.at:
         return f"rows {shown(shared)}" if shown(shared) else "all rows of it"
     return "they are copies" if is_whole and said.place != other.place else "they lead to one file"

@@ -77,8 +77,7 @@ def convert_parts(
     convert: Callable[[Spec, str], ConvertReport],
     say: Callable[[str], None],
 ) -> ConvertReport:
-    """Write each part as a dataset below the target, and RUN_NAME next to them; return a report with each part in
-    `splits`.
+    """Write a dataset per part below the target, and RUN_NAME; return a report with each part in `splits`.
 
     Parts that an earlier run finished stay unchanged.
     """

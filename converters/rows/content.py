@@ -149,8 +149,8 @@ def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]
 def _with_thoughts(turn: Turn) -> Turn:
     """Return the turn with the texts of its reasoning or thinking parts in `reasoning_content`, the key of templates.
 
-    DataError for reasoning parts of other speakers than the assistant, without text, and next to another
-    `reasoning_content`.
+    DataError for reasoning parts of other speakers than the assistant, without text, and next to `reasoning_content` of
+    other text.
     """
     content = turn["content"]
     parts = content if isinstance(content, list) else []

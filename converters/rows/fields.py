@@ -83,7 +83,7 @@ def references_of(value: Any) -> list[Any]:
 
 
 def value_at(values: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column or of a nested column such as `json.conversations`; None if missing.
+    """Return the value of a column or a nested column (`json.conversations`); None if missing.
 
     >>> value_at({"json": {"conversations": [1]}}, "json.conversations")
     [1]

@@ -1,8 +1,8 @@
 """Columns that are kept unchanged: their MDS encoding, from the first rows' values, and values that fit it. Pure.
 
 str, bytes (also {"bytes", "path"} of media), int, float64, ndarray:DTYPE; json for lists, objects, true and false, and
-for values that are null or of several of these types. A list becomes an array only if the user names this encoding;
-other MDS encodings also need to be named.
+for values that are null or of several of these types. A list becomes an array only if the user names the encoding;
+other MDS encodings also need a name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCALARS = {str: "str", bytes: "bytes", int: "int", float: "float64"}
 
 
 def column_encoding(name: str, values: Sequence[Any]) -> str:
-    """Return the encoding that holds all first values of a column; DataError if MDS has none."""
+    """Return the encoding for all first values of a column; DataError if MDS has no such encoding."""
     found = {_encoding(name, value) for value in values}
     if len(found) == 1:
         return found.pop()
@@ -102,7 +102,7 @@ def _as_bytes(name: str) -> str:
 
 
 def _written(name: str, encoding: str, value: Any) -> Any:
-    """Return a number that is stored in text."""
+    """Return a number to store in text form."""
     try:
         number = _WRITTEN[encoding](value)
         if isinstance(value, (int, float)) and number != value == value:
@@ -115,7 +115,7 @@ def _written(name: str, encoding: str, value: Any) -> Any:
 
 
 def _has_shape(value: Any, found: str, encoding: str) -> bool:
-    """Return whether an array has the type and the shape of an encoding such as ndarray:int16:2,2."""
+    """Return whether an array has the type and the shape of an encoding, for example ndarray:int16:2,2."""
     return encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
 
 

@@ -77,9 +77,7 @@ class Mapper:
         return sample
 
     def _may_lack(self, name: str) -> bool:
-        """Return whether rows may lack the bytes of a column: the column starts in later rows, or was named
-        COLUMN:bytes.
-        """
+        """Return whether rows may lack the bytes of a column: it starts in later rows, or was named COLUMN:bytes."""
         keep = () if isinstance(self.options.keep, bool) else self.options.keep
         return name not in self.names or f"{name}:bytes" in keep
 
@@ -272,9 +270,7 @@ def _insisted_kind(
 def _kept_names(
     kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions
 ) -> dict[str, str | None]:
-    """Return the columns to keep, with the encoding that the user named (COLUMN:json, COLUMN:ndarray:int32), or
-    None.
-    """
+    """Return the columns to keep -> the user's encoding (COLUMN:json, COLUMN:ndarray:int32), or None."""
     keeps_all = not kind.columns  # a kind without read columns keeps all columns by default
     kept: dict[str, str | None]
     if isinstance(options.keep, bool):
@@ -350,8 +346,7 @@ def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, co
 
 
 def each_answer(sample: Sample) -> Iterator[Sample]:
-    """Yield a sample of the messages schema for each answer: earlier messages are context, only the answer is trained
-    on.
+    """Yield a sample of the messages schema for each answer: only the answer is trained on, after its context.
 
     Answers outside of the loss and empty answers give no sample. Other columns are equal in all samples.
     """

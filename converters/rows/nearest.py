@@ -87,10 +87,9 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iter
 def _remedies(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
 ) -> Iterator[_Remedy | None]:
-    """Remedies, the best first: by two answers, by the values of a column, by usual pairs of names, by names, by a lone
-    text.
+    """Yield remedies, the best first: by two answers, values of a column, usual pairs of names, names, a lone text.
 
-    All but the second were tried on the rows; the last, by names, leaves a column to the user.
+    All except the second were tried on the rows; the last, by names, leaves columns to the user.
     """
     yield _compared(rows, names, media, kinds)
     yield _conversation(rows, names, media, kinds)
@@ -148,9 +147,7 @@ def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, Ro
 
 
 def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """Return how to read columns by the kind with the most similar names; for rows with media, a kind that reads
-    media.
-    """
+    """Return how to read columns by the kind with the most similar names; rows with media need a kind with media."""
     able = [
         kind
         for kind in kinds.values()
@@ -180,9 +177,7 @@ def _shows(kind: RowKind) -> bool:
 
 
 def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return the roles that a kind needs -> usual names of their columns; without media, also the question of an
-    answer.
-    """
+    """Return the roles that a kind needs -> usual names of columns; without media, also the question of an answer."""
     asked = () if media else ("question",)
     return {**kind.needs, **{role: kind.may[role] for role in asked if role in kind.may}}
 

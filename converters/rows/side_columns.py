@@ -124,7 +124,7 @@ class _Read:
         return bool(lost) and 2 * sum(lost) >= len(lost)
 
     def is_said(self, value: Any, row: Mapping[str, Any]) -> bool:
-        """Return whether the texts read contain the longest text of a value, or the value contains the question or text.
+        """Return whether the texts read contain the longest text of a value, or the value contains the question.
 
         White space is ignored.
         """

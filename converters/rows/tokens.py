@@ -86,9 +86,7 @@ def learnt_spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 
 def checked_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
-    """Return the spans of a row of num_tokens tokens, int32[k, 2]; DataError for spans outside of the row or not
-    ascending.
-    """
+    """Return the spans of a row, int32[k, 2]; DataError for spans outside of num_tokens or not ascending."""
     if not spans.size:
         raise DataError("column 'loss_spans' is empty, so nothing would be learnt: complete or remove the row")
     if spans.ndim != 2 or spans.shape[1] != 2:

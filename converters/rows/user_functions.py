@@ -77,9 +77,7 @@ class RowFunctions:
 def with_functions(
     options: SchemaOptions, *, map: NamedOrFunction | None, filter: NamedOrFunction | None
 ) -> SchemaOptions:
-    """Return the options with the names of the given functions; ConfigError for a function without an importable
-    name.
-    """
+    """Return the options with the names of the functions; ConfigError for a function without an importable name."""
     if map is not None:
         options = replace(options, map=map if isinstance(map, str) else name_of(map, setting="map"))
     if filter is not None:

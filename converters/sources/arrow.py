@@ -83,9 +83,7 @@ def open_parquet(file: File, **options: Any) -> Iterator[Any]:
 
 
 def row_group_batches(file: File, groups: Sequence[int], *, columns: Sequence[str] | None = None) -> Generator[Any]:
-    """Yield the record batches of consecutive row groups, of some megabytes each. columns: columns to read; None:
-    all.
-    """
+    """Yield the record batches of consecutive row groups, some megabytes each. columns: names to read; None: all."""
     buffer_bytes = LOCAL_BUFFER if isinstance(file, LocalFile) else STORE_BUFFER
     # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
     with open_parquet(file, pre_buffer=False, buffer_size=buffer_bytes) as parquet:
@@ -98,8 +96,7 @@ def row_group_batches(file: File, groups: Sequence[int], *, columns: Sequence[st
 def rows_of(
     batches: Iterable[Any], *, skip: int, num_rows: int, wanted: NDArray[np.int64] | None = None
 ) -> Iterator[Row]:
-    """Yield the rows of record batches, a few megabytes of columns at a time; a value without a form in Python is an
-    error.
+    """Yield the rows of record batches, a few megabytes at a time; a value without a form in Python is an error.
 
     wanted: ascending numbers of the rows to convert; None: all.
     """
@@ -160,9 +157,7 @@ def check_columns(names: list[str], name: str) -> None:
 def piece_rows(
     piece: Piece, key: Hashable, open_groups: OpenGroup, wanted: NDArray[np.int64] | None = None
 ) -> Iterator[Row]:
-    """Yield the piece's rows, or only wanted ones. key: of the file. open_groups: opens the record batches of the
-    groups.
-    """
+    """Yield the piece's rows, or only `wanted`. key: of the file. open_groups: opens the groups' record batches."""
     if piece.is_slice:
         stop = piece.skip + piece.num_rows
         batches = GROUPS.slice((key, piece.first), open_groups, start=piece.skip, stop=stop)

@@ -152,9 +152,7 @@ class DelimitedTable:
         return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
 
     def _end_of_header(self) -> int | None:
-        """Return the offset after the first line that is not blank; None if line ends other than line feeds are
-        used.
-        """
+        """Return the offset after the first line that is not blank; None if it does not end with a line feed."""
         with self._location.file.open(until=REST_BYTES) as file:
             for line in lines_between(file, start=0, stop=ENDLESS):
                 texts = list(_texts([line]))
@@ -322,9 +320,7 @@ def _check_encoding(encoding: str) -> None:
 
 
 def delimited_of_entry(given: Any) -> Delimited:
-    """Return the settings of a list's entry: {delimiter, quote, encoding}, each a text; ConfigError for invalid
-    settings.
-    """
+    """Return settings from a list's entry: {delimiter, quote, encoding}, texts; ConfigError for invalid settings."""
     if not isinstance(given, dict):
         raise ConfigError(f"csv is {given!r}: write csv: {{delimiter: …, quote: …, encoding: …}}")
     for key, value in given.items():

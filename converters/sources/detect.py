@@ -56,8 +56,7 @@ def reads_ranges(format: str | None, delimited: Delimited) -> bool:
 
 
 def format_of(file: File, *, name: str, insisted: str | None, encoding: str | None = None) -> str:
-    """Return the format of a file: the requested format, or the format by name and content. encoding: of delimited
-    text.
+    """Return the format of a file: as requested, or by name and content. encoding: of delimited text.
 
     Raise NoRowsError for an empty file; DataError for a pipe or folder, a Git LFS pointer, a contradiction between name
     and content, and an unknown format; OSError.

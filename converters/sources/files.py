@@ -220,9 +220,7 @@ class Fetch:
     path: Path
 
     def __call__(self) -> None:
-        """Copy the object; the path exists only with the complete content. DataError for a changed object;
-        StorageError.
-        """
+        """Copy the object; the path exists only when complete. DataError for a changed object; StorageError."""
         temporary = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
         with disk_errors(str(self.path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -202,9 +202,7 @@ def _offset_of_line(file: IO[bytes], number: int) -> int:
 
 
 def text_row(number: int, line: bytes) -> Row:
-    """Return the row of a line without its line end; other white space stays. Invalid text gives a row with an
-    error.
-    """
+    """Return the row of a line without its line end; other white space stays. Invalid text: a row with an error."""
     if len(line) > MAX_ROW_BYTES:
         return Row(number, None, f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into several lines")
     if problem := wide_text(line):

@@ -89,9 +89,7 @@ def _is_dataset(value: Any) -> bool:
 
 
 class RowsSource:
-    """Rows of an iterable; units carry them. DataError for a value that is not a row, and for errors of the
-    iterable.
-    """
+    """Rows of an iterable; units carry them. DataError for other values, and for errors of the iterable."""
 
     def __init__(self, rows: Iterable[Any], *, name: str, unit_bytes: int):
         self.name = name

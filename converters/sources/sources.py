@@ -53,8 +53,7 @@ def open_sources(
     ids: Path | None = None,
     target: str | None = None,
 ) -> list[Source]:
-    """Return the sources of the specs, in order; the files of folders and globs are sorted by name. Sources stay
-    unchanged.
+    """Return the sources of the specs, in order; files of folders and globs are sorted by name. Sources stay.
 
     A spec is a file, a folder or a glob, local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
     folder or URL of an MDS dataset, with a row per sample; a YAML list of specs, with settings per entry; or

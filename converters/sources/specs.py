@@ -25,7 +25,7 @@ TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Settings of a source. rows: fields of SchemaOptions and their values. limit: maximum rows over all files of the
+    """Settings of a source. rows: fields of SchemaOptions and their values. limit: maximum rows of all files of the
     entry.
 
     weight: share of the training tokens. delimited: settings of its CSV; None for the conversion's settings.

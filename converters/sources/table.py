@@ -52,8 +52,7 @@ USUAL = Delimited()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """Place of a source. path: a file or folder. name: for messages. folder: start of media paths, which must stay
-    inside.
+    """Place of a source. path: a file or folder. name: for messages. folder: root of media paths.
 
     key: member of a JSON object with the rows. scratch: own folder of the source, removed when closed. unit_bytes:
     approximate bytes of a unit. delimited: settings of delimited text. stored: file of a store to read in ranges; the
@@ -149,9 +148,7 @@ def not_utf8(text: bytes, error: UnicodeDecodeError) -> str:
 
 
 def wide_text(text: bytes) -> str:
-    """Return an error for text with a quarter of zero bytes, such as UTF-16 without a byte order mark; "" for other
-    text.
-    """
+    """Return an error for text with a quarter of zero bytes, such as UTF-16 without a mark; "" for other text."""
     if 4 * text.count(0) < max(1, len(text)):
         return ""
     return f"text in UTF-16 or UTF-32, or no text: write it as UTF-8, near {excerpt(text, 0)}"

@@ -159,9 +159,7 @@ def _made(
     *,
     num_tokens: int,
 ) -> _Made:
-    """Return samples. pieces: of all samples. counts: pieces per sample. spans: loss spans. lengths: tokens per
-    sample.
-    """
+    """Return samples. pieces: of all samples. counts, lengths: pieces and tokens per sample. spans: loss spans."""
     starts = np.split((pieces[:, 3] % num_tokens).astype(np.int32), np.cumsum(counts)[:-1])
     sample_of = spans[:, 0] // num_tokens
     own = (spans - (sample_of * num_tokens)[:, None]).astype(np.int32)

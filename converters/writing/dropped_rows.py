@@ -98,8 +98,7 @@ class Dropping:
 
 
 def without(encoded: EncodedUnit, numbers: NDArray[np.int64]) -> tuple[EncodedUnit, int]:
-    """Return a unit without the rejects, left-out rows and unread names of dropped rows; and the number of dropped
-    rows.
+    """Return a unit without rejects, left-out rows and unread names of dropped rows; and the number of dropped rows.
 
     numbers: dropped rows in the unit, ascending; a row counts if the unit has a sample, reject or left-out entry of it.
     The samples of these rows stay in the unit: the placement does not take them.

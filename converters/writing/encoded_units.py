@@ -47,7 +47,7 @@ T = TypeVar("T")
 _Found = tuple[Sample | DataError, Measured | DataError]  # sample to store, and its measured length
 _NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # length without a processor
-_PROCESS_EACH = 1000  # one of this number of rows is processed, the other rows are only measured
+_PROCESS_EACH = 1000  # n: 1 of n rows is processed, other rows are only measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +73,9 @@ class UnitEncoder:
     on_error: at a row that does not fit, the unit ends with this row as its only reject, or continues. limit: a unit
     ends with the row of this sample. shortest, longest: samples of fewer or more tokens are left out. hashes: hash each
     sample. documents: samples of tokens become parts of other samples; only their tokens are stored. links: link to
-    local shards instead of copying their samples. process_each: one of this number of rows is processed, the other rows
-    are only measured; None: decided by on_error. on_dropped: whether tools and tool calls that the processor's chat
-    template does not show are an error.
+    local shards instead of copying their samples. process_each: n: 1 of n rows is processed, other rows are only
+    measured; None: decided by on_error. on_dropped: whether tools and tool calls that the processor's chat template
+    does not show are an error.
     """
 
     folder: Path
@@ -162,7 +162,7 @@ def consecutive(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def process_each(on_error: OnError) -> int:
-    """Return n: one of n rows is processed. All rows are processed if rows that do not fit are left out."""
+    """Return n: 1 of n rows is processed; all rows if rows that do not fit are left out."""
     return 1 if on_error == "skip" else _PROCESS_EACH
 
 
@@ -322,9 +322,7 @@ class _Encoding:
         return [each.data for each in kept]
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> _Encoded | Why:
-        """Return a sample's bytes in a shard, or the reason to leave it out; DataError for a sample that does not
-        fit.
-        """
+        """Return a sample's bytes in a shard, or the reason to leave it out; DataError if it does not fit."""
         try:
             if isinstance(sample, DataError):
                 raise sample

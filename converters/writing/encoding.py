@@ -74,8 +74,7 @@ class ShardFormat:
         }
 
     def encode(self, sample: Sample) -> bytes:
-        """Return a sample's bytes; DataError for a value of another type than its column, and for a sample of 2 GiB or
-        more.
+        """Return a sample's bytes; DataError for values of other types than the columns', and for 2 GiB or more.
 
         Bytes for any column are an already encoded value, as in MDSWriter.
         """
@@ -119,7 +118,7 @@ class ShardFormat:
         return 8 + len(self.header)
 
     def index_entry(self, num_samples: int, raw: Mapping[str, Any], zipped: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return a shard's entry in index.json. raw, zipped: basename, bytes and hashes of the plain and the compressed
+        """Return a shard's entry in index.json. raw, zipped: basename, bytes, hashes of the plain and compressed
         file.
         """
         return {"samples": num_samples, "raw_data": dict(raw), "zip_data": zipped and dict(zipped), **self.config}

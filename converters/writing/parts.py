@@ -179,8 +179,7 @@ _SHOWN = 8  # parts in an error message
 
 
 def stored_number(source: int, index: int) -> int:
-    """Return the number of unit `index` of a source among all sources: equal in all parts, which cut only their own
-    units.
+    """Return the number of unit `index` of a source among all sources; equal in all parts.
 
     >>> stored_number(3, 12)
     300000012

@@ -47,9 +47,7 @@ class PlacementOptions(Protocol):
 
 
 class Placement:
-    """Places encoded units in order, yields the shards that become full, and removes units that all shards have
-    used.
-    """
+    """Places encoded units in order, yields shards that become full, and removes units after their last shard."""
 
     def __init__(
         self, format: ShardFormat, options: PlacementOptions, work: WorkFolder, dropped: DroppedRows | None = None

@@ -275,9 +275,7 @@ class Reading:
         return self._first_rows[index], self._rows_before[index]
 
     def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:
-        """Return source, row in the source from 1, and reason of each row that did not fit; call for the units in
-        order.
-        """
+        """Return source, row from 1, and reason of each row that did not fit; call for the units in order."""
         before = self._rows_before[task.source]
         self._rows_before[task.source] += encoded.num_rows
         return [(task.source_name, before + number + 1, reason) for number, reason in encoded.rejects]
@@ -290,9 +288,7 @@ def _shown(columns: Mapping[str, str], others: Mapping[str, str]) -> str:
 
 
 def _first_rows(unit: Unit, functions: RowFunctions | None) -> tuple[list[dict[str, Any]], list[str], int]:
-    """Return the first LOOK_ROWS rows that the user's functions keep, errors of other rows, and the number of rows
-    read.
-    """
+    """Return the first LOOK_ROWS rows that the functions keep, errors of other rows, and the number of rows read."""
     values: list[dict[str, Any]] = []
     errors: list[str] = []
     num_read = 0
@@ -356,8 +352,7 @@ class Share:
 
     @staticmethod
     def of(part: Part, sizes: Sequence[int], *, is_fetched: Sequence[bool]) -> Share:
-        """Deal sources to parts. sizes: bytes of each source, 0 if unknown. is_fetched: whether a complete copy is
-        read.
+        """Deal sources to parts. sizes: bytes of each source, 0 if unknown. is_fetched: a complete copy is read.
 
         Complete sources are dealt if the division is even enough: then each part opens only its own sources. Otherwise
         units are dealt in turn; a fetched source still belongs to one part.
@@ -387,9 +382,7 @@ class Share:
 
 
 def _dealt(count: int, sizes: Sequence[int], sources: Sequence[int]) -> tuple[dict[int, int], list[int]]:
-    """Deal sources, largest first, to the part with the fewest bytes; return the part of each source, and bytes per
-    part.
-    """
+    """Deal sources, largest first, to the part with the fewest bytes; return each source's part, and bytes per part."""
     owners: dict[int, int] = {}
     loads = [0] * count
     for source in sorted(sources, key=lambda source: (-sizes[source], source)):

@@ -128,9 +128,7 @@ class EncodedUnit:
         return np.cumsum(self.sizes) - self.sizes if self.places is None else self.places
 
     def first(self, num_samples: int) -> EncodedUnit:
-        """Return the unit cut behind the row of sample number `num_samples`, counted from 1, with all samples of this
-        row.
-        """
+        """Return the unit up to the row of sample `num_samples`, counted from 1, with all samples of this row."""
         last_row = self.rows[num_samples - 1]
         num_samples = int(np.searchsorted(self.rows, last_row, side="right"))
         return EncodedUnit(

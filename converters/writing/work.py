@@ -260,9 +260,7 @@ def _remove_half_written(target: Storage) -> None:
 
 
 def _look(target: Storage) -> dict[str, Any] | None:
-    """Return the claim or the description at a target, if any; StorageError for a dataset not written by a
-    conversion.
-    """
+    """Return the claim or description at a target, if any; StorageError for a dataset of another program."""
     for name in (UNFINISHED_NAME, DATASET_NAME):  # a run that is killed at its very end leaves both
         described = read_described(target, name)
         if described:
