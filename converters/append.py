@@ -1,7 +1,7 @@
 """New sources -> a part next to a dataset's own shards, and one index over both.
 
-The dataset's `_lmms/dataset.json` lists the sources that it was converted from; append passes over these sources. A
-command that is killed leaves the old dataset or the new dataset, and the same command resumes.
+The dataset's `_lmms/dataset.json` lists its sources; append passes over these sources. A killed command leaves the old
+dataset or the new dataset, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .sources.units import Source
 from .stored.appending import finish_growth, grow, part_name, parts_of
 from .writing.work import digest_of, only_writer, options_of, read_claim, read_described
 
-_SHOWN = 5  # sources that an error or a log line names
+_SHOWN = 5  # sources in a message
 _SHOWN_CHARACTERS = 80  # of an option
 
 
@@ -70,8 +70,9 @@ def append(
     sources: only names. The other arguments are the arguments of `convert`; SchemaOptions has map and filter by name.
     The options must equal the dataset's options, except the options for reading files, for the number of rows, for the
     order of the new samples, and for filling shards. overwrite: restart an unfinished part of other sources; the
-    dataset is never overwritten. Raise the errors of `convert`, and ConfigError for other options and for sources that
-    changed since their conversion.
+    dataset is never overwritten.
+
+    Raise the errors of `convert`, and ConfigError for other options and for changed sources.
     """
     started = time.monotonic()
     num_workers = changes.pop("workers", num_workers)
@@ -196,7 +197,7 @@ def _check_options(dataset: Mapping[str, Any], identity: Mapping[str, Any], *, u
             f"{url} was converted with other options ({told}): append with the same ones, or convert to a target of "
             "its own"
         )
-    # Functions that only new sources name are new, too: rows converted before do not depend on them.
+    # Rows converted before do not depend on functions that only new sources name.
     others = sorted(name for name in code_now if code.get(name, code_now[name]) != code_now[name])
     if others:
         raise ConfigError(

@@ -125,17 +125,19 @@ def convert(
 
     sources: a source of open_sources, a datasets.Dataset or IterableDataset, an iterable of rows (dicts), or a list of
     these. Each entry with a weight of a YAML list becomes its own dataset below the target; each kind of rows of
-    LLaMA-Factory's dataset_info.json#*, too. map, filter: see SchemaOptions; a function must be defined in a module or
-    in the script. options: see ConvertOptions. changes: fields of ConvertOptions or SchemaOptions, or options of
+    LLaMA-Factory's dataset_info.json#*, too.
+    map, filter: see SchemaOptions; a function must be defined in a module or in the script.
+    options: see ConvertOptions. changes: fields of ConvertOptions or SchemaOptions, or options of
     `lmms-stream convert` by name, for example tokenizer="path", kind="messages", columns={"messages": "dialogue"},
-    shard_size="256mb". num_workers, or workers: processes (default: the cores of this process; fewer for little data; 1
-    if the amount of data is unknown); several processes are spawned, therefore a script calls `convert` below `if
-    __name__ == "__main__":`. work: folder for the state of a killed run, read by the next run (default: in the system's
-    temporary folder). overwrite: replace the dataset at the target, finished or not. engine: "processes" of this
-    machine, or "ray": workers on the cluster at ray_address (an existing connection of this process, RAY_ADDRESS, or an
-    own cluster), by default one per CPU of the cluster. The cluster must answer within ray_timeout_s, and the first
-    workers must start within ray_timeout_s. All nodes must see `work`, local sources and a local target under the same
-    paths.
+    shard_size="256mb".
+    num_workers, or workers: processes (default: the cores of this process; fewer for little data; 1 if the amount of
+    data is unknown); several processes are spawned, therefore a script calls `convert` below
+    `if __name__ == "__main__":`. work: folder for the state of a killed run, read by the next run (default: in the
+    system's temporary folder). overwrite: replace the dataset at the target, finished or not.
+    engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (an existing connection of this
+    process, RAY_ADDRESS, or an own cluster), by default one per CPU of the cluster. The cluster must answer within
+    ray_timeout_s, and the first workers must start within ray_timeout_s. All nodes must see `work`, local sources and a
+    local target under the same paths.
 
     Raise DataError, StorageError, ConfigError, WorkerError; the same call resumes afterwards if a restart can succeed.
     """

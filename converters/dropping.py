@@ -71,7 +71,7 @@ def dropped_rows(sources: Sequence[Source], options: ConvertOptions) -> DroppedR
 
 
 def _drop_source(listed: ListedSample, drop_sources: Mapping[str, str]) -> str | None:
-    """Return the drop source of a line that names a sample; None for a line that names a row of a file."""
+    """Return the drop source of a line with a sample; None for a line with a row of a file."""
     name = listed.name
     if not name and not listed.is_id and len(drop_sources) == 1:
         return next(iter(drop_sources))
@@ -113,7 +113,7 @@ class _Found:
         return Provenance.of(storage, self.scratch / place_of(storage.url).replace("/", "-"))
 
     def add_named(self, listed: ListedSample) -> None:
-        """Add a row that a user names, counted from 1."""
+        """Add a row of the drop list, counted from 1."""
         where, row = listed.where, SourceRow(listed.name, listed.number)
         if row.row < 1:
             raise ConfigError(f"{where}: {row}: rows are counted from 1")
@@ -185,7 +185,7 @@ class _Found:
         self.rows.setdefault(name, set()).add(row)
 
     def look_up(self) -> None:
-        """Find rows of files that are not sources in the stored datasets that were made of these files."""
+        """Find rows of other files by the provenance of the stored datasets among the sources."""
         is_found = [False] * len(self._others)
         for name, provenance in self._provenance.items():
             asked = [SourceRow(_named(provenance, row.source), row.row) for row, _ in self._others]

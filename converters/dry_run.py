@@ -174,7 +174,7 @@ def dry_runs(sources: Sequence[str | Path], *, options: ConvertOptions, **settin
 
 
 def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
-    """Return the conversion's encoder, except that rows that do not fit are skipped."""
+    """Return the conversion's encoder without a limit; rows that do not fit are skipped."""
     return UnitEncoder(
         folder=Path(),  # no file is written
         format=format,
@@ -253,9 +253,7 @@ class _Tried:
             self.not_shown = added([self.not_shown, counts_of(encoded.not_shown[is_kept])])
 
     def seconds_a_byte(self) -> float:
-        """Return seconds per byte of the sources, without the first unit, which includes loading; with only one unit,
-        of this unit.
-        """
+        """Return seconds per byte of the sources; the first unit includes loading, and counts only without others."""
         timed = self.timed[1:] or self.timed
         return sum(seconds for _, seconds in timed) / max(1, sum(num_bytes for num_bytes, _ in timed))
 

@@ -137,8 +137,7 @@ Opens = Callable[[Spec], object]  # raises the error of an unreadable dataset
 
 
 def described_kinds(sources: object, *, opens: Opens) -> Mapping[str, Sequence[Spec]]:
-    """Return the readable datasets of dataset_info.json#*, if it is the only source, by the kind of their rows; else
-    {}.
+    """Return kind of rows -> readable datasets of dataset_info.json#*, if it is the only source; else {}.
 
     Datasets of hubs that cannot be read are left out, and a warning names each. After NO_ANSWERS datasets in a row
     without an answer, which take half a minute each, the hub is not asked again. DataError if no dataset is left.
@@ -235,7 +234,7 @@ def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64
 
 @dataclass(frozen=True, slots=True)
 class CarriedOrigins:
-    """Source rows of samples by source names; a copied sample keeps the source row of the stored sample."""
+    """Source rows of samples by source names; a sample of a stored dataset has the stored source row."""
 
     names: tuple[str, ...]
     rows: list[NDArray[np.int64]]

@@ -34,7 +34,7 @@ from .sources.units import UNIT_BYTES, Source
 from .writing.work import place_of
 
 SETTINGS = ("csv", "settings", "ids")  # keys of a source's description that specify how rows are read
-_CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # tags of S3, made from the content
+_CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # S3's, made from the content, unlike other tags
 _MEDIA_PATH = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|avif|hei[cf]|wav|mp[23]|flac|m4[abv]|og[agv]|opus|mp4|webm|mkv|avi|mov|3gp|m2?ts|mpe?g|"
     r"flv|wm[av]|aac|ai(f|ff|fc)|au|amr|caf|w64|wv|tta)(?![a-z0-9])",
@@ -46,7 +46,7 @@ Interval = tuple[int, int | None]  # rows of a file: first, and one past the las
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Description of a source in a conversion, the current one or one in a dataset.json."""
+    """Description of a source in the current conversion or in a dataset.json."""
 
     said: Mapping[str, Any]
 
@@ -173,7 +173,7 @@ def interval(rows: slice, num_rows: Callable[[], int]) -> Interval:
 
 
 def overlap(one: Interval, other: Interval) -> Interval | None:
-    """Return the rows that two intervals share; None for disjoint intervals."""
+    """Return the common rows of two intervals; None for disjoint intervals."""
     start = max(one[0], other[0])
     stops = [stop for stop in (one[1], other[1]) if stop is not None]
     return None if stops and min(stops) <= start else (start, min(stops, default=None))
@@ -201,7 +201,7 @@ def shown(rows: Interval) -> str:
 
 
 def check_repeats(sources: Sequence[Source], options: ConvertOptions, *, say: Callable[[str], None]) -> None:
-    """Raise ConfigError for sources that name the same rows; if the options allow repeats, report them instead.
+    """Raise ConfigError for sources with common rows; if the options allow repeats, report the sources instead.
 
     With deduplication, nothing is compared.
     """
@@ -261,7 +261,7 @@ def _first_places(known: Sequence[SourceRecord]) -> list[str]:
 
 
 def _files_of(source: Source, place: str) -> Iterator[tuple[str, Interval]]:
-    """Yield the source, and each of its files if there are several, with the rows taken from each."""
+    """Yield the source, and each file of a source with several files, with the rows taken from each."""
     pieces = source.pieces if isinstance(source, TableSource) else None
     rows = interval(source.rows, source.num_rows) if isinstance(source, TableSource) else (0, None)
     yield place, rows

@@ -34,8 +34,8 @@ class DocumentCounts(TypedDict, total=False):
 class SplitReport:
     """Result for one of several datasets. num_tokens is None without a measuring processor.
 
-    num_documents: number of concatenated documents. num_tail_tokens: tokens of the last sample, if it is shorter than
-    the others. num_dropped_tokens: tokens of the last sample, if it was not stored.
+    num_documents: number of concatenated documents. num_tail_tokens: tokens of a shorter last sample.
+    num_dropped_tokens: tokens of a last sample that was not stored.
     """
 
     num_rows: int

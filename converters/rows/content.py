@@ -207,8 +207,8 @@ def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
 def _with_own_media(turn: Turn) -> Turn:
     """Return the turn with the media of its keys in parts of its content; DataError unless they fit its slots.
 
-    Empty keys are left out, and keys whose media the parts already hold. Keys with other values than media (`"audio":
-    {"id": …}`) stay.
+    Empty keys are left out, and keys whose media the parts already hold. Keys with other values stay, such as `"audio":
+    {"id": …}`.
     """
     named = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if name in turn}
     held = {name: references_of(turn[name]) if is_filled(turn[name]) else [] for name in named}

@@ -23,7 +23,7 @@ _NO_MEDIA = ("id", "__key__")  # columns of row names, which often look like pat
 
 
 def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
-    """Return column -> kind of media, for columns whose values in these rows are all media of one kind."""
+    """Return column -> kind of media, for columns with only media of a single kind in the rows."""
     found: dict[str, str] = {}
     for name in names:
         of_name = _OF_WEB.fullmatch(name)

@@ -54,9 +54,10 @@ class SampleMedia:
         """Add the medium of a reference; return its stored part: {"type", "mime", "span": [offset, size], facts}.
 
         said: mappings with other settings of the medium, of which the last counts: the seconds of a video, in LMMS
-        Engine's form {"url", "video_start", "video_end"}, are stored, too. DataError, with the reference, for a
-        reference outside of the root, and for media that are missing, unreadable, empty, too large, broken or of
-        another kind.
+        Engine's form {"url", "video_start", "video_end"}, are stored, too.
+
+        DataError, with the reference, for a reference outside of the root, and for media that are missing, unreadable,
+        empty, too large, broken or of another kind.
         """
         if kind == "video" and isinstance(reference, (list, tuple)):
             raise DataError(

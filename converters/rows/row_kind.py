@@ -39,6 +39,7 @@ class RowKind:
     kind without required roles is never detected, only requested. accepts: whether a row with all required columns is
     of this kind. needs_text: requirements in words, if the names of columns are not enough. schema: of the samples.
     read: returns the sample of a row, and adds its media to SampleMedia; DataError for a row that does not fit.
+
     read_simple: faster reader for the most frequent rows, from the row's values and the found columns (role -> column);
     None for other rows.
     """

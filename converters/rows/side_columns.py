@@ -138,7 +138,7 @@ class _Read:
 
 
 def _rejected(read: _Read) -> str | None:
-    """Describe rejected answers in columns that are left out, next to answers that are read."""
+    """Describe rejected answers in columns left out, next to answers read."""
     asked, answered = (read.found.get(role) for role in _ASKED.get(read.kind, ("", "")))
     said = read.found.get("messages")
     if read.kind in ("preference", "kto") or not (answered or said):
@@ -175,7 +175,7 @@ def _are_said(value: Any, row: Mapping[str, Any], read: _Read) -> bool:
 
 
 def _index(read: _Read) -> str | None:
-    """Describe answers that are numbers of texts in a column that is left out."""
+    """Describe answers that are numbers of texts in a column left out."""
     answered = read.found.get(_ASKED.get(read.kind, ("", ""))[1], "")
     numbers = [(row, number) for row in read.rows if (number := _whole_number(row.get(answered))) is not None]
     if not numbers or len(numbers) < sum(is_filled(row.get(answered)) for row in read.rows):
@@ -268,7 +268,7 @@ def _question(read: _Read) -> str | None:
 
 
 def _answer(read: _Read) -> str | None:
-    """Describe answers that are left out, next to messages or a dialog that end with the user."""
+    """Describe answers left out, next to messages or a dialog ending with the user."""
     asks = {"messages": _ends_with_user, "sharegpt": _ends_with_user, "dialog": _is_odd}.get(read.kind)
     if asks is None:
         return None
@@ -324,7 +324,7 @@ def _of_each_row(read: _Read) -> str | None:
 
 
 def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> None:
-    """Raise DataError for a row that would change its meaning without a column, regardless of other rows.
+    """Raise DataError for a row whose meaning would change without a column, regardless of other rows.
 
     read: columns that are read or kept.
     """
@@ -333,7 +333,7 @@ def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> 
 
 
 def each_row_loses(row: Mapping[str, Any], kind: str, read: Collection[str]) -> str | None:
-    """Return the error for a row that would change its meaning without a column; None for other rows."""
+    """Return the error for a row whose meaning would change without a column; None for other rows."""
     if kind == "tokens":
         return next(
             (said for name in _BOUNDS.keys() & row.keys() if name not in read and (said := _packs(row, name))), None
@@ -354,7 +354,7 @@ def _template_settings(row: Mapping[str, Any]) -> str | None:
 
 
 def _packs(row: Mapping[str, Any], name: str) -> str | None:
-    """Describe a row of tokens of several samples, which would be read into one sample."""
+    """Describe a row of tokens of several samples, to be read into a single sample."""
     numbers = _numbers(row[name])
     if not numbers.size or not _BOUNDS[name](numbers):
         return None

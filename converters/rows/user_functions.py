@@ -86,7 +86,7 @@ def with_functions(
 
 
 def row_functions(options: SchemaOptions) -> RowFunctions | None:
-    """Load the functions that the options name; None without any. ConfigError for a function that cannot be loaded."""
+    """Load the functions in the options; None without functions. ConfigError for a failed import."""
     if options.filter is None and options.map is None:
         return None
     filter = None if options.filter is None else UserFunction("--filter", options.filter)
@@ -108,7 +108,7 @@ def code_of(options: Iterable[SchemaOptions]) -> dict[str, str]:
 
 @cache
 def _loaded(function: UserFunction, code: str) -> Callable[[dict[str, Any]], Any]:
-    """Load a function in a process that maps rows. WorkerError if its code changed after the conversion began."""
+    """Load a function in a worker. WorkerError if the code changed after the conversion began."""
     found, code_now = function.load()
     if code_now != code:
         raise WorkerError(

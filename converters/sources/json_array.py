@@ -140,7 +140,7 @@ def _pass_value(scanner: JsonScanner) -> bytes:
 
 
 def _are_messages(name: str, first: bytes) -> bool:
-    """Return whether a member is the messages or exchanges of one row, by its first object.
+    """Return whether a member holds the messages or exchanges of a single row, by the first object.
 
     Under a usual name, objects are messages unless an object is a row itself: a text, or with its own list. `texts`
     holds exchanges, whose objects have no `text`.

@@ -34,8 +34,8 @@ _NUMBERED = re.compile(r"(.*)(?<!\d)(\d{3,6})([-_]of[-_]\d{3,6})(?!\d)", re.DOTA
 _FINGERPRINT = re.compile(r"-[0-9a-f]{16}(?=\.)")  # written by `datasets` after the count
 _CACHED = re.compile(r"(.*/)?cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow", re.DOTALL)  # results of map in `datasets`
 _PACKED = (".zip", ".7z", ".rar", ".lz4", ".br", ".part", ".crdownload", ".incomplete", ".aria2")
-_LOGS = {"_delta_log", ".hoodie"}  # of Delta and Hudi tables: these logs list the valid files
-DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files next to the data that describe a dataset
+_LOGS = {"_delta_log", ".hoodie"}  # of Delta and Hudi tables: logs of the valid files
+DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # descriptions next to the data
 
 
 def path_inside(target: str | None, url: str) -> str | None:

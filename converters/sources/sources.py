@@ -84,7 +84,7 @@ def open_sources(
     return list(opener.sources)
 
 
-# One spec -> its sources: files, folders, globs, lists, datasets, local or in stores.
+# Spec -> sources: files, folders, globs, lists, datasets, local or in stores.
 
 _Refused = Callable[[str, DataError], None] | None
 UnitBytes = Callable[[int], int]  # bytes of a source -> approximate bytes of its units
@@ -423,7 +423,7 @@ class Opener:
     ) -> None:
         if spec.settings.delimited is not None:  # the settings decide the rows
             identity = {**identity, "csv": asdict(spec.settings.delimited)}
-        if spec.settings.rows:  # these settings decide the samples
+        if spec.settings.rows:  # and the samples
             identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
         source = (TableSource if dataset is None else StoredSource)(
             location.name,

@@ -52,9 +52,10 @@ _PROCESS_EACH = 1000  # n: 1 of n rows is processed, other rows are only measure
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTask:
-    """Read a unit and encode its rows. number: among all units. source: number of its source. index: of the unit in it.
+    """Read a unit and encode the rows. number: among all units. source: number of the source. index: of the unit in the
+    source.
 
-    functions: the user's functions for the rows. mapper: None if these functions leave no row to detect the kind from.
+    functions: the user's functions for the rows. mapper: None if the functions leave no row to detect the kind from.
     """
 
     number: int
@@ -167,7 +168,7 @@ def process_each(on_error: OnError) -> int:
 
 
 class _Encoded(NamedTuple):
-    """Bytes of a sample in a shard, its spans as a document, and its measured length."""
+    """Bytes of a sample in a shard, spans of a document, and measured length."""
 
     data: bytes
     spans: NDArray[np.int32]

@@ -1,7 +1,7 @@
-"""Encoding of one part of a conversion; then all parts' units -> shards.
+"""Encoding of a part of a conversion; then the units of all parts -> shards.
 
 A part encodes its units and stores each unit below the target at once. The last command reads the encoded units and
-places them in the order of a conversion on one machine.
+places the samples in the order of a conversion on one machine.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class EncodedParts:
         return EncodedParts.at(base, identity) if base.list_objects(f"{_FOLDER}/") else None
 
     def begin(self, part: Part, *, overwrite: bool) -> Mapping[str, Any] | None:
-        """Announce that the part is being encoded; return its completion record, or None if it is unfinished.
+        """Announce the start of a part; return the completion record of a finished part, else None.
 
         Raise StorageError for parts of another count, and, unless overwrite, for parts of another conversion.
         """
@@ -232,14 +232,14 @@ class EncodedParts:
         return bool(self._records())
 
     def marks(self, part: Part) -> list[Mark]:
-        """Files that prove to a worker that it sees the target, if the target is a folder."""
+        """Files by which a worker checks its view of a target folder."""
         if not isinstance(self.storage, LocalStorage):
             return []
         remedy = "convert to a folder that all nodes share, or to an object store"
         return [Mark(path=self.storage.folder.absolute() / _name(part), holds=b'"asked"', remedy=remedy)]
 
     def end(self, part: Part, num_units: Mapping[int, int]) -> None:
-        """Record that all units of the part are stored. num_units: of the sources that the part has read."""
+        """Record the end of the part after its last unit. num_units: of the sources read by the part."""
         self._say(part, {str(source): count for source, count in num_units.items()})
 
     def units(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from .reading import FetchTask, Reading
 from .shards import ShardMaker, ShardTask
 
 Task = UnitTask | ShardTask | FetchTask
-_AHEAD = 4  # units per worker that may be encoded ahead of placement
+_AHEAD = 4  # units per worker to encode ahead of placement
 
 
 class Encoder(Protocol):
@@ -101,8 +101,8 @@ class Run:
         self._next_unit: UnitTask | None = None  # also None during the fetch of its source
         self._has_all = False  # whether all units were cut
         self._num_cut = 0  # units
-        self._encoded: dict[int, UnitTask] = {}  # encoded units that wait for earlier units to be placed
-        self._failed: set[int] = set()  # encoded units that ended early, at a row that does not fit
+        self._encoded: dict[int, UnitTask] = {}  # encoded units behind units that are not placed yet
+        self._failed: set[int] = set()  # encoded units with an early end, at a row that does not fit
         self._errors: dict[int, LmmsStreamError] = {}  # of units, to be raised when their turn comes
         self._shards: deque[ShardTask] = deque()  # to be made
         self._num_given = 0

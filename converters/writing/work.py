@@ -83,7 +83,7 @@ class WorkFolder:
 
     @property
     def marks(self) -> list[Mark]:
-        """Files that prove to a worker that it sees the folders to write to."""
+        """Files by which a worker checks its view of the folders to write to."""
         owner = self.owner["id"].encode()
         remedy = "name a folder that all nodes share with --work"
         found = [Mark(path=self.folder / _ABOUT_NAME, holds=owner, remedy=remedy)]
@@ -98,7 +98,7 @@ class WorkFolder:
         return self.folder / "shards.jsonl"
 
     def keep_shard(self, output: int, number: int, entry: dict[str, Any]) -> None:
-        """Record that a shard is in the target: no run makes it again."""
+        """Record a shard in the target: no run makes the shard again."""
         self.done[output, number] = entry
         with self._journal.open("ab") as file:
             file.write(json.dumps([output, number, entry]).encode() + b"\n")
@@ -261,7 +261,7 @@ def _remove_half_written(target: Storage) -> None:
 
 def _look(target: Storage) -> dict[str, Any] | None:
     """Return the claim or description at a target, if any; StorageError for a dataset of another program."""
-    for name in (UNFINISHED_NAME, DATASET_NAME):  # a run that is killed at its very end leaves both
+    for name in (UNFINISHED_NAME, DATASET_NAME):  # a run killed at the very end leaves both
         described = read_described(target, name)
         if described:
             return described | {"is_finished": name == DATASET_NAME}
@@ -446,7 +446,7 @@ def read_described(target: Storage, name: str) -> dict[str, Any] | None:
 
 
 def _claimed(claim: Mapping[str, Any]) -> set[str]:
-    """Files that an unfinished conversion may have written, and files that it replaces."""
+    """Files possibly written by an unfinished conversion, and files to be replaced by it."""
     replaced = claim.get("replaced", [])
     numbers = islice(free_numbers(replaced), claim["num_shards"])
     return {*claim["files"], *replaced, *(shard_name(number) + claim["extension"] for number in numbers)}
