@@ -76,7 +76,7 @@ def are_messages(value: Any) -> bool:
 
 
 def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> None:
-    """Raise DataError if a column that is read in texts holds lists of messages in text form. found: role -> column.
+    """Raise DataError if a text column holds lists of messages in text form. found: role -> column.
 
     A prompt and its response are read as messages from JSON text, but never from Python's notation.
     """

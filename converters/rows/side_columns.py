@@ -354,7 +354,7 @@ def _template_settings(row: Mapping[str, Any]) -> str | None:
 
 
 def _packs(row: Mapping[str, Any], name: str) -> str | None:
-    """Describe a row of tokens of several samples, to be read into a single sample."""
+    """Describe a row with tokens of several samples: a row of tokens must be a single sample."""
     numbers = _numbers(row[name])
     if not numbers.size or not _BOUNDS[name](numbers):
         return None

@@ -152,7 +152,7 @@ class DelimitedTable:
         return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
 
     def _end_of_header(self) -> int | None:
-        """Return the offset after the first line that is not blank; None if it does not end with a line feed."""
+        """Return the offset after the first line that is not blank; None for a lone carriage return."""
         with self._location.file.open(until=REST_BYTES) as file:
             for line in lines_between(file, start=0, stop=ENDLESS):
                 texts = list(_texts([line]))

@@ -59,12 +59,14 @@ def open_sources(
     folder or URL of an MDS dataset, with a row per sample; a YAML list of specs, with settings per entry; or
     LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?config=main&split=train selects a configuration and a split of a
     folder (config=* selects all configurations), PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY a
-    member of an object. format: format of the specs, regardless of name and content. delimited: settings of CSV and
-    TSV. scratch: folder for files fetched from object stores, each from its turn until its source is closed.
-    unit_bytes: approximate bytes of a unit, or a function of the bytes of a source; the cuts depend on it. refused:
-    receives the name and the error of each unreadable file of a folder or glob; without it the error is raised. ids:
-    file of the sample ids to read of the only source, an MDS dataset; see read_ids. target: place of the dataset to
-    write; its files are left out of a folder or glob around it.
+    member of an object.
+
+    format: format of the specs, regardless of name and content. delimited: settings of CSV and TSV. scratch: folder for
+    files fetched from object stores, each from its turn until its source is closed. unit_bytes: approximate bytes of a
+    unit, or a function of the bytes of a source; the cuts depend on it. refused: receives the name and the error of
+    each unreadable file of a folder or glob; without it the error is raised. ids: file of the sample ids to read of the
+    only source, an MDS dataset; see read_ids. target: place of the dataset to write; its files are left out of a folder
+    or glob around it.
 
     Raise DataError for empty, unknown or contradictory sources, StorageError for missing or unreadable sources. Files
     in object stores are opened at their turn, and `units` raises their errors. Units read ranges of a stored file if

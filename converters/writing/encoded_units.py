@@ -71,12 +71,12 @@ class UnitTask:
 class UnitEncoder:
     """Encodes units. processor: measures samples; with `tokenize`, its tokens are stored.
 
-    on_error: at a row that does not fit, the unit ends with this row as its only reject, or continues. limit: a unit
-    ends with the row of this sample. shortest, longest: samples of fewer or more tokens are left out. hashes: hash each
-    sample. documents: samples of tokens become parts of other samples; only their tokens are stored. links: link to
-    local shards instead of copying their samples. process_each: n: 1 of n rows is processed, other rows are only
-    measured; None: decided by on_error. on_dropped: whether tools and tool calls that the processor's chat template
-    does not show are an error.
+    on_error: at a row that does not fit, the unit ends with this row as its only reject, or continues. limit: number of
+    samples; a unit ends with the row that reaches the limit. shortest, longest: samples of fewer or more tokens are
+    left out. hashes: hash each sample. documents: samples of tokens become parts of other samples; only their tokens
+    are stored. links: link to local shards instead of copying their samples. process_each: n: 1 of n rows is processed,
+    other rows are only measured; None: decided by on_error. on_dropped: whether tools and tool calls that the
+    processor's chat template does not show are an error.
     """
 
     folder: Path
