@@ -1,10 +1,10 @@
-"""Ranks compare the settings that decide who reads which packs, before the first batch. settings -> ConfigError.
+"""Comparison of the settings that decide the packs of each rank, before the first batch. settings -> ConfigError.
 
-The trainer gathers the settings of all ranks. In other loops a rank compares its settings with those of the rank that
-came first, in the store of torch's process group: no rank waits for another, unless it has loaded a state since it
-compared, as one that has not compares no more. Where an iteration ends, it compares in the same way where those up to
-this end began: one that looked at a batch alone went on behind it. Without a process group a rank has its environment
-only.
+The trainer gathers the settings of all ranks. In other loops a rank compares with the first rank's settings, in the
+store of torch's process group. No rank waits for another, unless the rank has loaded a state after a comparison:
+ranks without a new state do not compare again. At the end of an iteration a rank compares in the same way the steps at
+which iterations began: a rank that read a batch separately continued after the batch. Without a process group a rank
+checks only the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..plan.cursor import differing_fields
 from ..types import World
 from ..version import VERSION
 
-_NUMBERS = count()  # of the comparisons of this process: ranks compare the same loaders in the same order
+_NUMBERS = count()  # numbers of this process's comparisons: all ranks compare loaders in the same order
 _POLL_S = 0.05
 _KEY = "lmms_stream/agreement"
 _STEPS = "the steps where iterations began"
@@ -38,27 +38,27 @@ _REMEDIES = {
 
 
 class Agreement:
-    """The comparison of one loader's settings between ranks; it is done once for each state that is loaded."""
+    """Comparison of a loader's settings between ranks, once per loaded state."""
 
     def __init__(self) -> None:
         self._number: int | None = None
-        self._num_states = 0  # that were loaded
+        self._num_states = 0  # number of loaded states
         self._is_done = False
         self._is_renewed = False
         self._began_at: list[int] = []  # since the last end
         self._num_ended = 0
 
     def renew(self) -> None:
-        """Let the next iteration compare again: it begins at another state."""
+        """Let the next iteration compare again, after loading a state."""
         self._num_states += 1
         self._began_at, self._num_ended = [], 0
         self._is_renewed |= self._is_done
         self._is_done = False
 
     def gather(self, settings: Mapping[str, Any], world: World, gather: Callable[[Any], Sequence[Any]]) -> None:
-        """Compare the settings of all ranks, which all call this; gather gives what each rank gave, in their order.
+        """Compare the settings of all ranks; all ranks call this. gather: returns the values of all ranks, in order.
 
-        Raises ConfigError on all ranks where settings differ.
+        Raises ConfigError on all ranks if settings differ.
         """
         first, *others = gather(_described(settings, world))
         for rank, each in enumerate(others, 1):
@@ -66,10 +66,10 @@ class Agreement:
         self._is_done = True
 
     def compare(self, settings: Mapping[str, Any], world: World) -> None:
-        """Compare with the rank that called this first.
+        """Compare with the first rank that called this.
 
-        Raises ConfigError if settings differ, if nodes are a guess, or if only some ranks have loaded a state since
-        they compared, after the time limit of the process group's store.
+        Raises ConfigError if settings differ, if nodes are a guess, or, after the time limit of the process group's
+        store, if only some ranks have loaded a state since the last comparison.
         """
         if self._is_done or world.world_size == 1 or get_worker_info() is not None:
             return
@@ -95,9 +95,10 @@ class Agreement:
             self._began_at.append(step)
 
     def end(self, world: World) -> None:
-        """Compare where iterations began up to an end with the rank that came to it first; ConfigError if they differ.
+        """Compare the first steps of iterations with the first rank to reach this end; ConfigError if steps differ.
 
-        Only where ranks compared their settings in the store, and it is still there: its rank may have ended.
+        Compares only if settings were compared in the store, and the store still answers: the store's rank may have
+        ended.
         """
         began_at, self._began_at = self._began_at, []
         self._num_ended += 1
@@ -113,7 +114,7 @@ class Agreement:
 
 @contextmanager
 def _group_store() -> Iterator[Any]:
-    """Yield the store of the process group; WorkerError if it does not answer."""
+    """Yield the store of the process group; WorkerError if the store does not answer."""
     try:
         yield dist.distributed_c10d._get_default_store()
     except LmmsStreamError:
@@ -126,7 +127,7 @@ def _group_store() -> Iterator[Any]:
 
 
 def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:
-    """Return when each rank has added itself to the key, or raise ConfigError after the time limit of the store."""
+    """Return when all ranks are counted in the key, or raise ConfigError after the time limit of the store."""
     limit_s = store.timeout.total_seconds()
     deadline = time.monotonic() + limit_s
     while num_here < num_ranks:
@@ -140,7 +141,7 @@ def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:
 
 
 def _described(settings: Mapping[str, Any], world: World) -> dict[str, Any]:
-    """The settings as JSON values, with what every loader's deal depends on."""
+    """Return the settings as JSON values, with the values that decide every loader's deal."""
     named = {
         "lmms_stream": VERSION,
         "world_size": world.world_size,
@@ -167,7 +168,7 @@ def _check_equal(first: Mapping[str, Any], other: Mapping[str, Any], *, ranks: t
 
 
 def _differing_plans(one: Any, two: Any) -> tuple[Any, Any, str]:
-    """The first source whose plans differ, with its fingerprints and the settings that they differ in."""
+    """Return both fingerprints of the first source with differing plans, and a name with the differing settings."""
     one, two = one or {}, two or {}
     if list(one) != list(two):
         return list(one), list(two), "the sources"

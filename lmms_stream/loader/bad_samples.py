@@ -1,4 +1,4 @@
-"""Samples that cannot be processed: the errors of one sample, and the padding in its place."""
+"""Samples that cannot be processed: errors of a single sample, and padding instead of the sample."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _NEVER = (MemoryError, ImportError, StorageError, ShardError, ConfigError, torch
 class BadSamples:
     """How a loader treats bad samples.
 
-    on_bad_sample: "error" ends the run with the sample's name; "quarantine" puts padding without loss in its place.
-    sample_timeout_s: a sample that takes longer to process is an error; None: it may take as long as it likes. folder:
-    where each worker appends what it quarantines (default: nowhere). Raises ConfigError.
+    on_bad_sample: "error" ends the run with the sample's name; "quarantine" replaces the sample by padding without
+    loss. sample_timeout_s: processing time after which a sample is an error; None: unlimited. folder: each worker
+    appends quarantined samples to a list in the folder (default: no list). Raises ConfigError.
     """
 
     on_bad_sample: OnBadSample = "error"
@@ -55,9 +55,9 @@ class BadSamples:
 
 
 def is_of_sample(error: Exception) -> bool:
-    """Whether an error is of one sample: not of a store, a shard, the machine or the settings, by itself or its causes.
+    """Whether an error concerns one sample: neither error nor causes concern a store, a shard, the machine or settings.
 
-    Image libraries raise OSError for damaged bytes, too; those of the system have a number.
+    Image libraries also raise OSError for damaged bytes; only the system's OSErrors have a number.
     """
     if isinstance(error, LmmsStreamError) and not isinstance(error, DataError | LengthsError):
         return False
@@ -70,7 +70,7 @@ def is_of_sample(error: Exception) -> bool:
 
 
 def _is_of_system(error: BaseException) -> bool:
-    of_decoder = type(error).__module__.partition(".")[0] == "av"  # its errors of damaged bytes have numbers, too
+    of_decoder = type(error).__module__.partition(".")[0] == "av"  # av's errors for damaged bytes also have numbers
     return isinstance(error, OSError) and error.errno in errno.errorcode and not of_decoder
 
 
@@ -81,12 +81,12 @@ def reason_of(error: Exception) -> str:
 
 
 def padding_of(length: int) -> Processed:
-    """Padding without loss, in the place of a segment of so many tokens."""
+    """Return padding without loss for a segment of `length` tokens."""
     return {"input_ids": np.zeros(length, np.int64), "labels": np.full(length, IGNORED_LABEL, np.int64)}
 
 
 def check_padded(datasets: Mapping[str, PackedDataset], collator: object) -> None:
-    """ConfigError where batches are made of more than tokens and media, so that padding is not all that they need."""
+    """Raise ConfigError if padding cannot replace a sample: batches contain more than tokens and media."""
     objectives = {name: getattr(each.processor, "objective", None) for name, each in datasets.items()}
     found = [f"{name} is for {each}" for name, each in objectives.items() if each is not None]
     if collator is not collate and not isinstance(collator, PackCollator):
@@ -99,17 +99,17 @@ def check_padded(datasets: Mapping[str, PackedDataset], collator: object) -> Non
         )
 
 
-# Which sample each worker is at, and since when: memory that they share with their loader, which watches it.
+# Current sample of each worker, and start time: shared memory, watched by the loader.
 
 LONGEST_POLL_S = 1.0
-LEAST_GRACE_S = 5.0  # that a process which works on a sample itself has beyond its time, to raise the error
+LEAST_GRACE_S = 5.0  # least extra time for a loader without workers to raise the error of an overdue sample
 logger = logging.getLogger("lmms_stream")
 
 
 class SampleClock(SharesTensors):
-    """A row a process: when its sample began (nanoseconds, 0: it is at none), the number of its source, its id.
+    """A row per process: start time of the sample (nanoseconds, 0: no sample), number of the source, sample id.
 
-    timeout_s: a sample that takes longer is an error. sources: their names.
+    timeout_s: time after which a sample is an error. sources: names of the sources.
     """
 
     def __init__(self, num_workers: int, *, sources: Sequence[str], timeout_s: float):
@@ -120,7 +120,7 @@ class SampleClock(SharesTensors):
 
     @contextmanager
     def at(self, source: str, sample_id: int, *, worker: int) -> Iterator[None]:
-        """Say what is begun; WorkerError where it took too long."""
+        """Record the sample while a worker processes the sample; WorkerError if processing took too long."""
         row = self._rows[worker].numpy()
         row[1], row[2] = self.sources.index(source), sample_id
         row[0] = began = time.monotonic_ns()
@@ -132,11 +132,11 @@ class SampleClock(SharesTensors):
             raise self.error(source, sample_id)
 
     def begun(self, worker: int) -> int:
-        """When the sample that a worker is at began; 0: it is at none."""
+        """Start time of a worker's current sample, in nanoseconds; 0: no sample."""
         return int(self._rows[worker, 0])
 
     def overdue(self) -> tuple[int, WorkerError] | None:
-        """The first worker whose sample takes too long, and the error that names it."""
+        """The first worker with an overdue sample, and the error with the sample's name."""
         for worker, (began, source, sample_id) in enumerate(self._rows.tolist()):
             if began and time.monotonic_ns() - began > self.timeout_s * 1e9:
                 return worker, self.error(self.sources[source], sample_id)
@@ -151,9 +151,10 @@ class SampleClock(SharesTensors):
 
 
 class SampleWatch:
-    """A thread that ends a worker whose sample takes too long, and reports it. end: ends a worker, by its number. None:
-    this process processes the samples itself. It raises the error after the sample, or ends after twice the time, at
-    least LEAST_GRACE_S more.
+    """A thread that reports an overdue sample and ends the worker.
+
+    end: ends a worker, by number. None: this process processes the samples. The process then raises the error after
+    the sample, or ends when the sample has taken another timeout_s, at least LEAST_GRACE_S.
     """
 
     def __init__(self, clock: SampleClock, end: Callable[[int], Any] | None):
@@ -182,7 +183,7 @@ class SampleWatch:
 
 
 def _end_this_process(error: WorkerError) -> None:
-    """End with the reason, and with where each thread stands, whatever the main thread is at."""
+    """End this process at once, with the reason and the stacks of all threads."""
     sys.stderr.write(f"this process ends itself, as it is still at this sample; error: {error}\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(all_threads=True)

@@ -35,11 +35,11 @@ from .drop_list import append_left_out
 from .media_memory import PackMemory, RowMemory, SharedBlocks, new_rows
 from .wire import WireBatch
 
-# A segment of a pack -> its processed sample, or the piece of it in the pack; errors name the sample.
+# A segment of a pack -> the processed sample, or the sample's piece in the pack; errors name the sample.
 
 
 def processor_that_packs(dataset: PackedDataset) -> Processor:
-    """The processor of a dataset, without which it has no packs; ConfigError where it has none."""
+    """Return the processor of a dataset; ConfigError if the dataset has no processor, and therefore no packs."""
     if dataset.processor is None:
         raise ConfigError(f"packs need a processor: give the dataset at {dataset.url} one")
     return dataset.processor
@@ -48,11 +48,11 @@ def processor_that_packs(dataset: PackedDataset) -> Processor:
 def process_pack(
     dataset: PackedDataset, work: Work, segments: Sequence[int]
 ) -> dict[int, Processed | DataError | StorageError]:
-    """Return what the processor makes of the samples of some segments, or their DataErrors, many samples at once.
+    """Process the samples of some segments, many samples at once; return processed samples or DataErrors.
 
-    The first segment whose shard cannot be had has its StorageError, so that nobody waits for the shard again. A
-    segment is missing behind it, where samples are processed one by one, and where another error is raised for a sample
-    that is tokenized with it: process_segment raises the error again, for its sample.
+    The first segment with an unavailable shard has the StorageError: nobody waits for the shard again. Later segments
+    are missing. Segments are also missing if samples are processed singly, and if a sample tokenized in the same group
+    raises another error: process_segment raises the error again, for the failing sample.
     """
     processor = processor_that_packs(dataset)
     if not tokenizes_all(processor) or works_together(type(processor), "process", "process_drawn"):
@@ -73,7 +73,7 @@ def process_pack(
             found = process_all(processor, [sample for _, sample in group])
             if found is not None:
                 made |= zip([segment for segment, _ in group], found, strict=True)
-    except Exception:  # noqa: BLE001 - the segment that cannot be read raises it again where it is read by itself
+    except Exception:  # noqa: BLE001 - the failing segment raises the error again when read separately
         pass
     return made
 
@@ -93,9 +93,9 @@ def process_segment(
     pack: int,
     is_made: bool,
 ) -> Processed:
-    """Return the sample of a segment, processed. memory: for its media. DataError or LengthsError, with its name.
+    """Return the processed sample of a segment. memory: for media. DataError or LengthsError, with the sample's name.
 
-    is_made: `sample` is what process_pack made of the stored sample.
+    is_made: `sample` is a result of process_pack, not the stored sample.
     """
     sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
     try:
@@ -112,7 +112,7 @@ def process_segment(
 
 
 def piece_of(dataset: PackedDataset, work: Work, segment: int, processed: Processed) -> Processed:
-    """The tokens of a segment: all of its sample, unless that is longer than a pack."""
+    """Return the tokens of a segment: the whole sample, or a piece of a sample longer than a pack."""
     sample_id, start, length = (int(values[segment]) for values in work.segments[:3])
     num_tokens = len(processed["input_ids"])
     if num_tokens == length:
@@ -155,7 +155,7 @@ def naming(dataset: PackedDataset, sample_id: int, error: DataError) -> DataErro
 
 
 def explain(dataset: PackedDataset, work: Work, error: DataError, *, segment: int = -1) -> LmmsStreamError:
-    """An error of a processor, with the name of the sample."""
+    """Return the error for a processor's error, with the name of the sample."""
     num_tokens = None
     if isinstance(error, SegmentError):
         segment, num_tokens = error.segment, error.num_tokens
@@ -187,10 +187,9 @@ class LoaderSettings:
 
 
 class Ready(NamedTuple):
-    """Output of a worker: a batch, or work with fetched shards, if the loader makes the batches faster than it could
-    receive them.
+    """Output of a worker: a batch, or work with fetched shards if making batches is faster than receiving batches.
 
-    after: as in Planned, of the last batch. made is None where only the end is told, with the packs that were dropped.
+    after: see Planned; only for the last batch. made: None reports only the end, with the number of dropped packs.
     """
 
     made: Batch | WireBatch | Work | None
@@ -199,7 +198,7 @@ class Ready(NamedTuple):
 
 
 class BatchMaker:
-    """Makes batches through the processor of each source: pack by pack where it can, else sample by sample."""
+    """Makes batches with the processor of each source: pack by pack if possible, else sample by sample."""
 
     def __init__(self, datasets: Mapping[str, PackedDataset], settings: LoaderSettings):
         self.datasets = datasets
@@ -210,8 +209,8 @@ class BatchMaker:
         self.left_out = LeftOut()
         self.clock: SampleClock | None = None
         self._first_step = self._worker = 0
-        self._unmeasured: dict[int, Exception] = {}  # samples that were passed over since the latest work
-        self._untold: list[LeftOutSample] = []  # those of them that no batch has told of
+        self._unmeasured: dict[int, Exception] = {}  # samples passed over since the latest work
+        self._untold: list[LeftOutSample] = []  # passed-over samples not yet reported by a batch
 
     def begin(self, first_step: int, *, worker: int = 0) -> None:
         """Begin the next batches of this process at a step of the run. worker: the number of this process."""
@@ -219,7 +218,7 @@ class BatchMaker:
         self._unmeasured, self._untold = {}, []
 
     def passes_over(self, source: str, sample_id: int, error: Exception) -> bool:
-        """Whether a sample that cannot be measured takes no room in packs; it is listed with the work that follows."""
+        """Whether a sample without a length takes no room in packs; the next work lists the sample."""
         if not is_of_sample(error):
             return False
         if self.left_out.get(source, sample_id) is not None:
@@ -230,22 +229,22 @@ class BatchMaker:
         return False
 
     def list_unmeasured(self, work: Work) -> None:
-        """List the samples that were passed over for a work; its first batch tells of them."""
+        """List the samples passed over for a work; the first batch reports the samples."""
         for sample_id, error in self._unmeasured.items():
             self._untold.append(self._quarantine(work, sample_id, error))
         self._unmeasured = {}
 
     def fills(self, source: str) -> bool:
-        """Whether packs of a source are made straight from the shards: in no time, wherever the shards are mapped."""
+        """Whether packs of a source are made directly from the mapped shards, at almost no cost in any process."""
         return source in self._fillers and self.settings.collator is collate
 
     @property
     def has_news(self) -> bool:
-        """Whether the next batch tells of samples that are in none."""
+        """Whether the next batch reports samples passed over."""
         return bool(self._untold)
 
     def ready(self, work: Work, after: After | None, blocks: SharedBlocks | None = None) -> Iterator[Ready]:
-        """The batches of a work, the last of them with what is known after it. blocks: where media are to lie."""
+        """Yield the batches of a work, the last with `after`. blocks: memory for media."""
         last = work.micro_batches[-1]
         for batch in self.make(work, blocks):
             if self._untold:
@@ -254,11 +253,11 @@ class BatchMaker:
             yield Ready(batch, after if batch.micro_batch == last else None)
 
     def make(self, work: Work, blocks: SharedBlocks | None = None) -> Iterator[Batch]:
-        """The batches of some packs."""
+        """Yield the batches of some packs."""
         if self.fills(work.source):
             yield from self._fill(work)
             return
-        # A collator of the user's may take other keys.
+        # A user's collator may accept other keys.
         checks_keys = self.settings.collator is collate
         collator = for_checked(self.settings.collator)
         for pack, micro_batch in enumerate(work.micro_batches):
@@ -281,7 +280,7 @@ class BatchMaker:
     def _made(
         self, work: Work, segments: range, memory: Memory | None
     ) -> dict[int, Processed | DataError | StorageError]:
-        """See process_pack; empty where each sample is timed, and where media have memory of their own."""
+        """See process_pack; empty if each sample is timed, and if media have separate memory."""
         if self.clock is not None or memory is not None:
             return {}
         ids = work.segments.sample_ids
@@ -297,7 +296,7 @@ class BatchMaker:
         pack: int,
         checks_keys: bool,
     ) -> Processed:
-        """Return the sample of a segment, or padding in its place. made: see process_pack."""
+        """Return the processed sample of a segment, or padding. made: see process_pack."""
         sample_id, length = int(work.segments.sample_ids[segment]), int(work.segments.lengths[segment])
         if self._is_left_out(work, sample_id):
             return padding_of(length)
@@ -322,7 +321,7 @@ class BatchMaker:
         return piece_of(dataset, work, segment, processed)
 
     def _left_out_of(self, work: Work, segments: range) -> list[LeftOutSample]:
-        """Return the segments whose sample is left out in the step of a work, each once."""
+        """Return the samples of some segments left out in the step of a work, without duplicates."""
         if not self.left_out:
             return []
         ids = dict.fromkeys(work.segments.sample_ids[segments.start : segments.stop].tolist())
@@ -330,7 +329,7 @@ class BatchMaker:
         return [each for each in found if each is not None]
 
     def _is_left_out(self, work: Work, sample_id: int) -> bool:
-        """A quarantined sample is never tried again; a dropped sample is dropped from its step on."""
+        """Whether a sample is left out: a quarantined sample always, a dropped sample from since_step on."""
         found = self.left_out.get(work.source, sample_id) if self.left_out else None
         return found is not None and (found.kind == "quarantined" or found.since_step <= self._first_step + work.step)
 
@@ -338,7 +337,7 @@ class BatchMaker:
         return self.settings.bad.on_bad_sample == "quarantine" and is_of_sample(error)
 
     def _quarantine(self, work: Work, sample_id: int, error: Exception) -> LeftOutSample:
-        """Leave a sample out from here on, and write that down."""
+        """Leave a sample out from now on, and append the sample to the list in the folder."""
         sample = LeftOutSample(work.source, sample_id, reason_of(error), self._first_step + work.step, "quarantined")
         self.left_out.add(sample)
         if self.settings.bad.folder is not None:
@@ -348,7 +347,7 @@ class BatchMaker:
         return sample
 
     def _fill(self, work: Work) -> Iterator[Batch]:
-        """The batches of packs whose processor makes them straight from the shards, in rows that they share."""
+        """Yield the batches of packs that the processor makes directly from the shards, in shared rows."""
         dataset, segments, pad_to = self.datasets[work.source], work.segments, self.settings.pad_to
         ends = np.zeros(len(segments.lengths) + 1, np.int32)
         np.cumsum(segments.lengths, out=ends[1:])
@@ -393,13 +392,15 @@ class BatchMaker:
 
 
 def _split(work: Work, rows: TokenRows, ends: NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Rows, cu_seqlens and sample ids of each pack: views of one tensor each, cheaper than separate arrays.
+    """Yield rows, cu_seqlens and sample ids of each pack: views of shared tensors, cheaper than separate arrays.
 
-    ends: the first token of each segment, and the number of all tokens. A view has a version of its own for autograd.
+    ends: the first token of each segment, and the number of all tokens. Each view has a separate autograd version.
     """
     num_segments = np.diff(work.bounds)
     packs = np.repeat(np.arange(len(num_segments)), num_segments + 1)
-    cu_seqlens = ends[np.arange(len(packs)) - packs] - ends[work.bounds[packs]]  # a bound more than segments in each
+    cu_seqlens = (
+        ends[np.arange(len(packs)) - packs] - ends[work.bounds[packs]]
+    )  # each pack has a bound more than segments
     num_tokens = np.diff(ends[work.bounds]).tolist()
     split, tensor = torch.unsafe_split_with_sizes, torch.from_numpy
     return zip(
@@ -411,7 +412,7 @@ def _split(work: Work, rows: TokenRows, ends: NDArray[np.int32]) -> Iterator[tup
 
 
 def _padded(batch: Batch, total: int) -> Batch:
-    """With padding behind it, as a segment of its own."""
+    """Return a batch with padding appended in a separate segment."""
     num_tokens = batch.num_tokens
     rows = new_rows(total)
     for target, source in zip(rows, (batch.input_ids, batch.labels, batch.position_ids), strict=True):
@@ -427,7 +428,7 @@ def _padded(batch: Batch, total: int) -> Batch:
     )
 
 
-# Packs that a processor makes straight from the shards, with padding in the place of samples that are left out.
+# Packs made by a processor directly from the shards, with padding instead of left-out samples.
 
 FillPacks = Callable[[Columns, NDArray[np.int64], PackSegments, TokenRows], NDArray[np.int64]]
 
@@ -441,9 +442,9 @@ def fill_with_padding(
     *,
     left_out: Sequence[int],
 ) -> NDArray[np.int64]:
-    """Write segments into rows as `fill` does, those of samples left_out as padding: see PackFiller.
+    """Write segments into rows with `fill`, and padding for samples in left_out: see PackFiller.
 
-    Returns the loss tokens of each, int64[num_segments]. A SegmentError names the segment among all.
+    Returns the loss tokens per segment, int64[num_segments]. A SegmentError numbers the segment among all segments.
     """
     if not left_out:
         return fill(columns, addresses, segments, rows)

@@ -19,7 +19,7 @@ from .media_memory import PackMemory, new_rows
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
-KEYS = ("input_ids", "labels", "position_ids", "token_inputs", "media", "sequences")  # of what a processor makes
+KEYS = ("input_ids", "labels", "position_ids", "token_inputs", "media", "sequences")  # of a processed sample
 _KNOWN = frozenset(KEYS)
 
 
@@ -34,12 +34,11 @@ def collate(
     memory: PackMemory | None = None,
     keys_are_checked: bool = False,
 ) -> Batch:
-    """One sequence of all samples of a pack; see Batch for the shapes.
+    """Join all samples of a pack to a single sequence; see Batch for the shapes.
 
-    pad_to: at least this many tokens; what is added is a segment of its own, without labels. No samples at all
-    give a pad pack: only such a segment. memory: that the samples' media may lie in. keys_are_checked: by check_keys,
-    before. ConfigError for samples with another key than KEYS, and for media, positions or sequences of shapes that do
-    not go together.
+    pad_to: minimum number of tokens; padding is a separate segment without labels. Without samples the batch is a pad
+    pack: only padding. memory: may contain the samples' media. keys_are_checked: check_keys was called before.
+    ConfigError for samples with a key not in KEYS, and for incompatible shapes of media, positions or sequences.
     """
     for sample in () if keys_are_checked else samples:
         check_keys(sample)
@@ -76,12 +75,12 @@ def collate(
 
 
 def for_checked(collator: Callable[..., Batch]) -> Callable[..., Batch]:
-    """Return a collator for samples whose keys were checked: `collate` checks no keys then."""
+    """Return a collator for samples with checked keys: `collate` then checks no keys."""
     return partial(collate, keys_are_checked=True) if collator is collate else collator
 
 
 def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
-    """ConfigError for a key that no batch would hold."""
+    """Raise ConfigError for a key not in KEYS."""
     if not sample.keys() <= _KNOWN:
         raise ConfigError(
             f"{made_by} gives {min(sample.keys() - _KNOWN)!r}, which no batch would hold: name tensors for the model "
@@ -90,9 +89,9 @@ def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
 
 
 def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> NDArray[Any]:
-    """Positions that restart, int64[1, T], followed by those of the samples' own axes where they have any.
+    """Return restarting positions, int64[1, T], followed by the positions on the samples' own axes, if any.
 
-    A sample without axes of its own, and padding, have the same positions on all. float32 where a sample's are.
+    A sample without own axes, and padding, have the same positions on all axes. float32 if a sample has fractions.
     """
     if not any("position_ids" in sample for sample in samples):
         return positions
@@ -117,12 +116,12 @@ def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> ND
 
 
 def padded_length(num_tokens: int, pad_to: int | None) -> int:
-    """Tokens of a pack with its padding."""
+    """Number of tokens of a padded pack."""
     return max(num_tokens, pad_to or 0, 0 if num_tokens else MIN_PAD_TOKENS)
 
 
 def write_padding(rows: TokenRows, num_tokens: int) -> None:
-    """Fill what lies behind the first num_tokens."""
+    """Write padding after the first num_tokens."""
     input_ids, labels, position_ids = rows
     input_ids[:, num_tokens:] = PAD_TOKEN_ID
     labels[:, num_tokens:] = IGNORED_LABEL
@@ -142,7 +141,7 @@ def to_batch(
     inputs: Mapping[str, torch.Tensor] | None = None,
     token_inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> Batch:
-    """The batch of rows, which become its tensors, uncopied."""
+    """Return the batch of rows; the tensors share the memory of the arrays."""
     input_ids, labels, position_ids = rows
     return Batch(
         input_ids=torch.from_numpy(input_ids),
@@ -161,9 +160,9 @@ def to_batch(
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Packs one after another as one sequence; what is of one pack alone (source, micro_batch) is of the first.
+    """Join packs to a single sequence; source, step and micro_batch are taken from the first pack.
 
-    Where some have axes of positions, those that have none get the same positions on all.
+    If some packs have position axes, packs without axes get the same positions on all axes.
     """
     first, *others = batches
     if not others:
@@ -188,7 +187,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def joined_bounds(batches: Sequence[Batch]) -> torch.Tensor:
-    """The cu_seqlens of packs that are joined: int32[num_segments + 1]."""
+    """The cu_seqlens of joined packs: int32[num_segments + 1]."""
     if len(batches) == 1:
         return batches[0].cu_seqlens
     starts = np.cumsum([0, *(batch.num_tokens for batch in batches[:-1])]).tolist()
@@ -209,25 +208,25 @@ def _joined_positions(positions: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(positions), dim=-1)
 
 
-# The media of samples -> named tensors of a batch, those of all samples one after another on axis 0.
+# The media of samples -> named tensors of a batch, concatenated on axis 0.
 
 
 def media_inputs(media: Sequence[Mapping[str, Any]], memory: PackMemory | None = None) -> dict[str, torch.Tensor]:
-    """media: of each sample, its arrays by name; memory: that these may lie in.
+    """Join media by name. media: each sample's arrays by name; memory: may contain the arrays.
 
-    ConfigError where the rows of a name differ in shape or type.
+    ConfigError if the rows of a name differ in shape or type.
     """
     inputs = {}
     for name, arrays in _by_name(media).items():
         found = memory.joined(name, arrays) if memory is not None else None
         inputs[name] = torch.from_numpy(_joined(name, arrays) if found is None else found)
     if memory is not None:
-        memory.give_back()  # what does not lie there is copied by now
+        memory.give_back()  # arrays outside the joined regions were copied above
     return inputs
 
 
 def join_inputs(inputs: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The tensors of several batches, one after another on axis 0."""
+    """Concatenate the tensors of several batches on axis 0, by name."""
     return {name: torch.cat(tensors) for name, tensors in _by_name(inputs).items()}
 
 
@@ -247,13 +246,13 @@ def _joined(name: str, arrays: Sequence[Any]) -> NDArray[Any]:
     return np.concatenate(found)
 
 
-# Values of tokens beside their ids, as Gemma 3's kinds of tokens -> named tensors of a batch, along the sequence.
+# Values per token next to the ids, for example Gemma 3's token types -> named tensors of a batch, along the sequence.
 
 
 def token_inputs(named: Sequence[Mapping[str, Any]], lengths: Sequence[int], total: int) -> dict[str, torch.Tensor]:
-    """int64[1, total] of each name: of samples of these lengths, one after another; 0 where one has none, and behind.
+    """Join token inputs: int64[1, total] per name, consecutive samples of `lengths`; 0 for missing inputs and padding.
 
-    named: of each sample, an array of its length by name. ConfigError for one of another length.
+    named: each sample's arrays by name, a value per token. ConfigError for an array of another length.
     """
     names = dict.fromkeys(name for each in named for name in each)
     rows = {name: np.zeros((1, total), np.int64) for name in names}
@@ -270,7 +269,7 @@ def token_inputs(named: Sequence[Mapping[str, Any]], lengths: Sequence[int], tot
 
 
 def join_token_inputs(named: Sequence[Mapping[str, torch.Tensor]], lengths: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Join the token inputs of batches of so many tokens; 0 for a batch without an input."""
+    """Join the token inputs of batches. lengths: tokens per batch. A batch without an input gets 0."""
     names = dict.fromkeys(name for each in named for name in each)
     empty = [torch.zeros(1, length, dtype=torch.int64) for length in lengths]
     return {
@@ -279,13 +278,13 @@ def join_token_inputs(named: Sequence[Mapping[str, torch.Tensor]], lengths: Sequ
     }
 
 
-# Sequences of samples, as the two answers of a pair, or documents -> which segments of a batch they are.
+# Sequences of samples, for example the two answers of a pair, or documents -> segments of a batch.
 
 
 def sequences_of(samples: Sequence[Processed], lengths: Sequence[int]) -> NDArray[np.int64] | None:
-    """The sequences of samples of these lengths, which stand one after another: see Batch. None where none has any.
+    """Join the sequences of consecutive samples of `lengths`: see Batch. None if no sample has sequences.
 
-    ConfigError for sequences that do not make up their sample, and for samples without any beside others with them.
+    ConfigError if sequences do not add up to the sample, and if only some samples have sequences.
     """
     if not any("sequences" in sample for sample in samples):
         return None
@@ -315,7 +314,7 @@ def _check(own: NDArray[np.int64], length: int) -> None:
 
 
 def join_sequences(batches: Sequence[Batch]) -> torch.Tensor | None:
-    """Join the sequences of consecutive batches; None if no batch has any. Batches without samples have none."""
+    """Join the sequences of consecutive batches; None if no batch has any. Batches without samples add no sequence."""
     if all(batch.sequences is None for batch in batches):
         return None
     found, first_sample, first_token = [], 0, 0
@@ -337,9 +336,9 @@ def join_sequences(batches: Sequence[Batch]) -> torch.Tensor | None:
 
 
 class PackCollator:
-    """Called with the packs that a dataset gives, it joins them: one sequence, in which no sample sees another.
+    """Join a dataset's packs to a single sequence; no sample sees another.
 
-    Called as the loader calls its collator, with processed samples and sample_ids, it makes the Batch of a pack.
+    With processed samples and sample_ids (the loader's call) the result is the Batch of a pack.
     """
 
     def __call__(

@@ -34,29 +34,28 @@ from .wire import WireBatch, from_wire
 from .worker import FetchMeter, LaneWorker, PackWorker, PlanWorker
 from .workers import StartMethod, Workers
 
-FETCH_ERROR_S = 10.0  # waited beyond fetch.timeout_s, so that the fetch's own error comes first: it says more
+FETCH_ERROR_S = 10.0  # wait beyond fetch.timeout_s: the more precise error of the fetch comes first
 
 
 class PackedLoader:
     """This rank's batches, each a pack: steps of global_batch / (world_size / replication) batches.
 
-    dataset: one, or several by name; then weights and max_epochs are Mixture's. Iterating gives what is left of the
-    current epoch, or, with weights, goes on until every source has had its max_epochs. The samples in the global
+    dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. An iteration yields the rest
+    of the current epoch, or, with weights, runs until every source has reached max_epochs. The samples in the global
     batch of a step do not depend on world size or workers. `len` is the number of batches left.
 
     A dataset with packing_mode "lanes" is packed without end: then `len` raises ConfigError, and world size times
     workers must divide the number of lanes.
 
-    state_dict() counts only steps whose batches have all been delivered; it can be loaded at another world
-    size, worker count or global_batch, and with other weights or more sources (in lanes: after merge_states).
-    drop_last drops a short last step (num_dropped_packs counts its packs), which is padded with label-free packs
-    otherwise. pin_memory: batches are page-locked where there is a GPU. start_method: how workers are started
-    (default: the program's); "server" forks them from a process that has imported what they need, and from this one
-    where they are given something of the main module, or that cannot be pickled. timeout_s: a worker that gives nothing
-    for as long is an error; where shards are copied to this node, no sooner than their own timeout_s (FetchConfig) and
-    some seconds. persistent_workers: they are kept from one iteration to the next, and serve the latest alone. bad:
-    what is done with samples that cannot be processed. drop: a file of samples to leave out, or the first step
-    of each of several. Raises ConfigError when global_batch cannot be shared equally.
+    state_dict() counts only completely delivered steps. The state can be loaded at another world size, worker count or
+    global_batch, and with other weights or more sources (in lanes: after merge_states). drop_last: drop a short last
+    step (num_dropped_packs counts the packs) instead of padding the step with label-free packs. pin_memory: page-lock
+    batches if a GPU is available. start_method: how workers are started (default: the program's); "server" forks
+    workers from a process with the needed imports, or from this process if workers refer to the main module or cannot
+    be pickled. timeout_s: limit for a silent worker; for shards copied to this node at least timeout_s of FetchConfig
+    plus some seconds. persistent_workers: keep workers between iterations; they serve only the latest. bad: treatment
+    of samples that cannot be processed. drop: a file of samples to leave out, or several files with the first step of
+    each. Raises ConfigError when global_batch cannot be shared equally.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class PackedLoader:
         weights: Weights | Mapping[int, Weights] | None,
         max_epochs: Mapping[str, int] | None,
     ) -> tuple[PackWorker, PlanDelivery | LaneDelivery]:
-        """The part that runs in workers, and the part that follows the position of this loader."""
+        """Return the part for workers, and the part for the position of this loader."""
         settings, num_workers, persistent = self.settings, self.num_workers, self.persistent_workers
         if any(each.mode == "lanes" for each in datasets.values()):
             _check_lanes(datasets, weights, self.world, num_workers)
@@ -147,7 +146,7 @@ class PackedLoader:
 
     @property
     def packing_lengths(self) -> dict[str, int]:
-        """Tokens that a pack of each source can hold."""
+        """Maximum tokens per pack of each source."""
         return {name: each.needed_packing.packing_length for name, each in self._worker.datasets.items()}
 
     @property
@@ -162,12 +161,12 @@ class PackedLoader:
 
     @property
     def num_parts(self) -> dict[str, int]:
-        """How many parts of the dataset of each source are read, see StreamConfig."""
+        """Number of dataset parts read for each source, see StreamConfig."""
         return {name: each.one.num_parts for name, each in self._worker.datasets.items()}
 
     @property
     def lengths(self) -> dict[str, str]:
-        """The fingerprint of each source's processor, which is the name of its lengths index."""
+        """Fingerprint of each source's processor: the name of the lengths index."""
         return {name: processor_fingerprint(processor_that_packs(each)) for name, each in self._worker.datasets.items()}
 
     @property
@@ -177,7 +176,7 @@ class PackedLoader:
 
     @property
     def epochs(self) -> dict[str, float]:
-        """How many epochs of each source were delivered; empty in lanes, which have no end."""
+        """Delivered epochs of each source; empty in endless lanes."""
         return dict(self._delivery.epochs)
 
     @property
@@ -191,17 +190,17 @@ class PackedLoader:
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor after the last step that was delivered whole; ConfigError in lanes."""
+        """The cursor after the last completely delivered step; ConfigError in lanes."""
         return self._planned.cursor
 
     @property
     def step(self) -> int:
-        """Steps that were delivered whole, or passed over, since the beginning of the run."""
+        """Steps completely delivered, or passed over, since the beginning of the run."""
         return self._delivery.cursor.step
 
     @property
     def mixture(self) -> Mixture:
-        """Which packs of which source make a step; ConfigError in lanes, where that is not known beforehand."""
+        """The sources and packs of each step; ConfigError in lanes, whose packs are not known beforehand."""
         return self._planned.mixture
 
     @property
@@ -212,12 +211,12 @@ class PackedLoader:
 
     @property
     def packs_left(self) -> int | None:
-        """Packs left in the epoch; with weights, until all max_epochs, or None when there is no end (as in lanes)."""
+        """Packs left in the epoch; with weights, until all max_epochs; None without an end (in lanes, for example)."""
         return self._delivery.packs_left
 
     @property
     def steps_left(self) -> int:
-        """Steps left in the epoch (with weights: until all max_epochs); ConfigError when there is no end."""
+        """Steps left in the epoch (with weights: until all max_epochs); ConfigError without an end."""
         packs_left = self.packs_left
         if packs_left is None:
             raise ConfigError(
@@ -226,9 +225,9 @@ class PackedLoader:
         return self._num_steps(packs_left)
 
     def steps_to_epoch(self, num_epochs: int) -> int:
-        """Steps from the cursor to the end of `num_epochs` epochs; without weights, where each holds every source once.
+        """Steps from the cursor to the end of `num_epochs` epochs; only without weights: each epoch holds every source.
 
-        The epochs of a source that was added later are fewer: those of the first sources count.
+        The epochs of the first sources count: a source added later has fewer epochs.
         """
         return sum(self._num_steps(packs) for packs in self._planned.packs_of_epochs(num_epochs))
 
@@ -241,7 +240,7 @@ class PackedLoader:
 
     @property
     def deal_settings(self) -> dict[str, Any]:
-        """Settings that decide which packs a rank reads, as JSON values; ranks must agree on them."""
+        """JSON values of the settings that decide the packs of a rank; ranks must agree on all values."""
         lanes = {"num_workers": self.num_workers} if self.state_is_per_rank else {}
         return {
             "global_batch": self.global_batch,
@@ -270,22 +269,23 @@ class PackedLoader:
         self.agreement.end(self.world)
 
     def _made(self, ready: Ready) -> Iterable[Ready]:
-        """Batches that a worker made, or left for this process to make."""
+        """Return a worker's batches, or make batches of the worker's work."""
         return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
 
     def origin_of(self, source: str, sample_id: int) -> SourceRow | None:
-        """The row that a sample of a source was made of; None where its dataset does not say."""
+        """The original row of a sample of a source; None if the dataset does not record rows."""
         return self._worker.datasets[source].origin_of(sample_id)
 
     @property
     def left_out(self) -> LeftOut:
-        """Samples that this rank leaves out: by drop lists, by leave_out, and quarantined in its batches."""
+        """Samples left out by this rank: by drop lists, by leave_out, and quarantined in batches."""
         return self._worker.batches.left_out
 
     def leave_out(self, samples: LeftOut) -> None:
-        """Leave samples out, too, as those that another rank or an earlier start left out, and those of drop lists.
+        """Leave more samples out, for example samples left out by another rank or an earlier start.
 
-        It counts from the next iteration on; those of drop lists that are not among samples from where the loader is.
+        Effective from the next iteration on. Samples of drop lists missing in `samples` are left out from the loader's
+        current step on.
         """
         known = self.left_out.of_kind("quarantined").merge([samples])
         new = [each for each in self._dropped.samples if known.get(each.source, each.sample_id) is None]
@@ -303,22 +303,22 @@ class PackedLoader:
         return items_ahead(self.settings.steps, num_workers=self.num_workers, reads_media=reads_media)
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor after the last step that was delivered whole: plain ints, strings and lists."""
+        """The cursor after the last completely delivered step: plain ints, strings and lists."""
         return self._delivery.cursor.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved cursor; CursorError for a cursor of another plan, or one beyond the end of this one."""
+        """Continue from a saved cursor; CursorError for a cursor of another plan, or beyond the end of the plan."""
         self._delivery.load(state)
         self.agreement.renew()
 
     @property
     def state_is_per_rank(self) -> bool:
-        """Whether ranks have states of their own, which merge_states makes one of: in lanes, but not with a plan."""
+        """Whether each rank has a separate state, to be joined by merge_states: in lanes, but not with a plan."""
         return isinstance(self._delivery, LaneDelivery)
 
     @staticmethod
     def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state of the states of all ranks at one step, for any number of ranks."""
+        """Merge the states of all ranks at a step; the result can be loaded by any number of ranks."""
         first, *others = [LaneCursor.from_dict(state) for state in states]
         return first.merge(others).to_dict()
 
@@ -328,7 +328,7 @@ class PackedLoader:
 
 
 def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collator: Collator) -> StepConfig:
-    """The config with what workers hand over at once: whole steps where packs are only fetched, else single packs."""
+    """Return the config with the size of a worker's item: whole steps if packs are only fetched, else single packs."""
     fast = collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
         return steps
@@ -352,7 +352,7 @@ def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: 
 
 
 def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ()) -> dict[str, Any] | None:
-    """The stretch of a run that begins where the loader stands: tools/ledger/run.py reads it. None in lanes.
+    """Return the stretch of a run that begins at the loader's cursor, for tools/ledger/run.py. None in lanes.
 
     skipped: ranges [first, stop) of steps that nobody reads.
     """
@@ -386,7 +386,7 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
 
 
 def begin_stretch(history: list[dict[str, Any]], stretch: Mapping[str, Any] | None) -> None:
-    """Add a stretch to those of a run, unless its settings are those of the last one, which then goes on."""
+    """Add a stretch to a run's history; with unchanged settings the last stretch continues."""
     if stretch is None:
         return
     if history and _settings(history[-1]) == _settings(stretch):

@@ -1,9 +1,9 @@
-"""Shared memory that media of batches lie in, lent again once nobody refers to it. Media of a pack -> blocks -> batch.
+"""Reusable shared memory for media of batches. Media of a pack -> blocks -> batch.
 
-Memory that comes fresh from the system costs more than what is written into it: 6000 pages for the patches of an image
-of a megapixel, 20 ms, twice the time of decoding and cutting it up. So a worker keeps its blocks. A block begins with a
-number that says whether it is lent. The worker sets it; the process that gets the batch clears it when the last tensor
-that lies in the block is gone. A batch that nobody received keeps its block.
+Fresh memory from the system costs more than writing the data: 6000 pages for the patches of a one-megapixel image,
+20 ms, twice the time of decoding and cutting the image. Therefore a worker keeps its blocks. A block begins with a
+number: free or lent. The worker sets the number to lent; the process that receives the batch sets the number to free
+when the last tensor in the block is gone. A batch that nobody received keeps the block.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import WorkerError
 from ..types import TokenRows
 
-HEADER = 64  # bytes before the data, so that these begin at a cache line
+HEADER = 64  # bytes before the data: the data begin at a cache line
 FREE, LENT = 0, 1
 
 
 class Block:
-    """Memory for one array, which other processes open as a file of this running process. No name can outlive a killed
-    process, and /dev/shm, which is small in containers, stays free.
+    """Memory for one array; other processes open the memory through this running process's file descriptor.
+
+    No name outlives a killed process, and /dev/shm, often small in containers, stays free.
     """
 
     def __init__(self, num_bytes: int):
@@ -48,10 +49,10 @@ class SharedBlocks:
         self._blocks: list[Block] = []
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return SharedBlocks, ()  # they belong to one process
+        return SharedBlocks, ()  # blocks belong to one process
 
     def take(self, num_bytes: int) -> Block:
-        """A block that is free: the smallest that is large enough, or a new one instead of one that is too small."""
+        """Return the smallest free block with enough bytes, or a new block, which replaces the largest free block."""
         free = sorted((each for each in self._blocks if each.state[0] == FREE), key=lambda each: len(each.data))
         found = next((each for each in free if len(each.data) >= num_bytes), None)
         if found is None:
@@ -63,7 +64,7 @@ class SharedBlocks:
         return found
 
     def sendable(self, tensor: torch.Tensor) -> SentTensor:
-        """A tensor, for another process: as it lies in its block, or copied to one."""
+        """Return a tensor for another process, in the tensor's own block or copied to a block."""
         array = tensor.numpy()
         block = self._block_of(array)
         if block is None:
@@ -72,7 +73,7 @@ class SharedBlocks:
         return SentTensor(block, array.shape, array.dtype)
 
     def copied(self, tensor: torch.Tensor) -> NDArray[Any]:
-        """A tensor as an array of its own, which a pipe may carry; the block that it lay in is free."""
+        """Copy a tensor out of a block for sending through a pipe, and free the block."""
         array = tensor.numpy()
         block = self._block_of(array)
         if block is None:
@@ -82,13 +83,13 @@ class SharedBlocks:
         return array
 
     def _block_of(self, array: NDArray[Any]) -> Block | None:
-        """The block that an array lies at the beginning of."""
+        """Return the block with the array at the beginning of the data."""
         address = array.ctypes.data
         return next((each for each in self._blocks if each.data.ctypes.data == address), None)
 
 
 class PackMemory:
-    """Memory for the media of one pack, array by array. num_rows: that they have in all; 0 where that is not known."""
+    """Memory for the media of one pack, array by array. num_rows: total number of rows; 0 if unknown."""
 
     def __init__(self, blocks: SharedBlocks, num_rows: int):
         self._blocks = blocks
@@ -96,7 +97,7 @@ class PackMemory:
         self._regions: dict[str, _Region] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """See Memory. Arrays of a name lie one after another in a block, and in memory of their own beyond its end."""
+        """See Memory. Arrays of a name are adjacent in a block; arrays beyond the block's end have separate memory."""
         region = self._regions.get(name)
         if region is None and self._rows_left:
             row_bytes = np.dtype(dtype).itemsize * math.prod(shape[1:])
@@ -112,18 +113,18 @@ class PackMemory:
         region = self._regions.get(name)
         found = None if region is None else region.joined(arrays)
         if found is not None:
-            del self._regions[name]  # the block is lent to whoever gets the tensor
+            del self._regions[name]  # the block stays lent to the receiver of the tensor
         return found
 
     def give_back(self) -> None:
-        """Free the blocks of names that were not joined, as where a sample failed whose array lies among the others."""
+        """Free the blocks of names that were not joined, for example after a failed sample between other arrays."""
         for region in self._regions.values():
             region.block.state[0] = FREE
         self._regions = {}
 
 
 class _Region:
-    """rows: of a block, of which arrays get some each."""
+    """Part of a block. rows: given to arrays, some rows each."""
 
     def __init__(self, block: Block, rows: NDArray[Any]):
         self.block = block
@@ -147,7 +148,7 @@ class _Region:
 
 
 class SentTensor:
-    """A tensor, pickled for another process: unpickled, it is the tensor, in the same memory."""
+    """A tensor for another process: unpickling returns the tensor in the same memory."""
 
     def __init__(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self._block, self._shape, self._dtype = block, shape, dtype
@@ -157,8 +158,8 @@ class SentTensor:
 
 
 def _received(pid: int, file: int, num_bytes: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """The tensor that lies in a block, which is free once nobody refers to it."""
-    # Opened anew each time: torch's way of passing files asks a thread of the worker, which waits for its turn there.
+    """Return the tensor in a block; the block becomes free when nobody refers to the tensor."""
+    # The file is opened again each time: torch's file passing asks a thread of the worker, and the thread has to wait.
     try:
         opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
     except FileNotFoundError as error:
@@ -172,7 +173,7 @@ def _received(pid: int, file: int, num_bytes: int, shape: tuple[int, ...], dtype
         memory = mmap(opened, num_bytes)
     finally:
         os.close(opened)
-    # Views keep it alive as their base.
+    # Views keep the base array alive.
     lent = np.frombuffer(memory, np.uint8)
     weakref.finalize(lent, _give_back, memory, os.getpid()).atexit = False
     data = lent[HEADER : HEADER + math.prod(shape) * np.dtype(dtype).itemsize]
@@ -180,42 +181,41 @@ def _received(pid: int, file: int, num_bytes: int, shape: tuple[int, ...], dtype
 
 
 def _give_back(memory: mmap, pid: int) -> None:
-    if os.getpid() == pid:  # a fork of the process has the tensor, too, while this one goes on with it
+    if os.getpid() == pid:  # a fork has a copy of the tensor while this process still uses the block
         memory[:8] = FREE.to_bytes(8, "little")
 
 
-# Memory of batches, used again when nobody refers to it any more. tokens -> [rows] -> arrays.
+# Reusable memory of batches. tokens -> [rows] -> arrays.
 #
-# Pieces of their size come fresh from the system each time and go back to it, page by page, which costs more than to
-# fill them.
+# Without reuse the system would allocate and free pieces of this size page by page, at a higher cost than filling.
 
-MAX_FREE = 4  # pieces kept for later; a consumer that lets go of a batch when it has the next one needs two
-GAP = 8 * 9  # between rows, so that the same token of each does not lie at the same offset in a page
+MAX_FREE = 4  # pieces kept for later; a consumer that frees a batch after receiving the next batch needs two
+GAP = 8 * 9  # between rows: the same token of two rows has different offsets in a page
 
 
 def new_rows(num_tokens: int) -> TokenRows:
-    """Rows of their own."""
+    """Return newly allocated, uninitialised rows."""
     return TokenRows(*np.empty((3, 1, num_tokens), np.int64))
 
 
 class RowMemory:
-    """Gives rows, in memory that is taken back once all arrays and tensors that were made of them are gone."""
+    """Memory for rows, reused once all arrays and tensors that share the memory are gone."""
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.int64]] = []
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return RowMemory, ()  # its memory belongs to one process
+        return RowMemory, ()  # memory belongs to one process
 
     def rows(self, num_tokens: int) -> TokenRows:
-        """Uninitialised rows."""
+        """Return uninitialised rows."""
         needed = 3 * (num_tokens + GAP)
         piece = None
-        while self._free and (piece is None or len(piece) < needed):  # pieces that are too small are freed
+        while self._free and (piece is None or len(piece) < needed):  # free pieces below the needed size
             piece = self._free.pop()
         if piece is None or len(piece) < needed:
             piece = np.empty(needed, np.int64)
-        lent = np.frombuffer(piece.data, np.int64)  # views keep it alive as their base
+        lent = np.frombuffer(piece.data, np.int64)  # views keep the base array alive
         weakref.finalize(lent, self._take_back, piece).atexit = False
         whole = lent[None]
         first, second, third = (number * (num_tokens + GAP) for number in range(3))

@@ -44,10 +44,10 @@ Item = list[Ready] | LmmsStreamError
 
 
 class PackWorker(SharesTensors, IterableDataset[Item]):
-    """Worker w of n makes the items w, w + n, … of this rank's batches, from a start that its loader tells.
+    """Worker w of n makes the items w, w + n, … of this rank's batches, from a start set by the loader.
 
-    An error of ours is the last item, so that the consumer raises it as it is, without a worker's traceback.
-    persistent: the workers outlive an iteration, so they read the next start from memory that they share.
+    An error of ours is the last item: the consumer raises the error unchanged, without a worker's traceback.
+    persistent: workers outlive an iteration, and read the next start from shared memory.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         self._shared = shared_zeros(START_BYTES, dtype=torch.uint8) if persistent else None
 
     def start_at(self, cursor: Mapping[str, Any], *, end_workers: Callable[[], None]) -> None:
-        """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out.
+        """Let the next iteration begin at a cursor (a result of to_dict), without the batch maker's left-out samples.
 
-        end_workers: end persistent workers, which cannot read a start that is longer than their shared memory. They end
+        end_workers: ends persistent workers, which cannot read a start longer than the shared memory. The workers end
         before new memory is made: after an interrupt no worker reads an earlier start.
         """
         text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
@@ -88,7 +88,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         self._shared[: len(framed)] = torch.from_numpy(framed.copy())
 
     def _told(self, *, worker: int) -> dict[str, Any]:
-        """The cursor to begin at. worker: the number of this process."""
+        """Return the cursor to begin at. worker: the number of this process."""
         text = self._start
         if self._shared is not None:
             size = int.from_bytes(self._shared[:8].numpy().tobytes(), "little")
@@ -103,7 +103,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         for dataset in self.datasets.values():
-            dataset.pack_reader.pass_over()  # what an iteration that ended early had asked for
+            dataset.pack_reader.pass_over()  # requests of an iteration that ended early
         if worker is None:
             yield from self._items(self._planned(self._told(worker=0), worker=0, num_workers=1), is_sent=False)
             return
@@ -115,7 +115,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield item
 
     def _items(self, planned: Iterator[Planned], *, is_sent: bool) -> Iterator[Item]:
-        """Make planned work ready. is_sent: to another process, packs_per_item batches at a time; else one by one."""
+        """Make planned work ready. is_sent: to another process, packs_per_item batches per item; else single batches."""
         packs_per_item = self.settings.steps.packs_per_item if is_sent else 1
         item: list[Ready] = []
         try:
@@ -134,7 +134,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield error
 
     def _make_ready(self, planned: Planned, *, is_sent: bool) -> Iterator[tuple[Ready, int]]:
-        """Ready of planned, each with the number of its last micro-batch."""
+        """Yield Ready values of planned work, with the number of the last micro-batch of each."""
         work = planned.work
         if planned.num_dropped_packs:
             yield Ready(None, planned.after, planned.num_dropped_packs), -1
@@ -154,9 +154,9 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
 
 
 class SentWorker(IterableDataset[Item]):
-    """A worker for a process that is started, not forked: it is unpickled when the process iterates.
+    """A worker for a started (not forked) process, unpickled at the first iteration.
 
-    Errors of unpickling then come back as those of any sample do. A process whose own start fails only dies.
+    The loader then receives errors of unpickling like other errors. A process that fails during the start only dies.
     """
 
     def __init__(self, worker: IterableDataset[Item]):
@@ -181,7 +181,7 @@ class SentWorker(IterableDataset[Item]):
 
 
 class PlanWorker(PackWorker):
-    """Packs of plans: which samples they hold is known, so their shards are fetched ahead."""
+    """Packs of plans: the samples are known beforehand, and the shards are fetched ahead."""
 
     def __init__(
         self,
@@ -253,14 +253,15 @@ class LaneWorker(PackWorker):
             yield planned
 
 
-# The tokens of samples of a lane, measured as they pass. sample ids -> [measure] -> tokens and patches.
+# Lengths of samples of a lane, measured during iteration. sample ids -> [measure] -> tokens and patches.
 
-PassOver = Callable[[int, Exception], bool]  # sample id and why it has no length -> whether that is no error
+PassOver = Callable[[int, Exception], bool]  # sample id and error of measuring -> whether to pass over the sample
 
 
 def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64], *, pass_over: PassOver) -> NDArray[np.int64]:
-    """Lengths of samples by the dataset's processor: tokens, int64[n], or tokens and patches, int64[n, 2]. A sample
-    that cannot be measured is UNMEASURED with pass_over; otherwise its error is raised.
+    """Lengths of samples by the dataset's processor: tokens, int64[n], or tokens and patches, int64[n, 2].
+
+    A sample that cannot be measured is UNMEASURED if pass_over returns True; otherwise the error is raised.
     """
     processor = processor_that_packs(dataset)
     has_media = measures_media(processor)
@@ -280,7 +281,7 @@ def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64], *, pass_over:
 
 
 def _error_of(found: Measured | Exception) -> Exception | None:
-    """Why a sample has no length; None where it has one."""
+    """Return the error of measuring a sample; None for a sample with a length."""
     if isinstance(found, Exception):
         return found
     try:
@@ -293,12 +294,12 @@ def _error_of(found: Measured | Exception) -> Exception | None:
 def _found(
     dataset: PackedDataset, processor: Processor, sample_ids: NDArray[np.int64], *, has_media: bool
 ) -> Iterator[Measured | Exception]:
-    """Return the length of each sample, or the error of measuring it."""
+    """Yield the length of each sample, or the error of measuring."""
     if not has_media:
         for sample in dataset.pack_reader.samples(sample_ids):
             try:
                 yield Measured(operator.index(processor.measure(sample)))
-            except Exception as error:  # noqa: BLE001 - it is raised by who asks, or is of the sample alone
+            except Exception as error:  # noqa: BLE001 - the caller raises the error, or passes over the sample
                 yield error
         return
     first = 0
@@ -318,28 +319,28 @@ def _found_of_group(
             for found in measured_with_media(processor, group[first:], whole=whole):
                 first += 1
                 yield found
-        except Exception as error:  # noqa: BLE001 - as above; it ends the measuring of what comes after it
+        except Exception as error:  # noqa: BLE001 - see above; measuring restarts after the sample
             first += 1
             yield error
 
 
 def _whole_sample(dataset: PackedDataset, sample_ids: NDArray[np.int64], index: int) -> Sample:
-    """All columns that the processor needs of the sample of an index."""
+    """Read all needed columns of the sample at an index."""
     return dataset.pack_reader[int(sample_ids[index])]
 
 
-# Counts of fetches of loader workers, for their loader: shared memory, a row each.
+# Counts of fetches of loader workers, for the loader: shared memory, a row per worker.
 
 
 class WorkerCounts(SharesTensors):
-    """Counts of num_workers processes, since the beginning; a worker that is started again goes on in its row."""
+    """Counts of num_workers processes, since the beginning; a restarted worker continues in the same row."""
 
     def __init__(self, num_workers: int):
         zeros = shared_zeros if num_workers else torch.zeros
         self._rows = zeros(num_workers, len(FetchCounts._fields), dtype=torch.int64)
 
     def teller(self, worker: int, tallies: Sequence[FetchTally]) -> Callable[[], None]:
-        """A function that a worker calls from time to time, to report fetched files to its loader."""
+        """Return a function that reports fetched files to the loader; a worker calls the function from time to time."""
         row = self._rows[worker].numpy()
         at_start = _total(tallies)
         told, last = row.copy(), at_start
@@ -359,7 +360,7 @@ class WorkerCounts(SharesTensors):
 
 
 class FetchMeter:
-    """Counts of fetched files since the loader was made: its own, and those of its workers."""
+    """Counts of files fetched by the loader and by workers, since the loader was made."""
 
     def __init__(self, tallies: Sequence[FetchTally], workers: WorkerCounts):
         self._tallies = tallies

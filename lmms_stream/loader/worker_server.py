@@ -1,8 +1,8 @@
-"""The server that workers of the trainer are forked from: a process that has imported what they need, with one thread.
+"""The server from which workers of the trainer are forked: a single-threaded process with the needed imports.
 
-A rank has threads of gloo and of C libraries, and a fork copies the locks that they hold at that moment; the server has
-none. It is multiprocessing's forkserver, of which a process has one. A rank forks it before it has threads and before
-it imports models; a program of a user's own starts it as an interpreter.
+A rank has threads of gloo and of C libraries, and a fork copies the locks held by other threads; the server has no
+other threads. The server is multiprocessing's forkserver; a process has at most one. A rank forks the server before
+starting threads and importing models; a user's own program starts the server as an interpreter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 @contextmanager
 def without_blas_threads() -> Iterator[None]:
-    """Inside, NumPy starts no threads when it is imported for the first time; see fork_worker_server."""
+    """Keep NumPy from starting threads at the first import inside; see fork_worker_server."""
     before = os.environ.get(_BLAS_THREADS)
     os.environ[_BLAS_THREADS] = "1"
     try:
@@ -41,15 +41,15 @@ def without_blas_threads() -> Iterator[None]:
 
 
 def start_worker_server() -> None:
-    """Start the server in an interpreter of its own if none runs, and return at once."""
+    """Start the server in a separate interpreter if no server runs, and return at once."""
     start_fork_server(NEEDED)
 
 
 def fork_worker_server() -> None:
-    """Fork the server from this process, after imports that workers need and this process needs, too.
+    """Fork the server from this process, after imports needed by workers and by this process.
 
-    That costs no time, and the server shares its memory. A process that has other threads, or has a server, gets one
-    from start_worker_server. Without a place for the server's socket there is none.
+    The fork costs no time, and the server shares this process's memory. A process with other threads, or with a
+    server, calls only start_worker_server. Without a place for the server's socket no server is started.
     """
     if address_obstacle():
         return
@@ -66,9 +66,9 @@ def fork_worker_server() -> None:
 
 
 def _fork(path: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
-    """Instead of starting an interpreter that runs the code of its last argument, run it in a fork of this one.
+    """Run the code of the last argument in a fork of this interpreter, instead of starting an interpreter.
 
-    passed: the server's socket, and the end of a pipe that tells it when the last process that may ask it has ended.
+    passed: the server's socket, and the end of a pipe that reports the end of the server's last client.
     """
     pid = os.fork()
     if pid:
@@ -78,7 +78,7 @@ def _fork(path: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
         for number in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
             with suppress(OSError):
                 if number not in passed and os.fstat(number).st_ino == pipe:
-                    os.close(number)  # the other end, which would keep the server from that
+                    os.close(number)  # the other end, which would hide the last client's end
         forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # this thread holds it
         exec(arguments[-1], {})  # multiprocessing's own line
     finally:
@@ -87,10 +87,10 @@ def _fork(path: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Inside, processes that are started do not run the program's main module again.
+    """Keep processes started inside from running the program's main module again.
 
-    They would, to find what they are given of it; a program that does not ask whether it is `__main__` would train
-    again in each of them. multiprocessing leaves a main module of this name alone.
+    By default a process runs the main module, to find objects defined in the module; a program without a `__main__`
+    guard would train again in each process. multiprocessing does not run a main module with the spec name `__main__`.
     """
     main = sys.modules["__main__"]
     spec = main.__spec__
@@ -104,8 +104,8 @@ def without_main() -> Iterator[None]:
 class BeginFromServer:
     """Initialise a worker of the server.
 
-    It takes the environment of this process, which may have changed since the server began, and ends with this
-    process: torch's workers look for the end of the process that forked them, and the server ends after them.
+    The worker takes the environment of this process, because the server's may be out of date. The worker ends with
+    this process: torch's workers watch for the end of the forking process, and the server ends after the workers.
     """
 
     def __init__(self) -> None:

@@ -33,9 +33,9 @@ logger = logging.getLogger("lmms_stream")
 
 
 class Workers:
-    """num_workers processes that run a worker, or with 0 this process. See PackedLoader for the other settings.
+    """Run a worker in num_workers processes, or with 0 in this process. See PackedLoader for the other settings.
 
-    items_ahead: what each worker has ready.
+    items_ahead: number of items ready in each worker.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Workers:
         self.timeout_s = timeout_s
         self.start_method = start_method
         self._worker = worker
-        batches = getattr(worker, "batches", None)  # loaders of other data have workers of their own
+        batches = getattr(worker, "batches", None)  # loaders of other data have other workers
         self._clock = None if batches is None else batches.clock
         self._num_workers = num_workers
         self._items_ahead = items_ahead
@@ -59,12 +59,13 @@ class Workers:
         self._batches: DataLoader[Item] | None = None
         self._watch: SampleWatch | None = None
         self._turn = 0  # number of the latest iteration
-        self._end: Callable[[], object] = lambda: None  # its workers
+        self._end: Callable[[], object] = lambda: None  # ends the workers of the latest iteration
 
     def items(self) -> Iterator[list[Ready]]:
-        """Yield the output of workers as it arrives; raise a worker's error, death or silence as our errors.
+        """Yield the output of workers in order; raise our errors for a worker's error, death or silence.
 
-        An iteration has workers of its own. Persistent workers serve the latest: ConfigError in those before it.
+        Each iteration has separate workers. Persistent workers serve the latest iteration: ConfigError in earlier
+        iterations.
         """
         if self._num_workers == 0:
             self._watch_samples(None)
@@ -80,7 +81,7 @@ class Workers:
         try:
             waiting, end = self._start()
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):  # torch's, of one that died while others were started
+            if "DataLoader worker" not in str(error):  # torch reports a worker that died during the start of others
                 raise
             raise self.error(error) from error
         self._watch_samples(lambda worker: waiting._workers[worker].kill())
@@ -107,7 +108,7 @@ class Workers:
                 if not keep:
                     self.end()
             elif not self._persistent:
-                end()  # those of the latest iteration stay
+                end()  # workers of the latest iteration stay
 
     def _check_turn(self, turn: int) -> None:
         if self._persistent and turn != self._turn:
@@ -123,7 +124,7 @@ class Workers:
             self._end()
 
     def error(self, cause: BaseException) -> WorkerError:
-        """Return the error for a worker that torch reports dead or silent, with the sample that took too long."""
+        """Return the error for a worker that torch reports dead or silent, with the overdue sample, if any."""
         if self._watch is not None and self._watch.error is not None:
             return self._watch.error
         return WorkerError(
@@ -142,7 +143,7 @@ class Workers:
             self._watch.stop()
 
     def _start(self) -> tuple[Any, Callable[[], object]]:
-        """An iterator over what they make, and what ends them; kept ones go on."""
+        """Return an iterator over the output of workers, and the function to end them; reuse persistent workers."""
         if self._batches is not None and self._persistent:
             return iter(self._batches), self._end
         start_method = self._method()
@@ -158,7 +159,7 @@ class Workers:
         return waiting, self._end
 
     def _method(self) -> StartMethod:
-        """How workers are started: from the server, if it was asked for and they can be."""
+        """Return the start method of workers; "fork" instead of an unusable "server"."""
         if self.start_method == "server" and (reason := obstacle(self._worker)):
             logger.info("loader workers are forked from this process: of what they are given, %s", reason)
             return "fork"
@@ -196,18 +197,17 @@ def _as_it_is(made: Any) -> Any:
     return made
 
 
-# Workers of a DataLoader that all run: one that its fork left stuck is killed, and all are started again.
+# Workers of a DataLoader that all run: a worker stuck after the fork is killed, and all workers are started again.
 #
-# A fork copies the locks that other threads hold at that moment, but not these threads: the child may wait for ever for
-# such a lock, before any code of ours runs. storage/retry.py lets forks wait for threads that are known to hold locks;
-# other threads may hold some, too.
+# A fork copies the locks held by other threads, but not the threads: the child may wait forever for a lock before our
+# code runs. storage/retry.py lets forks wait for threads known to hold locks; other threads may also hold locks.
 
 WAITS_S = (10.0, 30.0, 60.0)  # seconds in which workers must begin to run: at the first start, the second, the third
 _START_POLL_S = 0.002
 
 
 class Running:
-    """Which of some forked workers have come to run Python: a byte of each, in memory that they share."""
+    """The forked workers that already run Python: a byte per worker, in shared memory."""
 
     def __init__(self, num_workers: int):
         self._flags = mmap.mmap(-1, num_workers)
@@ -218,10 +218,10 @@ class Running:
         outlive_stop_signal(worker)
 
     def stuck(self, workers: Sequence[BaseProcess], *, wait_s: float) -> list[BaseProcess]:
-        """Return the workers that still live and do not end in this time."""
+        """Return the live workers that have not begun within wait_s."""
         deadline = time.monotonic() + wait_s
         while True:
-            with suppress(RuntimeError):  # of the death of a worker: reading raises it, too
+            with suppress(RuntimeError):  # raised by torch's signal handler if a worker dies
                 waiting = [
                     each for each, flag in zip(workers, self._flags[:], strict=True) if not flag and each.is_alive()
                 ]
@@ -231,9 +231,9 @@ class Running:
 
 
 def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) -> tuple[DataLoader[Any], Any]:
-    """A loader and its iterator, with workers that all run; WorkerError when some are stuck each time.
+    """Return a loader and an iterator whose workers all run; WorkerError if some workers are stuck at each start.
 
-    make: the loader, and what its forked workers tell when they run (None for workers that are not forked).
+    make: returns the loader, and the Running of forked workers (None for other start methods).
     """
     for wait_s in WAITS_S:
         loader, running = make()
@@ -255,10 +255,10 @@ def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) 
     )
 
 
-# How workers of a DataLoader end: in bounded time, whatever they are at.
+# End of the workers of a DataLoader, in bounded time.
 #
-# torch waits 5 s for each worker, and then sends it a SIGTERM, which workers of ours outlive for a while (signals.py).
-# At the end of a process multiprocessing sends that, too, and waits for the workers.
+# torch waits 5 s for each worker, and then sends a SIGTERM, but our workers outlive SIGTERM for a while (signals.py).
+# At the end of a process multiprocessing also sends SIGTERM, and waits for the workers.
 
 ENDS_S = 1.0  # for workers to end by themselves
 _END_POLL_S = 0.005
@@ -266,18 +266,18 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators whose workers we
 
 
 def end_with(owner: object, batches: Any) -> Callable[[], object]:
-    """End the workers of a DataLoader's iterator when what is returned is called, at the latest with their owner.
+    """Return a function that ends the workers of a DataLoader's iterator.
 
-    That is when the owner is deleted, or this process ends.
+    The workers end at the latest when the owner is deleted, or when this process ends.
     """
     _running.add(batches)
     end = weakref.finalize(owner, _end_in, os.getpid(), batches)
-    end.atexit = False  # its handler may come after multiprocessing's
+    end.atexit = False  # weakref's exit handler may run after multiprocessing's
     return end
 
 
 def _end_in(pid: int, batches: Any) -> None:
-    if pid == os.getpid():  # a fork has the iterator, too, and not its workers
+    if pid == os.getpid():  # a fork has the iterator, but not the workers
         end_workers(batches)
 
 
@@ -291,13 +291,13 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 def end_workers(batches: Any) -> None:
-    """End the workers of a DataLoader's iterator; those that are busy for longer than ENDS_S are killed.
+    """End the workers of a DataLoader's iterator; kill workers that are busy for longer than ENDS_S.
 
-    They hold nothing that outlives them: their locks are the kernel's, and what they download has a temporary name.
+    Killing is safe: locks are the kernel's, and downloads have a temporary name.
     """
     _running.discard(batches)
     workers = batches._workers
-    with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
+    with suppress(RuntimeError):  # torch may raise the death of a worker at any line
         _tell(batches)
     with suppress(RuntimeError):
         _wait(workers)
@@ -325,15 +325,15 @@ def _wait(workers: Any) -> None:
 
 
 def is_of_worker_code(error: BaseException) -> bool:
-    """Whether an error was raised by what a worker ran, and is passed on by torch; not that a worker is gone."""
+    """Whether torch passes on an error of the worker's code, rather than the end of a worker."""
     return str(error).startswith("Caught ")
 
 
 def watch_deaths(batches: Any) -> None:
     """End the wait of a DataLoader's iterator when a worker dies.
 
-    The kernel tells torch at once of the death of its own children, and of these nobody does; and the wait for the rest
-    of a batch whose worker died while it wrote it has no end. It ends when nobody can write any more.
+    The kernel reports only the death of own children to torch, and the server's workers are not children. The wait for
+    the rest of a batch never ends if the worker died while writing, unless no process can write any more.
     """
     threading.Thread(target=_watch, args=(weakref.ref(batches), batches._workers), daemon=True).start()
 
@@ -346,8 +346,8 @@ def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
             batches = iterator()
             if batches is None or batches._workers_done_event.is_set():
                 return
-            if batches._workers_status[number]:  # nobody told it to end
-                for other in numbers.values():  # that are alive, as far as is known
+            if batches._workers_status[number]:  # not asked to end
+                for other in numbers.values():  # presumably alive
                     with suppress(ProcessLookupError):
                         os.kill(cast(int, workers[other].pid), signal.SIGKILL)
                 batches._worker_result_queue._writer.close()
