@@ -115,7 +115,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield item
 
     def _items(self, planned: Iterator[Planned], *, is_sent: bool) -> Iterator[Item]:
-        """Make planned work ready. is_sent: to another process, packs_per_item batches per item; else single batches."""
+        """Make planned work ready. is_sent: to another process, packs_per_item batches per item; else singly."""
         packs_per_item = self.settings.steps.packs_per_item if is_sent else 1
         item: list[Ready] = []
         try:
