@@ -1,6 +1,6 @@
 """The core of a dataset: its stored streams, its samples by number, and the plan of its packs. -> loader, commands.
 
-It is what loaders and their workers hold. MosaicML's class is wrapped around it (mosaic.py), and nothing here needs it.
+Loaders and workers hold the core. MosaicML's class wraps the core (mosaic.py); nothing here needs MosaicML's package.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ Sources = str | Path | StreamConfig | Sequence[str | Path | StreamConfig]
 
 
 class PackedDataset:
-    """Stored streams, read by number, and where packs are asked for the plan of the packs of the only one.
+    """Stored streams, read by sample number, and the plan of packs of a single stream.
 
-    streams: what is read, a folder or a URL, or several, their samples numbered one after another. processor and
-    packing are needed for packs.
+    streams: a folder or a URL, or several, with consecutive sample numbers. processor, packing: needed for packs.
     packing_mode: see PackedStreamingDataset. Raises StorageError, ShardError, ConfigError.
     """
 
@@ -69,7 +68,7 @@ class PackedDataset:
         self.fetch = fetch or FetchConfig()
         self.stored = [StoredDataset(stream, config=self.fetch) for stream in _streams(streams)]
         self.num_samples = sum(stored.num_samples for stored in self.stored)
-        self._provenance: dict[int, Provenance | None] = {}  # of streams that were asked for it
+        self._provenance: dict[int, Provenance | None] = {}  # of streams, read at the first request
         self._limit_cache()
         self.reader = self._open_reader(None)
 
@@ -109,13 +108,13 @@ class PackedDataset:
 
     @property
     def num_canonical_nodes(self) -> int:
-        """Of whole epochs in this order; lanes have as many as lane_order says."""
+        """Canonical nodes of whole epochs in this order; for lanes see lane_order."""
         return in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
-        """The samples of these ids, in this order; negative ones count from the end, as in NumPy.
+        """Return the samples of the ids, in the given order; negative ids count from the end, like in NumPy.
 
-        Raises ConfigError for ids that are not integers, IndexError for an id that the dataset does not have.
+        Raises ConfigError for ids that are not integers, IndexError for an id outside the dataset.
         """
         given = np.asarray(sample_ids)
         if given.size and given.dtype.kind not in "iu":  # NumPy would cut fractions, and take a mask for 0 and 1
@@ -127,7 +126,7 @@ class PackedDataset:
         return list(self.reader.samples(np.where(ids < 0, ids + self.num_samples, ids)))
 
     def origin_of(self, sample_id: int) -> SourceRow | None:
-        """The row of a source that a sample was made of; None where its dataset does not say. See Provenance."""
+        """The original source row of a sample; None if the dataset does not record rows. See Provenance."""
         for number, stored in enumerate(self.stored):
             if sample_id < stored.num_samples:
                 if number not in self._provenance:
@@ -143,9 +142,9 @@ class PackedDataset:
         return self.one.identity
 
     def samples_of(self, file: str, row: int) -> list[int]:
-        """Ids of the samples that a row of a converted file was made into, rows counted from 1; see Provenance.
+        """Ids of the samples made from a row of a converted file, rows counted from 1; see Provenance.
 
-        ConfigError where no stream says what it was made of, or none was made of this file.
+        ConfigError if no stream records source rows, or no stream was made from this file.
         """
         found: list[int] = []
         reasons = ["it does not say what it was made of: convert it again"]
@@ -157,7 +156,9 @@ class PackedDataset:
             try:
                 if provenance is not None:
                     ids = provenance.sample_of(file, row).tolist()
-                    found += [first + each for each in ids if each < stored.num_samples]  # others are of later parts
+                    found += [
+                        first + each for each in ids if each < stored.num_samples
+                    ]  # other ids belong to later parts
                     is_known = True
             except ConfigError as error:
                 reasons.append(str(error))
@@ -167,9 +168,9 @@ class PackedDataset:
         return found
 
     def check_cache_limit(self, *, samples_ahead: int) -> None:
-        """ConfigError for a cache_limit under which shards would be fetched again and again.
+        """Raise ConfigError for a cache_limit at which shards would be fetched again and again.
 
-        samples_ahead: how far loader workers of this node read ahead of one another.
+        samples_ahead: distance between loader workers of this node, in samples.
         """
         limit = self.fetch.limit_bytes
         if limit is None or not any(stored.is_copied for stored in self.stored):
@@ -194,18 +195,18 @@ class PackedDataset:
             )
 
     def coldest_shard(self) -> int:
-        """The shard whose copy of ours was used least recently; ConfigError where there is none."""
+        """Number of the shard with our least recently used copy; ConfigError if no shard is a copy of ours."""
         uses = ((cache.last_use(info.name), shard_id) for shard_id, (cache, info) in enumerate(self.reader.shards))
         _, shard_id = min((each for each in uses if each[0]), default=(0, None))
         if shard_id is None:
             raise ConfigError("no shard on this node is a copy of ours: there is nothing to evict")
         return shard_id
 
-    # One stored dataset, as packs need it
+    # A single stored dataset, for packs
 
     @property
     def one(self) -> StoredDataset:
-        """The only stream; ConfigError where there are several, which packs do not mix."""
+        """The only stream; ConfigError for several streams, because packs do not mix streams."""
         if len(self.stored) > 1:
             raise ConfigError(
                 f"a pack holds samples of one dataset, this one has {len(self.stored)} streams: give PackedLoader a "
@@ -219,7 +220,7 @@ class PackedDataset:
 
     @cached_property
     def mode(self) -> Literal["plan", "lanes"]:
-        """Where packs come from: what packing_mode says; "auto" is a plan, whose lengths it measures if need be."""
+        """Source of packs, "plan" or "lanes"; "auto" is a plan, and measures missing lengths."""
         if self.packing_mode != "auto":
             return self.packing_mode
         if self.processor is not None:
@@ -253,21 +254,21 @@ class PackedDataset:
         return self.packing
 
     def length_index(self) -> LengthIndex:
-        """The lengths that this dataset's processor measured, memory-mapped; LengthsError when there is none.
+        """The lengths index of this dataset's processor, memory-mapped; LengthsError without an index.
 
-        Without a processor: the index that was written last.
+        Without a processor: the index written last.
         """
         return self.one.length_index(self.processor)
 
     @property
     def lane_order(self) -> OrderConfig:
-        """The order in which lanes read: a canonical node each, as many as are set or fit the dataset."""
+        """Order of lanes, a canonical node per lane; default number of lanes by dataset size and window."""
         lanes = self.order.num_canonical_nodes or default_lanes(self.num_samples, self.needed_packing.window)
         return dataclasses.replace(self.order, num_canonical_nodes=lanes)
 
     @cached_property
     def measure_reader(self) -> ShardReader:
-        """Reads what samples are measured by, where those are fewer columns than packs are made of."""
+        """Reader of the columns needed for measuring, if fewer than the columns for packs."""
         columns = None if self.processor is None else measured_columns(self.processor)
         if columns is None or self.processor is None or columns == self.processor.columns:
             return self.pack_reader
@@ -275,14 +276,14 @@ class PackedDataset:
 
     @cached_property
     def pack_reader(self) -> ShardReader:
-        """Reads what packs are made of: of each sample the processor's columns."""
+        """Reader of the processor's columns of each sample, for packs."""
         if len(self.one.shards.columns) > 1:
             raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
         return self._open_reader(self.processor.columns if self.processor is not None else None)
 
 
 class HasCore(Protocol):
-    """A dataset around a core, as PackedStreamingDataset is."""
+    """A dataset around a core, for example PackedStreamingDataset."""
 
     @property
     def core(self) -> PackedDataset: ...
@@ -290,13 +291,13 @@ class HasCore(Protocol):
 
 @runtime_checkable
 class OpensLoader(Protocol):
-    """A dataset that has no core: its packs are not known by number, and a loader of its own reads them."""
+    """A dataset without a core: packs are not known by number, and the dataset's own loader reads the packs."""
 
     @property
     def processor(self) -> Processor: ...
 
     def open_loader(self, **options: Any) -> Any:
-        """What has the members of a PackedLoader, whose options these are."""
+        """Return a loader with the members of PackedLoader. options: PackedLoader's options."""
         ...
 
 
@@ -306,12 +307,12 @@ def opens_loader(dataset: object) -> TypeGuard[OpensLoader]:
 
 
 def gives_packs(dataset: object) -> bool:
-    """Whether loaders and trainers can read packs of it, by its core or by a loader of its own."""
+    """Whether loaders and trainers can read packs of a dataset, by the core or by the dataset's own loader."""
     return opens_loader(dataset) or isinstance(getattr(dataset, "core", dataset), PackedDataset)
 
 
 def _streams(sources: Sources) -> list[StreamConfig]:
-    """The streams that sources name; ConfigError for other values."""
+    """Return the streams named by sources; ConfigError for other values."""
     several = [sources] if isinstance(sources, str | Path | StreamConfig) else sources
     if not isinstance(several, Sequence) or not all(isinstance(each, str | Path | StreamConfig) for each in several):
         raise ConfigError(f"a dataset is read from a folder, a URL or StreamConfigs, got {sources!r}: give one of them")
@@ -319,14 +320,14 @@ def _streams(sources: Sources) -> list[StreamConfig]:
 
 
 def processor_of(dataset: PackedDataset | HasCore | OpensLoader) -> Processor | None:
-    """What makes the tokens of a dataset; ConfigError for what is none."""
+    """Return the processor of a dataset; ConfigError for other values."""
     return dataset.processor if opens_loader(dataset) else core_of(dataset).processor  # type: ignore[arg-type]
 
 
 def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
-    """The core of a dataset; ConfigError for what has none.
+    """Return the core of a dataset, or a core itself; ConfigError for other values.
 
-    Loaders, trainers and commands take either, so that they work without MosaicML's package.
+    Loaders, trainers and commands accept both, and therefore work without MosaicML's package.
     """
     core = getattr(dataset, "core", dataset)
     if not isinstance(core, PackedDataset):
@@ -338,14 +339,14 @@ def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
 
 # Pack counts of plans, kept in a folder of the dataset's copy on this node.
 
-KEPT_FILES = 256  # those used last: sixteen epochs of sixteen plans, say
-WAIT_S = 600.0  # for another process that counts; one that stands still for longer is not waited for
+KEPT_FILES = 256  # most recently used files: for example sixteen epochs of sixteen plans
+WAIT_S = 600.0  # longest wait for another counting process
 
 
 class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
-    """Pack counts of plans as files `<key>.npy` in a folder (see PackPlan's counts_cache).
+    """Pack counts of plans in files `<key>.npy` of a folder (see PackPlan's counts_cache).
 
-    Of many files those that were used last stay.
+    Only the most recently used files stay.
     """
 
     def __init__(self, folder: Path):
@@ -357,7 +358,7 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
             counts = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):  # missing or cut short: counted again
             raise KeyError(key) from None
-        with suppress(OSError):  # of a folder that cannot be written, nothing is removed either
+        with suppress(OSError):  # in a read-only folder no file is removed either
             os.utime(path)
         return np.asarray(counts, dtype=np.int64)
 
@@ -380,7 +381,7 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
 
     @contextmanager
     def counting(self, key: str) -> Iterator[None]:
-        """Held by the one of all processes that counts the packs of a key; the others come in when that is done.
+        """Hold the lock for counting the packs of a key; other processes enter after the counting.
 
         The lock is the kernel's: nobody waits for a killed process.
         """
@@ -398,7 +399,7 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
                         lock_path.unlink(missing_ok=True)
 
     def _remove_old(self) -> None:
-        """Remove the files that were used least recently, and what killed processes left."""
+        """Remove the least recently used files, and leftovers of killed processes."""
         used = []
         for path in self._folder.glob("[!.]*.npy"):
             with suppress(FileNotFoundError):  # another process removes the same
@@ -409,6 +410,6 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
         for path in unfinished:
             lock_path = lock_of(path)
             with locked(lock_path, timeout_s=0) as lock:
-                if lock is not None:  # else its process is at it
+                if lock is not None:  # otherwise a process uses the file
                     remove_leftovers(path)
                     lock_path.unlink(missing_ok=True)

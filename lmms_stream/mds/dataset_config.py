@@ -1,4 +1,4 @@
-"""A dataset, its processor, its order and its packs, as one section of a YAML file."""
+"""Config of a dataset, with processor, order and packs: a section of a YAML file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .streams import StreamConfig
 if TYPE_CHECKING:
     from .packed import PackedStreamingDataset
 
-DEFAULT_LANE_WINDOW = 512  # samples a lane measures before its first pack
+DEFAULT_LANE_WINDOW = 512  # samples measured by a lane before the first pack
 _OF_SOURCES = "doors.lmms_engine.datasets.names:EngineDatasetConfig"  # the config of a dataset made of sources
 
 
 def check_names(given: Collection[str], known: Collection[str], what: str) -> None:
-    """ConfigError for a name that is not known, with the nearest one."""
+    """Raise ConfigError for an unknown name, with the nearest known name."""
     for name in given:
         if name not in known:
             raise ConfigError(f"{what} has no {name!r}: {did_you_mean(name, known)}")
@@ -62,40 +62,40 @@ OLD_KEYS = {
 @old_keys(OLD_KEYS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetConfig:
-    """What `open` and `build` make a dataset of.
+    """Settings of a dataset, for `open` and `build`.
 
-    With the names of LMMS Engine's DatasetConfig, among them dataset_type, it is an EngineDatasetConfig, of which the
-    classes of lmms_stream.datasets make a dataset.
+    With names of LMMS Engine's DatasetConfig, for example dataset_type, the result is an EngineDatasetConfig, for the
+    classes of lmms_stream.datasets.
     """
 
     # Shards
     remote: str = ""  # folder or URL of the shards
     local: str | None = None  # folder of this node for copies of remote shards
     num_parts: int | None = None  # number of parts to read of a dataset that has grown (convert --append); default: all
-    fetch: FetchConfig = field(default_factory=FetchConfig)  # how shards come to a node
+    fetch: FetchConfig = field(default_factory=FetchConfig)  # how shards are fetched to a node
 
     # Samples
-    processor: ProcessorConfig = field(default_factory=ProcessorConfig)  # what makes tokens of samples
+    processor: ProcessorConfig = field(default_factory=ProcessorConfig)  # processor that makes tokens of samples
 
     # Packs
     # "auto" measures a dataset without a lengths index once, up to 2 million samples; "plan" needs an index, "lanes"
-    # needs none
+    # works without an index
     packing_mode: PackingMode = "auto"
-    packing_length: int = 4096  # tokens of a pack
+    packing_length: int = 4096  # maximum tokens per pack
     packing_strategy: str = "best_fit"  # or first_fit, next_fit, window_N
-    # samples that are packed together (default: 16384 with a lengths index, 512 in lanes, which measure that many
-    # before they give packs)
+    # number of samples packed together (default: 16384 with a lengths index, 512 in lanes, which measure a window
+    # before the first pack)
     packing_window: int | None = None
     # samples longer than a pack: "error", "drop", "truncate", "split" or "keep" (see docs/packing.md)
     overlong: Overlong = "error"
-    max_samples_per_pack: int | None = None  # at most; 1: packs are single samples
+    max_samples_per_pack: int | None = None  # maximum samples per pack; 1: packs are single samples
 
     # Order
-    seed: int = 0  # of the order of each epoch
-    shuffle: bool = True  # each epoch has an order of its own
-    reshuffle: bool = True  # packs are made anew in each epoch; false: the same packs in another order
+    seed: int = 0  # seed of the order of each epoch
+    shuffle: bool = True  # shuffle each epoch in another order
+    reshuffle: bool = True  # pack again in each epoch; false: the same packs in another order
     num_canonical_nodes: int | None = None  # sections of the order, or lanes (see docs/planning.md)
-    shuffle_block_size: int = 1 << 18  # samples that are shuffled together
+    shuffle_block_size: int = 1 << 18  # number of samples shuffled together
 
     def __new__(cls, *_: Any, **given: Any) -> DatasetConfig:
         chosen = cls.class_for(given) if cls is DatasetConfig else cls
@@ -105,7 +105,7 @@ class DatasetConfig:
 
     @classmethod
     def class_for(cls, given: Collection[str]) -> type[DatasetConfig]:
-        """The class of a config with these names: that of LMMS Engine's if it has a name that this class lacks."""
+        """Return the class for a config with these names: LMMS Engine's if only LMMS Engine's class has a name."""
         more = [name for name in given if name not in OLD_KEYS and name not in cls.__dataclass_fields__]
         if cls is not DatasetConfig or not more:
             return cls
@@ -118,7 +118,7 @@ class DatasetConfig:
             raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: give one")
 
     def open(self, world: World | None = None) -> PackedDataset:
-        """The dataset as loaders, trainers and commands take it, which needs nothing of MosaicML's package."""
+        """Open the dataset for loaders, trainers and commands, without MosaicML's package."""
         self._check_shards()
         stream = StreamConfig(remote=self.remote, local=self.local, num_parts=self.num_parts)
         dataset = PackedDataset([stream], world=world, **self._settings())
@@ -126,7 +126,7 @@ class DatasetConfig:
         return dataset
 
     def build(self, world: World | None = None) -> PackedStreamingDataset:
-        """The same as a StreamingDataset, whose samples can be read by number, and iterated unpacked."""
+        """Build the dataset with MosaicML's StreamingDataset: samples can be read by number, and iterated unpacked."""
         from .packed import PackedStreamingDataset
 
         self._check_shards()
@@ -138,12 +138,12 @@ class DatasetConfig:
 
     @property
     def evaluated(self) -> DatasetConfig | None:
-        """The config of the dataset that is evaluated beside this one, for kinds of datasets that name it."""
+        """Config of the evaluation dataset, for kinds of datasets with an evaluation dataset."""
         return None
 
     @property
     def source_type(self) -> str | None:
-        """The kind of sources that the dataset is made of; None for shards."""
+        """Kind of sources of the dataset; None for shards."""
         return None
 
     @property

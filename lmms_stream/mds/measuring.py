@@ -1,7 +1,7 @@
-"""Shards that are there -> the lengths of their samples, in many processes, restartable.
+"""Existing shards -> lengths of the samples, in many processes, restartable.
 
-A shard is the unit: once measured, its lengths are kept in the work folder, and a run that was ended goes on with the
-shards that are missing there. Only the command's own process writes lengths, so a worker that dies leaves no halves.
+A shard is the unit: the lengths of a measured shard are kept in the work folder, and a new run continues with the
+missing shards. Only the command's own process writes lengths: a dying worker leaves no partial files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .stored_index import read_index
 
 _DIGEST_BYTES = 16
 _REPORT_INTERVAL_S = 0.2
-_INDEX_TIMEOUT_S = 600.0  # for another process that makes the table of a long index
+_INDEX_TIMEOUT_S = 600.0  # longest wait for another process that makes the table of a long index
 _Task = tuple[ShardInfo, int]  # a shard, and the sample id of its first sample
 
 
@@ -68,16 +68,16 @@ def measured_dataset(
     on_samples: Callable[[int], None] = lambda count: None,
     on_dropped: OnDropped = "error",
 ) -> Iterator[tuple[LengthIndex, Path]]:
-    """Measure every sample of a dataset: its lengths index, memory-mapped from a folder, and that folder.
+    """Measure every sample of a dataset; yield the lengths index, memory-mapped from a folder, and the folder.
 
-    The folder goes when the block succeeds, and is kept for the next run when it does not. num_workers: processes that
-    measure (default: the cores this process may use); 1 measures in this one. The index does not depend on it. work:
-    folder for the lengths of finished shards until all are (default: below the dataset's default cache folder), known
-    by the processor's fingerprint and their entry in index.json. on_start: told the numbers of samples of all shards,
-    and of those that no earlier run measured. on_samples: told how many more samples were measured. on_dropped:
-    whether tools and tool calls that the chat template does not show are an error, or only counted. Raises what the
-    processor raises, naming the sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies;
-    BeingMeasuredError; StorageError; ShardError; ConfigError.
+    The folder is removed if the block succeeds, otherwise kept for the next run. num_workers: number of measuring
+    processes (default: the cores this process may use); 1 measures in this process; the index does not depend on
+    num_workers. work: folder for the lengths of finished shards (default: below the dataset's home folder), named by
+    the processor's fingerprint and the entry in index.json. on_start: receives the numbers of samples of all shards,
+    and of the shards not measured by an earlier run. on_samples: receives the number of newly measured samples.
+    on_dropped: whether tools and tool calls not shown by the chat template are an error, or only counted. Raises the
+    processor's errors, with the sample's name; DataError for a sample of 0 or 2^32 tokens; WorkerError when a process
+    dies; BeingMeasuredError; StorageError; ShardError; ConfigError.
     """
     check_num_workers(num_workers)
     tasks = _read_tasks(storage)
@@ -94,7 +94,7 @@ def measured_dataset(
 
 
 class _Tasks(Sequence[_Task]):
-    """The shards of a dataset, each with the id of its first sample; of a long index each entry is read when asked."""
+    """The shards of a dataset, each with the id of the first sample; a long index is read entry by entry."""
 
     def __init__(self, shards: ShardList):
         self._shards = shards
@@ -124,7 +124,7 @@ def _read_tasks(storage: Storage) -> _Tasks:
 
 @contextmanager
 def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tuple[Path, Path]]:
-    """A folder of this dataset and processor, removed only by success, and one for downloads, removed in any case."""
+    """Yield a folder for this dataset and processor, removed only on success, and a download folder, always removed."""
     locks = lock_folder(url)
     base = work.absolute() if work else locks
     folder = base / f"{locks.parent.name}-{fingerprint}"
@@ -137,12 +137,12 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
             for left in base.glob(f"{locks.parent.name}-*/downloads-*"):
                 lock = locks / f"{left.parent.name}.lock"
                 with nullcontext(ours) if left.parent == folder else locked(lock, timeout_s=0) as free:
-                    if free is not None:  # it is held while a worker that outlived its command still writes
+                    if free is not None:  # held while a worker that outlived the command still writes
                         shutil.rmtree(left, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="downloads-", dir=folder, ignore_cleanup_errors=True) as downloads:
                 yield folder, Path(downloads)
-            shutil.rmtree(folder, ignore_errors=True)  # over NFS a file stays while it is mapped
+            shutil.rmtree(folder, ignore_errors=True)  # over NFS a mapped file stays
     except LmmsStreamError:
         raise
     except OSError as error:
@@ -150,12 +150,12 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
 
 
 def lock_folder(url: str) -> Path:
-    """Where a dataset's locks lie, whatever the work folder is and however a local path is written."""
+    """Folder of a dataset's locks, independent of the work folder and of the spelling of a local path."""
     return home_folder(url) / "index-work"
 
 
 def _digest(info: ShardInfo, lengths: bytes = b"") -> bytes:
-    """Of all that the index says of a shard, and of its lengths."""
+    """Digest of the index entry of a shard, and of the shard's lengths."""
     entry = json.dumps(asdict(info), sort_keys=True).encode()
     return hashlib.blake2b(entry + lengths, digest_size=_DIGEST_BYTES).digest()
 
@@ -167,7 +167,7 @@ def _keep_lengths(folder: Path, info: ShardInfo, lengths: bytes) -> None:
 
 
 def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
-    """Lengths of a shard that was measured, as bytes; None when they are not there, cut short or damaged."""
+    """Lengths of a measured shard, in bytes; None if missing, cut short or damaged."""
     path = folder / f"{_digest(info).hex()}.lengths"
     kept = path.read_bytes() if path.exists() else b""
     lengths = kept[_DIGEST_BYTES:]
@@ -175,7 +175,7 @@ def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
 
 
 def _is_missing(folder: Path, info: ShardInfo, on_dropped: OnDropped) -> bool:
-    """Return whether a shard has no kept lengths, or has samples that are an error now and were only counted before."""
+    """Whether a shard has no kept lengths, or has samples that are an error now and were only counted before."""
     kept = _read_lengths(folder, info)
     if kept is None or on_dropped == "warn":
         return kept is None
@@ -184,7 +184,7 @@ def _is_missing(folder: Path, info: ShardInfo, on_dropped: OnDropped) -> bool:
 
 
 def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) -> LengthIndex:
-    """The index of all shards in their order, mapped: 10^9 lengths are 4 GB."""
+    """Join the lengths of all shards in order, in a memory-mapped file: 10^9 lengths are 4 GB."""
     sums, num_cut = np.zeros(len(MEDIA_KINDS), np.int64), 0
     not_shown = np.zeros(len(KINDS), np.int64)
     has_patches = False
@@ -218,16 +218,14 @@ def _mapped(path: Path) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, slots=True)
 class _Measurer:
-    """Measures shards in the process it is in, one at a time; what it downloads is deleted once it is measured."""
+    """Measures shards in the current process, a shard at a time, and deletes downloaded files after measuring."""
 
     processor: Processor
     cache: LocalCache
     on_dropped: OnDropped
 
     def __call__(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
-        """What is measured of a shard (ShardLengths), as bytes; on_samples is told now and then how many more samples
-        were measured.
-        """
+        """Return the ShardLengths of a shard, in bytes. on_samples: receives the number of newly measured samples."""
         info, first_id = task
         path = fetch_shard(self.cache, info)
         try:
@@ -246,7 +244,7 @@ class _Measurer:
         return found.to_bytes()
 
     def _measured(self, shard: AnyShard, first_id: int) -> Iterator[Measured]:
-        """What its samples amount to; an error names the first that cannot be measured."""
+        """Yield the measures of a shard's samples; an error names the first sample that cannot be measured."""
         index = 0
         whole = _WholeSamples(shard, self.processor)
         for group in groups(_samples(shard, first_id), num_bytes=sample_bytes):
@@ -263,7 +261,7 @@ class _Measurer:
 
 
 class _WholeSamples:
-    """The samples of a shard with all columns of the processor; the file is opened again when one is asked for."""
+    """The samples of a shard with all columns of the processor; the first request opens the file again."""
 
     def __init__(self, shard: AnyShard, processor: Processor):
         self._opened = shard
@@ -286,7 +284,7 @@ def _samples(shard: AnyShard, first_id: int) -> Iterator[Sample]:
 
 @contextmanager
 def _named(shard: AnyShard, index: int, first_id: int) -> Iterator[None]:
-    """Errors inside name the sample."""
+    """Add the sample's name to errors raised inside."""
     try:
         yield
     except LmmsStreamError as error:
@@ -308,11 +306,11 @@ MEDIA_KINDS = ("image", "video", "audio")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardLengths:
-    """lengths: uint32[num_samples], tokens. patches: uint32[num_samples]; None where the processor tells none.
+    """lengths: uint32[num_samples], tokens. patches: uint32[num_samples]; None if the processor measures no patches.
 
-    media_tokens: int64[3], tokens of all samples that stand for each of MEDIA_KINDS. num_cut: int64[1], media of which
-    not all is read. not_shown: int64[k], samples with content of each of KINDS that the chat template does not show,
-    and answers whose end is not trained on.
+    media_tokens: int64[3], tokens of all samples for each of MEDIA_KINDS. num_cut: int64[1], number of media read only
+    in part. not_shown: int64[k], samples with content not shown by the chat template, for each of KINDS, and answers
+    with an end that is not trained on.
     """
 
     lengths: NDArray[np.uint32]
@@ -323,7 +321,7 @@ class ShardLengths:
 
     @staticmethod
     def empty(num_samples: int, *, with_patches: bool) -> ShardLengths:
-        """Of a shard whose samples are put in one after another."""
+        """Return ShardLengths of zeros, to be filled by put."""
         return ShardLengths(
             lengths=np.zeros(num_samples, _LENGTH),
             patches=np.zeros(num_samples, _LENGTH) if with_patches else None,
@@ -342,7 +340,7 @@ class ShardLengths:
             self.not_shown[:] += amounts_of(found.not_shown)
 
     def to_bytes(self) -> bytes:
-        """The lengths, the patches where there are any, and the sums after them, without zeros at their end."""
+        """Return the lengths, the patches if any, and the sums without zeros at the end."""
         sums = np.concatenate([self.media_tokens, self.num_cut, self.not_shown])
         if self.patches is None and not sums.any():
             return self.lengths.tobytes()
@@ -352,7 +350,7 @@ class ShardLengths:
 
     @staticmethod
     def from_bytes(data: bytes, *, num_samples: int) -> ShardLengths:
-        """What to_bytes gave for a shard of num_samples."""
+        """Parse the result of to_bytes for a shard of num_samples."""
         lengths = np.frombuffer(data, _LENGTH, num_samples)
         num_media = len(MEDIA_KINDS)
         sums = np.zeros(num_media + 1 + len(KINDS), _SUM)
@@ -374,7 +372,7 @@ class ShardLengths:
 
 
 def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
-    """Write one of a dataset's small files, the same bytes for the same values."""
+    """Write a small file of a dataset, the same bytes for the same values."""
     storage.write(name, json_bytes(value))
 
 
@@ -384,7 +382,7 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
 
 
 def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
-    """Write lengths indexes below `folder` and upload their files; returns the names, in that order."""
+    """Write lengths indexes below `folder` and upload the files; return the names in upload order."""
     names = []
     for index in indexes:
         for name in index.write(folder):
@@ -394,9 +392,9 @@ def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: 
 
 
 def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
-    """Put a lengths index beside the shards, and last in `_lmms/dataset.json`. folder: for its files.
+    """Put a lengths index next to the shards, and last in the list of `_lmms/dataset.json`. folder: for the files.
 
-    Plain MDS datasets have no such list and get none: their indexes are found where they lie.
+    Plain MDS datasets have no list and get no list: readers look for indexes in the folder.
     """
     names = upload_lengths(storage, [index], folder=folder)
     with locked_shortly(lock_folder(storage.url) / "listing"):
@@ -407,7 +405,7 @@ def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
         others = [other for other in dataset["lengths"] if other != index.fingerprint]
         dataset["lengths"] = [*others, index.fingerprint]
         dataset["other_files"] = sorted({*dataset["other_files"], *names})
-        if isinstance(storage, LocalStorage):  # it may be filled from another place
+        if isinstance(storage, LocalStorage):  # the folder may be filled from another place
             folder_of_copies = FilledFolder(storage, storage.folder, timeout_s=LONGEST_HOLD_S)
             folder_of_copies.change(DATASET_NAME, json_bytes(dataset))
         else:
@@ -418,21 +416,21 @@ def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
 
 
 def node_folder(cache_folder: Path, digest: str) -> Path:
-    """Where this node keeps lengths of a dataset. digest: of its index.json; another one has another folder."""
+    """This node's folder for lengths of a dataset. digest: of index.json; each digest has a separate folder."""
     return cache_folder / "_lmms" / "measured" / digest
 
 
 def keep_lengths(folder: Path, index: LengthIndex) -> None:
-    """Keep a lengths index below a node_folder; it is there whole or not at all."""
+    """Keep a lengths index below a node_folder; the description is written last."""
     with disk_errors(str(folder)):
         (folder / LENGTHS_FOLDER).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".writing-", dir=folder, ignore_cleanup_errors=True) as temporary:
-            for name in index.write(Path(temporary)):  # the description last, which says that it is there
+            for name in index.write(Path(temporary)):  # the description last: it announces the index
                 (Path(temporary) / name).replace(folder / name)
 
 
 def kept_lengths(folder: Path, fingerprint: str) -> LengthIndex | None:
-    """A lengths index that keep_lengths kept, memory-mapped; None where there is none, or it was damaged."""
+    """Return a lengths index written by keep_lengths, memory-mapped; None if missing or damaged."""
     array_path, description_path = (folder / name for name in lengths_names(fingerprint))
     try:
         index = LengthIndex.open(array_path, description_path.read_bytes(), fingerprint=fingerprint)
@@ -456,10 +454,10 @@ def index_dataset(
     on_samples: Callable[[int], None] = lambda count: None,
     on_dropped: OnDropped = "error",
 ) -> LengthIndex:
-    """Measure every sample of `remote`, write its lengths index there, and return it, memory-mapped.
+    """Measure every sample of `remote`, write the lengths index next to the shards, and return the index.
 
-    See measured_dataset for the options and for what is raised. Several workers are spawned, so a script calls this
-    below `if __name__ == "__main__":`.
+    The index is memory-mapped. See measured_dataset for options and errors. Several workers are spawned: a script must
+    call this below `if __name__ == "__main__":`.
     """
     storage = open_storage(remote)
     with measured_dataset(

@@ -1,4 +1,4 @@
-"""The index of a stored dataset: in memory, or where it is long a table of this node. storage -> shards."""
+"""The index of a stored dataset: in memory, or for a long index in a table on this node. storage -> shards."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
 LONG_INDEX_BYTES = 1 << 20  # about 3000 shards; a longer index is made into a table
 _FORMAT = 1  # of tables
 _TABLES = "_lmms/index"
-_WRITING = ".writing-"  # begins the names of tables that are being made
-_TRIES = 3  # to open a table that others remove, or that is damaged, before the index is read into memory
-_Facts = tuple[StoredObject, StoredObject | None]  # of index.json, and of dataset.json where there is one
+_WRITING = ".writing-"  # prefix of unfinished tables
+_TRIES = 3  # attempts to open a removed or damaged table before reading the index into memory
+_Facts = tuple[StoredObject, StoredObject | None]  # of index.json, and of dataset.json if present
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredIndex:
-    """What a dataset lists. dataset: its dataset.json, if it has one; without the shards where the index is long.
+    """Index of a dataset. dataset: content of dataset.json, if present; for a long index without the shards.
 
-    digest: names the content of index.json. written_s: as in StoredObject.
+    digest: names the content of index.json. written_s: see StoredObject.
     """
 
     shards: ShardList
@@ -42,15 +42,15 @@ class StoredIndex:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """Parts appended to the dataset after its conversion, as its dataset.json describes them."""
+        """Parts appended to the dataset after the conversion, described in dataset.json."""
         return [] if self.dataset is None else list(self.dataset.get("parts", []))
 
 
 def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | None, timeout_s: float) -> StoredIndex:
-    """The index of the dataset in a store. The table of a long one is kept below cache_folder, made by one process.
+    """Read the index of the dataset in a store. The table of a long index is kept below cache_folder.
 
-    timeout_s: how long to wait for the process that makes it. Raises StorageError when there is no dataset or it
-    cannot be had, ShardError for an index that is not safe to follow.
+    timeout_s: longest wait for another process that makes the table. Raises StorageError for a missing or unavailable
+    dataset, ShardError for an unsafe index.
     """
     facts = _facts(storage)
     if facts is None:
@@ -63,7 +63,7 @@ def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | Non
 def _of_table(
     storage: Storage, facts: _Facts, cache_folder: Path, validate_hash: str | None, timeout_s: float
 ) -> StoredIndex | None:
-    """A long index, by its table; None where there can be none."""
+    """Return a long index in a table; None if no table can be made."""
     folder = _table_folder(storage.url, facts, cache_folder, validate_hash)
     for _ in range(_TRIES):
         if not (folder / ABOUT_NAME).exists() and not _make_once(storage, facts, folder, validate_hash, timeout_s):
@@ -100,14 +100,14 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _table_folder(url: str, facts: _Facts, cache_folder: Path, validate_hash: str | None) -> Path:
-    """Of the table of an index with these sizes and tags; those for a kind of checksum begin alike."""
+    """Folder of the table for an index with these sizes and tags; the name begins with the kind of checksum."""
     key = json.dumps([_FORMAT, url, *((each.num_bytes, each.tag) if each else None for each in facts)])
     kind = hashlib.blake2b(str(validate_hash).encode(), digest_size=4).hexdigest()
     return cache_folder / _TABLES / f"{kind}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
 
 
 def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str | None, timeout_s: float) -> bool:
-    """Make a table unless another process has; False where it cannot be written, or the index is replaced meanwhile."""
+    """Make a missing table; return False if the folder is read-only, or if the index is replaced meanwhile."""
     tables = folder.parent
     if not can_write(tables, tables.parent, tables.parent.parent):
         return False
@@ -121,7 +121,7 @@ def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str
                 )
             if (folder / ABOUT_NAME).exists():
                 return True
-            for left in (folder, *tables.glob(f"{_WRITING}*")):  # of processes that were killed
+            for left in (folder, *tables.glob(f"{_WRITING}*")):  # leftovers of killed processes
                 shutil.rmtree(left, ignore_errors=True)
             _make_table(storage, folder, has_dataset=facts[1] is not None, validate_hash=validate_hash)
             if _facts(storage) != facts:
@@ -129,14 +129,14 @@ def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str
                 return False
             kind = folder.name.partition("-")[0]
             for other in set(tables.glob(f"{kind}-*")) - {folder}:
-                _remove_unused(other)  # of the index that this one has replaced
+                _remove_unused(other)  # table of the replaced index
             return True
 
 
 def _facts(storage: Storage) -> _Facts | None:
-    """Sizes and tags of index.json and dataset.json; None if the store does not tell, which reading explains.
+    """Sizes and tags of index.json and dataset.json; None if the store fails (reading then raises the error).
 
-    Raises StorageError for a store that throttles or is out of reach: reading would wait for it once more.
+    Raises StorageError for a store that throttles or is out of reach: reading would wait again.
     """
     try:
         index = storage.stat(INDEX_NAME)
@@ -153,7 +153,7 @@ def _facts(storage: Storage) -> _Facts | None:
 
 
 def _make_table(storage: Storage, folder: Path, *, has_dataset: bool, validate_hash: str | None) -> None:
-    """Write a table; it is there whole or not at all."""
+    """Write a table atomically."""
     with TemporaryDirectory(prefix=_WRITING, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
         made = Path(temporary) / "table"
         made.mkdir()
@@ -179,7 +179,7 @@ def _listed(storage: Storage, validate_hash: str | None) -> StoredIndex:
         again = storage.read(INDEX_NAME)
         if again == index:
             raise
-        return _parsed(storage, again, validate_hash)  # it was replaced between the two
+        return _parsed(storage, again, validate_hash)  # the index was replaced between both reads
 
 
 def _parsed(storage: Storage, index: bytes, validate_hash: str | None) -> StoredIndex:

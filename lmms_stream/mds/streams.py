@@ -1,4 +1,4 @@
-"""One stored dataset: its index, its lengths index, and its folder on this node. URL -> what is there."""
+"""A stored dataset: index, lengths index, and folder on this node. URL -> stored dataset."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ logger = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
-    """Where a dataset lies, and how its shards come to this node.
+    """Location of a dataset, and settings for copying shards to this node.
 
-    remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). A folder
-    is read in place, unless another one is named as local. split: a folder below both. retry: instead of the
-    FetchConfig's. validate_hash: the kind of checksum that shards are checked with (default: the fastest that the index
-    has). keep_zip: compressed shards are kept beside the plain ones.
-    source: what is read instead of what lies at the URL. num_parts: a dataset that has grown (lmms-stream convert
-    --append) is read as it was when it had so many parts, 0 before the first; None as it is.
+    remote: a folder or a URL; local: folder for shards on this node (at least one of both is needed). A remote folder
+    is read in place, unless local names another folder. split: a folder below both. retry: replaces the FetchConfig's.
+    validate_hash: kind of checksum for checking shards (default: the fastest in the index). keep_zip: keep compressed
+    shards next to the plain shards. source: storage to read instead of the URL. num_parts: number of appended parts to
+    read of a dataset that has grown (lmms-stream convert --append), 0: no part, None: all parts.
     """
 
     remote: str | Path | None = None
@@ -78,9 +77,9 @@ class StreamConfig:
 
 
 class StoredDataset:
-    """The shards that the index of a stream lists, and the lengths of their samples.
+    """The shards listed in the index of a stream, and the lengths of the samples.
 
-    Raises StorageError when there is none or it cannot be had, ShardError for an index that is not safe to follow.
+    Raises StorageError for a missing or unavailable dataset, ShardError for an unsafe index.
     """
 
     def __init__(self, stream: StreamConfig, *, config: FetchConfig):
@@ -97,7 +96,7 @@ class StoredDataset:
         self.cache.as_of_s = max(opened_s, index.written_s)
         self._read_parts(stream.num_parts)
         self.node_folder = node_folder(self.cache.folder, index.digest)
-        self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
+        self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read by has_lengths
         if self.num_samples == 0:
             raise ShardError(f"{self.url}/{INDEX_NAME} lists no samples: convert the dataset again")
         if stream.source is not None and stream.local is not None:
@@ -107,7 +106,7 @@ class StoredDataset:
             self._filled.keep_index(index.digest, index.shards)
 
     def _read_index(self, stream: StreamConfig, *, timeout_s: float) -> StoredIndex:
-        """The index; that of a folder which holds all of the dataset where the store cannot be reached."""
+        """Read the index; without access to the store, the index of a local folder with the complete dataset."""
         folder = self.cache.folder
         read = partial(read_index, cache_folder=folder, validate_hash=stream.validate_hash, timeout_s=timeout_s)
         try:
@@ -136,7 +135,7 @@ class StoredDataset:
 
     def _read_parts(self, num_parts: int | None) -> None:
         self.shards = first_parts(self._index.shards, self._index.parts, num_parts, url=self.url)
-        self.num_parts = len(self._index.parts) if num_parts is None else num_parts  # that are read, of those there
+        self.num_parts = len(self._index.parts) if num_parts is None else num_parts  # number of parts to read
         self._is_cut = len(self.shards) < len(self._index.shards)
         self.num_samples = int(self.shards.samples.sum())
 
@@ -147,7 +146,7 @@ class StoredDataset:
         return found
 
     def _cache_folder(self, stream: StreamConfig) -> Path:
-        """Where copies and pack counts lie: beside a local dataset that is its own cache only if it can be written."""
+        """Folder for copies and pack counts: the folder of the dataset itself only if the folder is writable."""
         folder = stream.cache_folder
         if folder is None or (
             isinstance(self.storage, LocalStorage)
@@ -159,71 +158,71 @@ class StoredDataset:
 
     @property
     def identity(self) -> str:
-        """What this dataset's samples are known by, 16 hex digits: it follows from the shards' sizes and checksums.
+        """Identity of this dataset's samples, 16 hex digits, computed from the shards' sizes and checksums.
 
-        It stays where the shards are copied or renamed, and changes where they are written anew.
+        Copying or renaming shards keeps the identity; writing other shards changes the identity.
         """
         return self.shards.identity
 
     @property
     def index_digest(self) -> str:
-        """A name for the content of its index.json."""
+        """Digest of the content of index.json."""
         return self._index.digest
 
     @property
     def shard_folders(self) -> list[Path]:
-        """Where copies of the shards lie on this node."""
+        """Folders for copies of the shards on this node."""
         return sorted({self.cache.folder, *(self.cache.folder / folder for folder in self.shards.folders)})
 
     @property
     def state_folder(self) -> Path:
-        """Folder for what is worked out of this dataset, such as pack counts: the copies' own if it can be written."""
+        """Folder for results computed from this dataset, for example pack counts: the folder of copies if writable."""
         return self.cache.folder if _is_writable(self.cache.folder) else default_cache_folder(self.url)
 
     @property
     def folder_of_files(self) -> Path:
-        """Where the shards' files lie on this node, once they are there."""
+        """Folder of the shards' files on this node, after fetching."""
         return (
             self.storage.folder if isinstance(self.storage, LocalStorage) and not self.is_copied else self.cache.folder
         )
 
     @property
     def cache_usage(self) -> int:
-        """Bytes of the shards' files that are on this node."""
+        """Bytes of the shards' existing files on this node."""
         names = [name for info in self.shards for name in (info.name, info.zip_name) if name is not None]
         paths = [self.folder_of_files / name for name in names]
         return sum(path.stat().st_size for path in paths if path.exists())
 
     def limit(self, quota: CacheQuota) -> None:
-        """Keep the copies of this dataset within the room."""
+        """Limit the copies of this dataset by a quota."""
         self.cache.quota = quota
 
     @property
     def is_copied(self) -> bool:
-        """Whether reading it makes copies on this node."""
+        """Whether reading the dataset makes copies on this node."""
         return self._is_elsewhere or bool(self.shards.zip_sizes.any())
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether nothing of the dataset is read where it is."""
+        """Whether no file of the dataset is read in place."""
         return not isinstance(self.storage, LocalStorage)
 
     def has_lengths(self, processor: Processor) -> bool:
-        """Whether this processor measured the samples: beside the dataset, or on this node where that is read-only."""
+        """Whether a lengths index of this processor exists: next to the shards, or on this node."""
         fingerprint = processor_fingerprint(processor)
         name = lengths_names(fingerprint)[1]
         self._descriptions[name] = self._read(name)
         return self._descriptions[name] is not None or kept_lengths(self.node_folder, fingerprint) is not None
 
     def length_index(self, processor: Processor | None) -> LengthIndex:
-        """The lengths that a processor measured, memory-mapped; LengthsError when there is none.
+        """The lengths index of a processor, memory-mapped; LengthsError without an index.
 
-        Without a processor: the index that was written last.
+        Without a processor: the index written last.
         """
         return self.lengths_of(processor_fingerprint(processor) if processor is not None else self._last_fingerprint())
 
     def lengths_of(self, fingerprint: str) -> LengthIndex:
-        """The lengths index of that name, memory-mapped; LengthsError when there is none."""
+        """The lengths index of a fingerprint, memory-mapped; LengthsError without an index."""
         array_name, description_name = lengths_names(fingerprint)
         description = self._descriptions.pop(description_name, None) or self._read(description_name)
         if description is None:
@@ -240,15 +239,15 @@ class StoredDataset:
             patches_path = self._fetch_array(patches_name(fingerprint), described.patches_hash, what="its patches")
         array_path = self._fetch_array(array_name, described.content_hash, what="the index")
         if self._filled is not None:
-            self._filled.keep(description_name, description)  # last, as it says that the arrays are there
+            self._filled.keep(description_name, description)  # last: the description announces the arrays
         found = LengthIndex.open(array_path, description, fingerprint=fingerprint, patches_path=patches_path)
         return found.first(self.num_samples) if self._is_cut else found
 
     def _fetch_array(self, name: str, content_hash: str, *, what: str) -> Path:
-        """An array of a lengths index on this node. what: it is, for the error where it is missing.
+        """Fetch an array of a lengths index to this node. what: kind of array, for the error if the array is missing.
 
-        The name of the copy follows from the content: a rewritten index is not mistaken for the old index. In a folder
-        that is filled, which is a dataset by itself, the copy has the stored name.
+        The name of the copy follows from the content: a rewritten index is not mistaken for the old index. In a filled
+        folder (a dataset by itself) the copy has the stored name.
         """
         wanted = Wanted(
             name=name if self._filled is not None else f"{LENGTHS_FOLDER}/{content_hash}.npy",
@@ -283,11 +282,11 @@ class StoredDataset:
         return str(fingerprint)
 
     def _found_fingerprint(self) -> str:
-        """The index that lies beside a plain MDS dataset, which lists none; in a folder the one that is newest."""
+        """Fingerprint of the index next to a plain MDS dataset, which lists no index; in a folder the newest index."""
         found = [each for each in self.storage.list_objects(f"{LENGTHS_FOLDER}/") if is_description(each.key)]
         if not found:
             raise self._no_lengths()
-        if isinstance(self.storage, FolderStorage):  # whose tags are times
+        if isinstance(self.storage, FolderStorage):  # tags of folders are times
             found = [max(found, key=lambda each: int(each.tag))]
         fingerprints = [PurePosixPath(each.key).stem for each in found]
         if len(fingerprints) > 1:
@@ -322,6 +321,6 @@ def _opened(stream: StreamConfig, retry: Retry) -> Storage:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder and in those of ours below it; one that is not there can be made."""
+    """Whether files can be made in a folder and in our folders below; missing folders must be creatable."""
     ours = (folder, *(folder / name for name in ("_lmms", "_lmms/counts", "_lmms/orders", LENGTHS_FOLDER)))
     return can_write(*ours)
