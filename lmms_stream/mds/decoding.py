@@ -88,7 +88,7 @@ def array_layout(encoding: str) -> tuple[str | None, tuple[int, ...] | None]:
 
 
 def decoder(encoding: str) -> Decoder:
-    """What decodes values of an encoding that check_encoding let pass; ValueError for bytes that do not fit it."""
+    """Return the decoder of an encoding accepted by check_encoding; the decoder raises ValueError for wrong bytes."""
     if encoding == "str":
         return lambda data, at, size: str(data[at : at + size], "utf-8")
     if encoding == "bytes":
@@ -127,7 +127,7 @@ def _number(dtype: np.dtype[Any]) -> Decoder:
 
 
 def _json(text: bytes) -> Any:
-    """What `json` makes of it, in a part of the time."""
+    """Parse a text with the same result as `json`, but faster."""
     try:
         try:
             return parsed(text)

@@ -1,9 +1,9 @@
-"""What a folder that is filled with a dataset's shards needs besides them, to be opened by itself.
+"""Files needed next to the shards in a filled folder, for opening the folder as a dataset.
 
-The index.json of the store, and what describes the dataset, are written there when the dataset is opened: the index
-last, as it says that there is a dataset. Notes name the dataset, as copies of two datasets would replace each other,
-and say which files are ours; another file of that name stays, and is an error. A dataset is known by its URL, or by its
-shards where all have checksums: then it may be reached by another path or a signed URL.
+The store's index.json and the describing files are written when the dataset is opened: the index last, because the
+index announces a dataset. Notes name the dataset, because copies of two datasets would replace each other, and list our
+files; another file of the same name stays, and is an error. A dataset is identified by the URL, or by the shards if all
+shards have checksums: then another path or a signed URL may lead to the dataset.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Notes:
 
 
 class FilledFolder:
-    """A folder that is filled from a store. timeout_s: how long another process may write to it.
+    """A folder filled from a store. timeout_s: longest wait for another process that writes to the folder.
 
-    Nothing is written to a folder that cannot be written, which may hold all.
+    No file is written to a read-only folder, which may contain the complete dataset.
     """
 
     def __init__(self, storage: Storage, folder: Path, *, timeout_s: float):

@@ -1,4 +1,4 @@
-"""What index.json says of a dataset's shards (version 2), checked before it is used. bytes -> entries."""
+"""Parse and check the shards of an index.json (version 2). bytes -> entries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..types import Columns
 from .decoding import COMPRESSIONS, check_encoding
 
 INDEX_NAME = "index.json"
-DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; written last
-MAX_NAME_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
+DATASET_NAME = "_lmms/dataset.json"  # a converter's description of the dataset; written last
+MAX_NAME_BYTES = 200  # of a name between slashes: a file system's 255, less the additions of temporary names
 MAX_NAMES = 8  # folders in the name of a shard: merged datasets may be merged again
-SPLIT_FORMATS = ("json", "csv", "tsv", "xsv")  # shards of two files: the samples, and where each begins
+SPLIT_FORMATS = ("json", "csv", "tsv", "xsv")  # shards of two files: samples, and offsets of samples
 HASHES = sorted(
     xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
     key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
@@ -30,9 +30,9 @@ HASHES = sorted(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInfo:
-    """One entry of index.json: file names, sizes in bytes, checksums ("algorithm:hex") and columns.
+    """Entry of index.json: file names, sizes in bytes, checksums ("algorithm:hex") and columns.
 
-    format: "mds", or one whose shards have a second file (meta) that says where samples begin. entry: as it was read.
+    format: "mds", or a format with a second file (meta) for the offsets of samples. entry: the unchanged JSON value.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ShardInfo:
 
     @property
     def shown_columns(self) -> str:
-        """Columns as errors name them, equal for shards that may be in one dataset."""
+        """Text of the columns for errors, equal for shards that fit in a dataset together."""
         columns = zip(self.column_names, self.column_encodings, self.column_sizes, strict=True)
         return ", ".join(f"{name} ({code}{'' if size is None else f', {size} bytes'})" for name, code, size in columns)
 
@@ -74,11 +74,11 @@ def parse_index(
     validate_hash: str | None = None,
     refused: dict[str, str] | None = None,
 ) -> list[ShardInfo]:
-    """The shards that an index.json lists; ShardError unless all of it is safe to follow.
+    """Return the shards of an index.json; ShardError for an unsafe index.
 
-    dataset: what `_lmms/dataset.json` holds, when there is one; its sizes must agree, and its checksums count.
-    validate_hash: the kind of checksum that is taken instead of the fastest; ConfigError for a shard without it.
-    refused: takes the columns that cannot be decoded, each with the reason, which is an error without it.
+    dataset: content of `_lmms/dataset.json`, if present: sizes must agree, and its checksums take precedence.
+    validate_hash: kind of checksum to use instead of the fastest; ConfigError for a shard without this kind.
+    refused: receives undecodable columns with the reason; without `refused` an undecodable column is an error.
     """
     try:
         index = json.loads(data)
@@ -100,20 +100,20 @@ def parse_index(
 
 
 def check_version(version: Any, *, source: str) -> None:
-    """ShardError for an index of another version than 2."""
+    """Raise ShardError for an index of another version than 2."""
     if version != 2:
         raise ShardError(f"{source}: MDS version {version!r} is not supported, expected 2")
 
 
 def hash_kinds(validate_hash: str | None) -> Sequence[str]:
-    """The kinds of checksums of which the first that an entry gives is taken."""
+    """Kinds of checksums in order of preference; the first kind present in an entry is used."""
     return HASHES if validate_hash is None else [validate_hash]
 
 
 def parse_shard(
     entry: dict[str, Any], kinds: Sequence[str], *, source: str, refused: dict[str, str] | None = None
 ) -> ShardInfo:
-    """One entry of an index, checked; ShardError, or the errors of a value of another type than an entry's.
+    """Parse and check an entry of an index; ShardError, or Python's errors for a value of a wrong type.
 
     kinds: of checksums, see hash_kinds. source: the index, for errors. refused: see parse_index.
     """
@@ -155,7 +155,7 @@ def parse_shard(
 
 
 def decoded_columns(info: ShardInfo) -> list[str]:
-    """The columns of a shard that can be decoded: all, where parse_index refused none."""
+    """Names of a shard's decodable columns: all columns, unless parse_index refused some."""
 
     def is_decoded(encoding: str) -> bool:
         try:
@@ -168,7 +168,7 @@ def decoded_columns(info: ShardInfo) -> list[str]:
 
 
 def _parse_split_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
-    """A shard of two files, whose columns are text that its own format names."""
+    """Parse a shard of two files, with text columns named by the format."""
     columns = (
         entry["columns"]
         if entry["format"] == "json"
@@ -191,7 +191,7 @@ def _parse_split_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: s
 
 
 def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, source: str) -> ShardInfo:
-    """One file of a shard ("data" or "meta"): its names, sizes, checksums and compression."""
+    """Parse a file of a shard ("data" or "meta"): names, sizes, checksums and compression."""
     raw, zipped = entry[f"raw_{which}"], entry.get(f"zip_{which}")
     for data in (raw, zipped):
         if data is not None:
@@ -243,7 +243,7 @@ def _check_file(name: Any, size: Any, *, smallest: int, source: str) -> None:
 
 
 def is_safe_name(name: Any) -> bool:
-    """Whether a name that a dataset gives is that of a file below the dataset's folder, and no hidden one.
+    """Whether a name from a dataset is a plain path below the dataset's folder, without hidden files.
 
     >>> [is_safe_name(name) for name in ("a/shard.00000.mds", "../a", "/a", "a//b", ".a", "a/.b")]
     [True, False, False, False, False, False]
@@ -257,7 +257,7 @@ def is_safe_name(name: Any) -> bool:
 
 
 class ShardNames:
-    """The names of an index's files, each of which must be its own. Raises ShardError."""
+    """Names of an index's files, without duplicates. Raises ShardError."""
 
     def __init__(self, source: str):
         self._source = source
@@ -265,7 +265,7 @@ class ShardNames:
         self._folders: dict[str, str] = {}  # and a file in each
 
     def add(self, info: ShardInfo) -> None:
-        """The names of a shard's files, which none before may have."""
+        """Add the names of a shard's files; ShardError for a name already added."""
         for each in (info,) if info.meta is None else (info, info.meta):
             for name in (each.name, each.zip_name):
                 if name in self._names:
@@ -276,7 +276,7 @@ class ShardNames:
                         self._folders.setdefault(name.rpartition("/")[0], name)
 
     def check(self) -> None:
-        """After the last shard: none may be a folder of another."""
+        """Raise ShardError, after the last shard, if a file is also a folder of another file."""
         for folder, name in self._folders.items():
             for each in (folder, *map(str, PurePosixPath(folder).parents)):
                 if each in self._names:
@@ -284,7 +284,7 @@ class ShardNames:
 
 
 def _checksum(data: Mapping[str, Any], kinds: Sequence[str], *, source: str) -> str | None:
-    """The checksum of the first of these kinds that is given; None when the writer wrote none."""
+    """Checksum of the first kind present; None if the writer wrote no checksum."""
     hashes = data.get("hashes") or {}
     for algorithm in kinds:
         if algorithm in hashes and algorithm in HASHES:
@@ -313,14 +313,14 @@ def _with_checksums(infos: Sequence[ShardInfo], dataset: Any, *, source: str) ->
 
 
 def other_shards(source: str) -> ShardError:
-    """Error for an index and a dataset.json that do not belong together."""
+    """Error for an index and a dataset.json of different conversions."""
     return ShardError(
         f"{source} and {DATASET_NAME} list other shards: they are of two conversions; convert the dataset again"
     )
 
 
 def new_digest(algorithm: str, data: bytes = b"") -> Any:
-    """An object of hashlib or xxhash for one of HASHES, which has been given data."""
+    """Return a hash object of hashlib or xxhash for one of HASHES, updated with data."""
     return getattr(xxhash, algorithm)(data) if algorithm.startswith("xxh") else hashlib.new(algorithm, data)
 
 
@@ -347,20 +347,20 @@ _MAX_NAMED = 3  # folders in an error
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """index, dataset: the files as they lie there; dataset is None for one that another program wrote."""
+    """index, dataset: contents of the files; dataset is None for a dataset of another program."""
 
     storage: Storage
     index: bytes
     dataset: bytes | None
 
     def shards(self, *, refused: dict[str, str] | None = None) -> tuple[ShardInfo, ...]:
-        """ShardError for an index that is not safe to follow. refused: see parse_index."""
+        """Parse the index; ShardError for an unsafe index. refused: see parse_index."""
         source = f"{self.storage.url}/{INDEX_NAME}"
         return tuple(parse_index(self.index, source=source, dataset=self.dataset, refused=refused))
 
 
 def read_listing(storage: Storage) -> Listing | None:
-    """What the dataset in a store says of itself; None where there is no index.json."""
+    """Read the describing files of a dataset; None without an index.json."""
     index = read_if_there(storage, INDEX_NAME)
     if index is None:
         return None
@@ -368,7 +368,7 @@ def read_listing(storage: Storage) -> Listing | None:
 
 
 def no_dataset(storage: Storage) -> ObjectMissingError:
-    """The error of a store without an index.json; of a local folder it names the datasets in the folders below."""
+    """Error for a store without an index.json; for a local folder with the names of datasets one level below."""
     missing = f"{storage.url} holds no dataset ({INDEX_NAME} is missing)"
     local = storage.folder.glob(f"*/{INDEX_NAME}") if isinstance(storage, LocalStorage) else ()
     below = sorted(path.parent.name for path in local)

@@ -1,8 +1,8 @@
-"""The lengths index: tokens of every sample, as one exact processor measures it.
+"""The lengths index: tokens of every sample, measured by an exact processor.
 
-Two files beside the shards: `_lmms/lengths/<fingerprint>.npy`, uint32[num_samples] in shard order, plain NumPy
-so that it can be memory-mapped; and `<fingerprint>.json`, which says what measured it. Where samples have media, there
-is a third one, `<fingerprint>.patches.npy`, also uint32[num_samples]: rows that each gives to the tower of its media.
+Two files next to the shards: `_lmms/lengths/<fingerprint>.npy`, uint32[num_samples] in shard order, plain NumPy for
+memory-mapping; and `<fingerprint>.json`, a description of the processor. For samples with media there is a third file,
+`<fingerprint>.patches.npy`, also uint32[num_samples]: rows of each sample for the tower of the media.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from ..plan.lengths import HASH_BYTES, Lengths, hash_lengths
 from ..processors.not_shown import added
 
 LENGTHS_FOLDER = "_lmms/lengths"
-KINDS = ("text", "image", "video", "audio")  # that tokens are of
+KINDS = ("text", "image", "video", "audio")  # kinds of tokens
 _CONTENT_HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 
 
 def lengths_names(fingerprint: str) -> tuple[str, str]:
-    """Names of the array and of its description, relative to the dataset."""
+    """Names of the array and of the description, relative to the dataset."""
     return f"{LENGTHS_FOLDER}/{fingerprint}.npy", f"{LENGTHS_FOLDER}/{fingerprint}.json"
 
 
 def patches_name(fingerprint: str) -> str:
-    """Name of the array of patches, relative to the dataset; it is there where the description has its hash."""
+    """Name of the array of patches, relative to the dataset; the file exists if the description has patches_hash."""
     return f"{LENGTHS_FOLDER}/{fingerprint}.patches.npy"
 
 
 def is_description(name: str) -> bool:
-    """Whether a name relative to the dataset is that of the description of a lengths index."""
+    """Whether a name relative to the dataset names the description of a lengths index."""
     folder, _, file = name.rpartition("/")
     return folder == LENGTHS_FOLDER and file.endswith(".json") and not file.startswith(".")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthsDescription:
-    """What the JSON file of an index says. patches_hash: None where no sample has patches.
+    """Content of the JSON file of an index. patches_hash: None if no sample has patches.
 
-    num_tokens_of: of each of KINDS; None without patches, or if unknown because the samples are a part of the measured
-    samples. num_cut: media of which not all is read. not_shown: samples with content that the chat template does not
-    show, by the kind of content.
+    num_tokens_of: number of tokens of each of KINDS; None without patches, or if unknown because the samples are a part
+    of the measured samples. num_cut: number of media read only in part. not_shown: number of samples with content not
+    shown by the chat template, by the kind of content.
     """
 
     num_samples: int
@@ -63,9 +63,9 @@ class LengthsDescription:
 
 
 def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
-    """What the JSON file of an index says; LengthsError when it does not.
+    """Parse the JSON file of an index; LengthsError for a damaged file.
 
-    The hashes name files on this node, so nothing but a hash is taken for one.
+    The hashes name files on this node: only hexadecimal digits are accepted.
     """
     try:
         said = json.loads(data)
@@ -76,7 +76,7 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
             not_shown={str(kind): int(count) for kind, count in dict(said.get("not_shown", {})).items()},
         )
         if "patches_hash" in said:
-            of_kinds = said.get("num_tokens_of")  # None: samples of several datasets, of which it is not known
+            of_kinds = said.get("num_tokens_of")  # None: unknown, samples of several datasets
             num_tokens_of = None if of_kinds is None else {kind: int(of_kinds[kind]) for kind in KINDS}
             described = replace(
                 described,
@@ -99,7 +99,7 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
 
 
 def array_matches(path: Path, *, content_hash: str) -> bool:
-    """Whether the .npy file at `path` holds the values that hash to this; reads all of it, a little at a time."""
+    """Whether the values of the .npy file at `path` have this hash; reads the whole file in pieces."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
         with path.open("rb") as file:
@@ -115,12 +115,12 @@ def array_matches(path: Path, *, content_hash: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthIndex(Lengths):
-    """The lengths of a dataset's samples, uint32[num_samples], possibly memory-mapped, and what measured them.
+    """The lengths of a dataset's samples, uint32[num_samples], possibly memory-mapped, and the measuring processor.
 
-    fingerprint: hash of all that can change a length. content_hash: hash of the lengths themselves.
-    processor: the description of what measured them. num_tokens_of: tokens of each of KINDS, where there are patches.
-    num_cut: media of which not all is read, because they are longer than the processor takes. not_shown: samples whose
-    chat template does not show some content, by the kind of content.
+    fingerprint: hash of everything that can change a length. content_hash: hash of the lengths. processor: description
+    of the measuring processor. num_tokens_of: number of tokens of each of KINDS, if there are patches. num_cut: number
+    of media read only in part, because of the processor's limits. not_shown: number of samples with content not shown
+    by the chat template, by the kind of content.
     """
 
     fingerprint: str
@@ -140,7 +140,7 @@ class LengthIndex(Lengths):
         num_cut: int = 0,
         not_shown: Mapping[str, int] | None = None,
     ) -> LengthIndex:
-        """num_tokens_of: of media; the other tokens are of text. Patches that are all 0 are as none."""
+        """Return the index of lengths. num_tokens_of: of media; other tokens are text. All-zero patches are dropped."""
         index = LengthIndex(
             lengths=lengths,
             fingerprint=fingerprint,
@@ -158,16 +158,16 @@ class LengthIndex(Lengths):
 
     @property
     def num_tokens(self) -> int:
-        """Of all samples; reads all of the index."""
+        """Number of tokens of all samples; reads the whole index."""
         return int(np.sum(self.lengths, dtype=np.int64))
 
     @property
     def num_patches(self) -> int:
-        """Of all samples; reads all of the index."""
+        """Number of patches of all samples; reads the whole index."""
         return 0 if self.patches is None else int(np.sum(self.patches, dtype=np.int64))
 
     def first(self, num_samples: int) -> LengthIndex:
-        """Return the index of the first samples only, as before others were appended; reads the whole index."""
+        """Return the index of only the first samples, before an append; reads the whole index."""
         patches = None if self.patches is None else self.patches[:num_samples]
         return LengthIndex.from_array(
             self.lengths[:num_samples], fingerprint=self.fingerprint, processor=self.processor, patches=patches
@@ -179,12 +179,12 @@ class LengthIndex(Lengths):
         Reading all over an index larger than memory would otherwise count as resident memory of this process.
         """
         for array in (self.lengths, self.patches):
-            mapped = getattr(array, "_mmap", None)  # a numpy.memmap has it
+            mapped = getattr(array, "_mmap", None)  # of a numpy.memmap
             if isinstance(mapped, mmap.mmap):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def write(self, folder: Path) -> tuple[str, ...]:
-        """Write its files below a dataset's folder; returns their names relative to it, the description's last."""
+        """Write the files below a dataset's folder; return the relative names, the description's last."""
         array_name, description_name = lengths_names(self.fingerprint)
         (folder / LENGTHS_FOLDER).mkdir(parents=True, exist_ok=True)
         np.save(folder / array_name, np.asarray(self.lengths, dtype=np.uint32))
@@ -213,9 +213,9 @@ class LengthIndex(Lengths):
     def open(
         array_path: Path, description: bytes, *, fingerprint: str, patches_path: Path | None = None
     ) -> LengthIndex:
-        """Memory-map an index whose description was read already; LengthsError when they do not fit.
+        """Memory-map an index by its description; LengthsError if array and description do not fit.
 
-        patches_path: of the array of patches (default: where `write` puts it, beside the other one).
+        patches_path: path of the array of patches (default: next to the array, the path used by `write`).
         """
         described = parse_description(description, fingerprint=fingerprint)
         index = LengthIndex(
@@ -239,7 +239,7 @@ class LengthIndex(Lengths):
 
 
 def _mapped(path: Path, what: str, *, num_samples: int) -> NDArray[np.uint32]:
-    """An array of an index, memory-mapped. what: it is, for errors."""
+    """Memory-map an array of an index. what: name of the array, for errors."""
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
@@ -255,7 +255,7 @@ def _mapped(path: Path, what: str, *, num_samples: int) -> NDArray[np.uint32]:
 
 
 def patches_of_all(indexes: Sequence[LengthIndex]) -> list[NDArray[np.integer[Any]]] | None:
-    """The patches of each index, zeros, which take no memory, for one without; None where none has any."""
+    """Patches of each index, or zeros (without memory) for an index without patches; None without any patches."""
     if all(index.patches is None for index in indexes):
         return None
     zero = np.zeros(1, np.uint32)
@@ -269,10 +269,10 @@ def joint_index(
     patches: NDArray[np.integer[Any]] | None,
     is_all: bool,
 ) -> LengthIndex:
-    """The index of samples of several indexes of one processor, which are released.
+    """Return the index of samples from several indexes of a processor, and release the indexes.
 
-    lengths, patches: of those samples. is_all: each sample is among them once; only then is it known how the tokens
-    divide into kinds, how many media are cut, and what is not shown.
+    lengths, patches: of the chosen samples. is_all: each sample is chosen exactly once; otherwise num_tokens_of,
+    num_cut and not_shown are unknown.
     """
     first = indexes[0]
     for index in indexes:

@@ -32,7 +32,7 @@ HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shar
 
 
 class PlainStream:
-    """Where the shards of a stream lie, how they are fetched, and how many samples an epoch takes of them."""
+    """Location of a stream's shards, settings for fetching, and the share of samples in an epoch."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ def registered_stream(name: str, keywords: dict[str, Any]) -> StreamBase:
 
 
 def config_of(stream: StreamBase) -> StreamConfig:
-    """Where a stream lies, and how it is fetched; what its class overrides is asked of it."""
+    """Return location and fetch settings of a stream; overridden methods of the stream's class are used."""
     is_read_in_place = stream._local is None and is_folder(stream.remote)
     hooks = _hooks_of(stream)
     return StreamConfig(

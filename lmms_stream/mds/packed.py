@@ -104,7 +104,7 @@ class PackedStreamingDataset(StreamingDataset):
 
     @property
     def mode(self) -> str:
-        """Where packs come from, "plan" or "lanes"; with "auto" a plan, whose lengths it measures if need be."""
+        """Source of packs, "plan" or "lanes"; "auto" is a plan, and measures missing lengths."""
         return self.core.mode
 
     @property
@@ -113,9 +113,9 @@ class PackedStreamingDataset(StreamingDataset):
         return self.core.plan
 
     def length_index(self) -> LengthIndex:
-        """The lengths that this dataset's processor measured, memory-mapped; LengthsError when there is none.
+        """The lengths index of this dataset's processor, memory-mapped; LengthsError without an index.
 
-        Without a processor: the index that was written last.
+        Without a processor: the index written last.
         """
         return self.core.length_index()
 

@@ -103,9 +103,9 @@ class Provenance:
         return self._mapped(path)
 
     def source_of(self, sample_id: int) -> SourceRow:
-        """What a sample was made of; negative ids count from the end. IndexError for one that is not there.
+        """Return the source row of a sample; negative ids count from the end. IndexError for an unknown id.
 
-        Of a remote dataset 8 bytes are read, unless all of the array is here.
+        For a remote dataset only 8 bytes are read, unless the whole array is on this node.
         """
         if not -self.num_samples <= sample_id < self.num_samples:
             raise IndexError(f"sample {sample_id} of a dataset of {self.num_samples}")
@@ -115,8 +115,9 @@ class Provenance:
         return SourceRow(self.sources[source], row + 1)
 
     def sample_of(self, source: str, row: int) -> NDArray[np.int64]:
-        """Ids of the samples that a row was made into, in order: none where it was left out, several where it gave
-        several. source: as `named` takes it; row: counted from 1. Reads all of the array.
+        """Ids of the samples made from a row, in order: possibly several, or empty for a row left out.
+
+        source: see `named`; row: counted from 1. Reads the whole array.
         """
         name = self.named(source)
         numbers = [number for number, each in enumerate(self.sources) if each == name]
@@ -125,9 +126,9 @@ class Provenance:
         return np.concatenate([np.zeros(0, np.int64), *found])
 
     def samples_of(self, rows: Sequence[SourceRow]) -> list[list[int]]:
-        """Ids of the samples that were made of each row, in order. Reads all of the array once.
+        """Ids of the samples made from each row, in order. Reads the whole array once.
 
-        The sources of the rows are named as `sources` has them; rows of others have no samples here.
+        Sources of rows have the names in `sources`; rows of other sources have no samples.
         """
         numbers: dict[str, int] = {}  # of a source that is listed several times, once a slice, the first
         first = np.array([numbers.setdefault(name, n) for n, name in enumerate(self.sources)], np.uint64)
@@ -192,9 +193,9 @@ class Provenance:
 
 
 def named_source(text: str, sources: Sequence[str], *, whole: str) -> str:
-    """The source that a user names: as it was named to `convert`, by its path, or by the end of its path.
+    """Find the source named by a user: by the name given to `convert`, the path, or the end of the path.
 
-    whole: what was made of the sources. ConfigError for none, or several.
+    whole: name of the result of the sources, for errors. ConfigError for no source, or several sources.
     """
     if text in sources:
         return text
@@ -209,7 +210,7 @@ def named_source(text: str, sources: Sequence[str], *, whole: str) -> str:
 
 
 def _packed(source: int | None, row: int) -> int | None:
-    """A row of a source, counted from 1, as the array holds it."""
+    """Pack a row of a source, counted from 1, into a value of the array; None for an impossible row."""
     return None if source is None or not 1 <= row <= 1 << ROW_BITS else (source << ROW_BITS) + row - 1
 
 
@@ -219,7 +220,7 @@ _REMEDY = f"convert the dataset again, or remove both files and their names from
 def write_provenance(
     folder: Path, rows: Iterable[NDArray[np.integer[Any]]], sources: Sequence[str], *, num_samples: int
 ) -> tuple[str, str]:
-    """Write both files below a folder; returns their names relative to it. rows: arrays that make num_samples."""
+    """Write both files below a folder; return the relative names. rows: arrays with num_samples values in all."""
     (folder / PROVENANCE_NAME).parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     with (folder / PROVENANCE_NAME).open("wb") as file:
@@ -241,9 +242,9 @@ def write_provenance(
 
 
 def join_provenance(folder: Path, parts: Sequence[Provenance]) -> tuple[str, str]:
-    """Write one of the samples of all parts, in turn, below a folder, as write_provenance does.
+    """Write the provenance of the samples of all parts, in order, below a folder; see write_provenance.
 
-    A source that several of them have is listed once.
+    A source of several parts is listed once.
     """
     sources = tuple(dict.fromkeys(name for part in parts for name in part.sources))
     numbers = {name: number for number, name in enumerate(sources)}
@@ -270,10 +271,10 @@ DATASET = "dataset"  # key of a line: the identity of the dataset; a run writes 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedSample:
-    """A line of a list. name: of a source or a file; "" where the line has none. number: of a sample, or of a row.
+    """Line of a list. name: of a source or a file; "" for a line without a name. number: of a sample, or of a row.
 
-    is_id: the line is JSON with source and sample_id, as a run writes it, and names no row of a file. where: the line
-    stands, for errors. dataset: identity of the dataset with the sample, if the line has one.
+    is_id: the line is JSON with source and sample_id, written by a run, not a row of a file. where: place of the line,
+    for errors. dataset: identity of the dataset with the sample, if present in the line.
     """
 
     name: str
@@ -284,10 +285,10 @@ class ListedSample:
 
 
 def listed_samples(file: str | Path) -> Iterator[ListedSample]:
-    """The names in a drop list, a line each: `SOURCE:ID`, `ID`, `FILE:ROW`, or JSON with source and sample_id.
+    """Yield the lines of a drop list: `SOURCE:ID`, `ID`, `FILE:ROW`, or JSON with source and sample_id.
 
-    Empty lines and those that begin with # say nothing. ConfigError for a file that cannot be read, and for a line that
-    names no sample.
+    Empty lines and lines that begin with # are ignored. ConfigError for an unreadable file, and for a line without a
+    sample.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -164,9 +164,9 @@ class ShardReader:
             self._fetched[needed] = True
 
     def addresses(self, shard_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], OpenShards]:
-        """Where these shards lie in memory (see Shard), fetched: int64.
+        """Fetch shards; return the addresses in memory (see Shard), int64, and the open shards.
 
-        They stay open until the next call, as long as the caller refers to the open shards that come with them.
+        The addresses are valid until the next call, as long as the caller refers to the open shards.
         """
         self._own()
         self._last_use = next(_USES)

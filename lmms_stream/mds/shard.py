@@ -65,7 +65,7 @@ class Shard:
 
     @property
     def first_bytes(self) -> NDArray[np.int64]:
-        """Where each sample begins in the shard: int64[num_samples]."""
+        """Offset of each sample in the shard: int64[num_samples]."""
         return np.frombuffer(self._data, "<u4", self.info.num_samples, 4).astype(np.int64)
 
     def stored(self, first: int, stop: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""The shards of a dataset in their order: entries by number, their figures as arrays. index entries -> arrays."""
+"""The shards of a dataset in order: entries by number, and arrays of figures. index entries -> arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .index import DATASET_NAME, ShardInfo
 
 
 class ShardList(Sequence[ShardInfo]):
-    """The entries of a dataset's shards. Where there are many, each is read when it is asked for."""
+    """The entries of a dataset's shards. Entries of a long list are read on demand."""
 
     @property
     @abstractmethod
@@ -36,41 +36,41 @@ class ShardList(Sequence[ShardInfo]):
     @property
     @abstractmethod
     def zip_sizes(self) -> NDArray[np.int64]:
-        """Bytes of each shard's compressed file, int64[num_shards]; 0 where it has none."""
+        """Bytes of each shard's compressed file, int64[num_shards]; 0 without a compressed file."""
 
     @property
     @abstractmethod
     def index_bytes(self) -> int:
-        """Bytes of the index that lists them, or about as many."""
+        """Bytes of the index with these shards, at least approximately."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What the samples of these shards are known by; see Identity."""
+        """Identity of the samples of these shards; see Identity."""
 
     @property
     @abstractmethod
     def columns(self) -> set[Columns]:
-        """The columns that shards have: one where they agree."""
+        """The different columns of shards: a single element if all shards agree."""
 
     @property
     @abstractmethod
     def folders(self) -> set[str]:
-        """The folders that the shards' names lead into, from the dataset's; "." is its own."""
+        """Folders of the shards' files, relative to the dataset's folder; "." is the dataset's folder."""
 
     @abstractmethod
     def first(self, num_shards: int) -> ShardList:
-        """The first shards of these."""
+        """Return only the first shards."""
 
 
 class Identity:
-    """What samples are known by, 16 hex digits: it follows from the shards' numbers of samples, sizes and checksums."""
+    """Identity of samples, 16 hex digits, computed from the shards' numbers of samples, sizes and checksums."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
 
     def add(self, num_samples: int, size: int, checksum: str | None) -> None:
-        """The next shard."""
+        """Add the next shard."""
         self._digest.update(f"{num_samples} {size} {checksum}\n".encode())
 
     def name(self) -> str:
@@ -78,7 +78,7 @@ class Identity:
 
 
 def identity_of(infos: Iterable[ShardInfo]) -> str:
-    """The name of these shards' samples."""
+    """Return the identity of these shards' samples."""
     identity = Identity()
     for info in infos:
         identity.add(info.num_samples, info.size, info.checksum)
@@ -86,7 +86,7 @@ def identity_of(infos: Iterable[ShardInfo]) -> str:
 
 
 class ListedShards(ShardList):
-    """Shards whose entries are all in memory."""
+    """Shards with all entries in memory."""
 
     def __init__(self, infos: Iterable[ShardInfo]):
         self._infos = list(infos)
@@ -134,7 +134,7 @@ class ListedShards(ShardList):
 
 
 class SourcedShards(Sequence[tuple[LocalCache, ShardInfo]]):
-    """The shards of several streams, laid end to end: where each comes from, and its index entry."""
+    """The concatenated shards of several streams: cache and index entry of each shard."""
 
     def __init__(self, streams: Sequence[tuple[LocalCache, ShardList]]):
         self._streams = list(streams)
@@ -163,13 +163,13 @@ class SourcedShards(Sequence[tuple[LocalCache, ShardInfo]]):
         return cache, shards[index - (self._ends[stream] - len(shards))]
 
 
-# Read a dataset that has grown by parts in its state before some parts.
+# Read a grown dataset in an earlier state, before some appended parts.
 
 
 def first_parts(shards: ShardList, parts: Sequence[Mapping[str, Any]], num_parts: int | None, *, url: str) -> ShardList:
-    """The shards that the dataset at a URL had when it had taken in so many parts; all of them for None.
+    """Return the shards of a dataset up to the first num_parts appended parts; all shards for None.
 
-    parts: those that it has taken in by now. Raises ConfigError where it never had so many.
+    parts: all appended parts. Raises ConfigError for more parts than the dataset has.
     """
     if num_parts is None:
         return shards
@@ -183,17 +183,17 @@ def first_parts(shards: ShardList, parts: Sequence[Mapping[str, Any]], num_parts
     return shards.first(int(np.searchsorted(ends, int(ends[-1]) - later, side="right")))
 
 
-# The numbers of shards by the names of their files. shard list -> [numbers] -> shards of names.
+# Numbers of shards by file name. shard list -> [numbers] -> shards of names.
 
 UNKNOWN = -1
 _NUMBER = re.compile(r"\d+")
 
 
 class ShardNumbers:
-    """The number of the shard that a file is of: its data, its metadata, or either compressed.
+    """Number of the shard of a file: data or metadata, plain or compressed.
 
-    A name mostly says its number (shard.00012.mds), so that few entries are read. Where one does not, the names of all
-    shards are hashed, in 16 bytes each. What was asked for last is kept.
+    Most names contain the number (shard.00012.mds), and few entries are read. Otherwise the names of all shards are
+    hashed, in 16 bytes per name. The last results are kept.
     """
 
     def __init__(self, shards: ShardList):
@@ -202,18 +202,18 @@ class ShardNumbers:
         self._hashes: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """The shard of each file, UNKNOWN where it is of none: int64[len(names)]."""
+        """Return the shard number of each file, UNKNOWN for other files: int64[len(names)]."""
         known = self._known
         numbers = [known[name] if name in known else self._find(name) for name in names]
         found = dict(zip(names, numbers, strict=True))
         if len(found) > 1:
-            self._known = found  # so that memory does not grow with all shards that come and go
+            self._known = found  # only the last result: bounded memory
         else:
             known.update(found)
         return np.array(numbers, np.int64)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a file is of a shard."""
+        """Whether a file belongs to a shard."""
         return isinstance(name, str) and self._find(name) != UNKNOWN
 
     def _find(self, name: str) -> int:
@@ -230,7 +230,7 @@ class ShardNumbers:
         return UNKNOWN
 
     def _hashed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Hashes of all names, ascending, and the shard of each."""
+        """Hashes of all names, ascending, and the shard of each name."""
         if self._hashes is None:
             pairs = [(hash(name), number) for number, info in enumerate(self._shards) for name in _names(info)]
             found = np.array(pairs, np.int64).reshape(-1, 2)

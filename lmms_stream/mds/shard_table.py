@@ -44,9 +44,9 @@ _HEX = re.compile("[0-9a-f]{16}")
 
 
 class About(NamedTuple):
-    """What a table says of its dataset.
+    """Description of a table's dataset.
 
-    digest: of index.json; identity: see Identity; dataset: dataset.json without its shards.
+    digest: of index.json; identity: see Identity; dataset: dataset.json without the shards.
     """
 
     digest: str
@@ -126,7 +126,7 @@ class ShardTable(ShardList):
 
     @property
     def columns(self) -> set[Columns]:
-        """Of the shards of the whole table."""
+        """Columns of the shards of the whole table."""
         return {Columns(tuple(names), tuple(encodings), tuple(sizes)) for names, encodings, sizes in self.about.columns}
 
     @property
@@ -199,7 +199,7 @@ def _rows_of(
 
 
 class _Described:
-    """What dataset.json says of the shards, which must be those of the index, one after another."""
+    """Entries of shards in dataset.json, which must be the index's shards in the same order."""
 
     def __init__(self, path: Path | None, *, source: str):
         self._source = source
