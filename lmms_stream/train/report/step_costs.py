@@ -1,7 +1,7 @@
-"""Costs of a step next to its arithmetic: collectives, and reads of tensors for which the host waits for the device.
+"""Costs of a step besides its arithmetic: collectives, and tensor reads that make the host wait for the device.
 
-On a CPU nothing waits for a device. Reads are counted there as they would be on a GPU: those of tensors that lie in the
-memory of the host there, too (batches before they are copied, counts that ranks exchange), are left out.
+On a CPU nothing waits for a device, but reads are counted like on a GPU. Reads of tensors in host memory (batches
+before their copy, counts exchanged by ranks) are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COLLECTIVES = {
 }
 _CALLS = {getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu", "__array__")}
 _OPERATIONS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
-# Functions of this project that read what is on the host.
+# Functions of this project that read tensors in host memory.
 _ON_HOST = {
     "count_step", "gather", "units", "check_tokens", "check_lengths", "join", "seed_step", "record",
     "total", "agree", "_gathered_ids", "ids_on_host", "_attend", "router_loss",
@@ -39,7 +39,7 @@ _HOME = str(Path(__file__).parents[2])
 
 @contextmanager
 def collectives() -> Iterator[Counter[str]]:
-    """Gives the number of collectives inside by what they do, on this rank; it is filled at the end."""
+    """Yield the number of this rank's collectives inside, by kind; filled at the end."""
     counts: Counter[str] = Counter()
     with profile(activities=[ProfilerActivity.CPU]) as found:
         yield counts
@@ -50,7 +50,7 @@ def collectives() -> Iterator[Counter[str]]:
 
 @contextmanager
 def reads() -> Iterator[Counter[str]]:
-    """Gives the number of reads inside that wait for the device, by the line that makes them."""
+    """Yield the number of reads inside that wait for the device, by file and function."""
     counts: Counter[str] = Counter()
     with _Operations(counts), _Calls(counts):
         yield counts
@@ -68,7 +68,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """The calls that wait without an operation of torch's where a tensor is on the CPU."""
+    """Count the waiting calls without a dispatched operation if a tensor is on the CPU."""
 
     def __init__(self, counts: Counter[str]):
         super().__init__()

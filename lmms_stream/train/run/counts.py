@@ -1,4 +1,4 @@
-"""Counts of a run: steps, tokens and samples, which its checkpoints keep; steps without anything to train on."""
+"""Counts of a run: steps, tokens and samples, saved in checkpoints; steps without anything to train on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...errors import TrainingError
 
 @dataclass(slots=True)
 class RunCounts:
-    """Steps, and tokens and samples in them, since the run began; num_skipped_steps: those without an update.
+    """Steps, tokens and samples since the run began; num_skipped_steps: steps without an update.
 
-    history: the stretches of the run, each with the settings that its packs follow from; see loader/loader.py.
-    left_out: the samples that are padding, of all ranks; see plan/left_out.py.
+    history: the stretches of the run, each with the settings that determine its packs; see loader/loader.py.
+    left_out: samples of all ranks replaced by padding; see plan/left_out.py.
     """
 
     step: int = 0
@@ -25,19 +25,19 @@ class RunCounts:
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the step, by which a checkpoint is named."""
+        """Return all counts except the step, which names the checkpoint."""
         values = asdict(self)
         del values["step"]
         return values
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """state: a state_dict, with its step; those of earlier versions have no history, and none left out."""
+        """state: a state_dict with its step; earlier versions saved no history and no left_out."""
         for each in fields(self):
             is_list = each.name in ("history", "left_out")
             setattr(self, each.name, list(state.get(each.name, [])) if is_list else state[each.name])
 
 
-# Steps and sources in which nothing is trained on: they update nothing, and end a run. Pure.
+# Steps and sources without anything to train on: no update, and MOST_STEPS in a row end a run. Pure.
 
 MOST_STEPS = 100  # in a row without anything to train on, of a run or of a source
 _REMEDY = (
@@ -47,11 +47,11 @@ _REMEDY = (
 
 
 class TrainedOn:
-    """Counts what is trained on in each step, of all ranks. sources: by name; each has packs of its own."""
+    """Counts the units trained on in each step of all ranks. sources: names; each source has its own packs."""
 
     def __init__(self, sources: Sequence[str]):
         self._sources = tuple(sources)
-        self._in_a_row = [0] * len(self._sources)  # steps with packs of a source and nothing to train on in them
+        self._in_a_row = [0] * len(self._sources)  # steps with packs of a source and nothing to train on
         self._empty_in_a_row = 0
         self._num_steps, self._num_units = 0, 0.0
 
@@ -79,7 +79,7 @@ class TrainedOn:
         return num_units > 0
 
     def end(self) -> None:
-        """TrainingError for a run in whose steps nothing at all was trained on."""
+        """Raise TrainingError if no step of the run had anything to train on."""
         if self._num_steps and not self._num_units:
             raise TrainingError(
                 f"nothing is trained on in any of the {self._num_steps} steps of the run, which updated nothing: no "

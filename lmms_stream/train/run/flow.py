@@ -1,4 +1,4 @@
-"""Logs, evaluations and saves that are due after a step or an epoch, and the best evaluation. Values in, values out."""
+"""Logs, evaluations and saves due after a step or an epoch, and the best evaluation. Values in, values out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Flags:
 
 
 class Flow:
-    """Sets in a control what is due by the settings of a run. evaluates: it has an eval_dataset."""
+    """Sets the due actions in a control, by the settings of a run. evaluates: the run has an eval_dataset."""
 
     def __init__(self, config: TrainConfig, *, evaluates: bool):
         self._config = config
@@ -61,7 +61,7 @@ class Flow:
             control.should_training_stop = True
 
     def end_epoch(self, control: Control, *, epoch: float) -> None:
-        """epoch: how many are behind, with the share of the last. It comes at the end of the run, too."""
+        """epoch: finished epochs, with the fraction of the last. Called at the end of the run, too."""
         config = self._config
         control.should_log = config.logging_steps == "epoch"
         is_time = epoch >= config.eval_delay or control.should_training_stop
@@ -69,19 +69,19 @@ class Flow:
         control.should_save = config.save_steps == "epoch"
 
     def stop_by_signal(self, control: Control) -> None:
-        """The run ends at once, with a checkpoint whatever its settings are."""
+        """End the run at once, with a checkpoint under any settings."""
         control.should_training_stop = control.should_save = True
         control.should_log |= self._config.logging_steps != "no"
         control.should_evaluate = False
 
     def new_best(self, control: Control) -> None:
-        """An evaluation was the best so far: it is saved where it is asked for later."""
+        """Save after the best evaluation so far, if the settings need its checkpoint."""
         if self._config.save_steps == "best" or self._config.best.load:
             control.should_save = True
 
     @property
     def saves_the_end(self) -> bool:
-        """Whether a run that a callback ended leaves a checkpoint of its last step."""
+        """Whether the last step of a run ended by a callback is saved."""
         return self._config.save_steps not in ("no", "best")
 
     @property
@@ -91,13 +91,13 @@ class Flow:
 
 @dataclass(slots=True)
 class Best:
-    """The best evaluation of a run so far. name: the figure that tells; None: none is asked for."""
+    """Best evaluation of a run so far. name: the compared figure; None: no comparison."""
 
     name: str | None
     is_greater: bool = False
     metric: float | None = None
     step: int | None = None
-    checkpoint: str | None = None  # of that step, where it was saved
+    checkpoint: str | None = None  # of this step, if saved
 
     @staticmethod
     def of(config: TrainConfig) -> Best:
@@ -108,7 +108,7 @@ class Best:
         return Best(name if name.startswith("eval_") else f"eval_{name}", is_greater=mode == "max")
 
     def take(self, metrics: Mapping[str, Any], *, step: int) -> bool:
-        """Whether these figures of an evaluation are the best so far; then they are kept."""
+        """Keep the figures of an evaluation if they are the best so far; return whether they are."""
         if self.name is None:
             return False
         if self.name not in metrics:
@@ -118,7 +118,7 @@ class Best:
         metric = float(metrics[self.name])
         if self.metric is not None and not (metric > self.metric if self.is_greater else metric < self.metric):
             return False
-        if metric != metric:  # NaN is no best
+        if metric != metric:  # NaN is never the best
             return False
         self.metric, self.step, self.checkpoint = metric, step, None
         return True
@@ -134,13 +134,13 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-# When a checkpoint is due by time.
+# Checkpoints due by time.
 
 
 class SaveClock:
-    """Whether so many minutes have passed since the last checkpoint, or since this was made; never without minutes.
+    """Whether `minutes` have passed since the last checkpoint or since creation; None: never due.
 
-    Clocks of ranks differ: that of rank 0 counts, which tells the others with the counts of a step.
+    Clocks of ranks differ: only rank 0's clock counts. Rank 0 sends its vote with the counts of a step.
     """
 
     def __init__(self, minutes: float | None, *, rank: int):
@@ -153,5 +153,5 @@ class SaveClock:
         return self._seconds is not None and time.monotonic() - self._since >= self._seconds
 
     def restart(self) -> None:
-        """A checkpoint is being saved."""
+        """Restart the clock when a save begins."""
         self._since = time.monotonic()

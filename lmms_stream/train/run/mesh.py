@@ -1,9 +1,9 @@
-"""Ranks -> their coordinates: which share a copy of the model, which the tokens of a pack, which the matrices.
+"""Ranks -> coordinates: the copy of the model, the shard, the part of a pack's tokens, the part of the matrices.
 
-Ranks are laid out [copy, shard, sp, tp], the last the fastest, so that ranks of a tensor parallel group are consecutive
-and lie on one node. Of 8 ranks with shard_ranks 2, sequence_parallel 1 and tensor_parallel 2, rank 5 is
-(copy 1, shard 0, sp 0, tp 1): it holds its half of the matrices of rank 4's packs, and shares that half with rank 7.
-Of the ranks that share one copy, expert_parallel consecutive ones have different experts, and read packs of their own.
+The layout is [copy, shard, sp, tp], tp fastest: ranks of a tensor parallel group are consecutive and on one node.
+Example: among 8 ranks with shard_ranks 2, sequence_parallel 1 and tensor_parallel 2, rank 5 is
+(copy 1, shard 0, sp 0, tp 1). Rank 5 reads rank 4's packs, holds the other half of the matrices, and shares this half
+with rank 7. In one copy, each expert_parallel consecutive ranks hold different experts and read different packs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Meshes:
 
 
 def join_world(config: TrainConfig) -> tuple[World, torch.device]:
-    """Join the process group, as a rank that reads the packs of its group; see init_distributed.
+    """Join the process group; ranks of one group read the same packs. See init_distributed.
 
-    ConfigError for degrees that do not divide the ranks.
+    ConfigError for degrees that do not divide the world size.
     """
     world, device = init_distributed(config.timeout_s, traces=Path(config.output_dir) / STACKS)
     _shard_ranks(config, world.world_size)
@@ -50,7 +50,7 @@ def join_world(config: TrainConfig) -> tuple[World, torch.device]:
 
 
 def build_meshes(device: torch.device, *, world_size: int, config: TrainConfig) -> Meshes:
-    """The groups of all ranks; all call it. Degrees divide the ranks, see join_world."""
+    """Create the groups; every rank calls it. Degrees divide the ranks, see join_world."""
     tp, sp = config.tensor_parallel, config.sequence_parallel
     timeout = datetime.timedelta(seconds=config.timeout_s)
     shard_ranks = _shard_ranks(config, world_size)
@@ -75,7 +75,7 @@ def _with_parts(
     """Meshes of ranks in the order [copy, shard, parts]: replica groups of a part, and groups with the parts of one
     tensor.
 
-    FSDP takes a mesh of the same root as that of the parts.
+    FSDP needs both meshes to have the same root.
     """
     names = ("copy", "shard") if len(ranks) > 1 else ("shard",)
     groups = [_group(ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]), timeout) for dim in range(3)]
@@ -86,7 +86,7 @@ def _with_parts(
 
 
 def _shard_ranks(config: TrainConfig, world_size: int) -> int:
-    """Ranks that share one copy of the model, each its part; those of a tensor parallel group count as one."""
+    """Number of ranks that shard one copy of the model; a tensor parallel group counts as one rank."""
     tp, sp = config.tensor_parallel, config.sequence_parallel
     if world_size % tp:
         raise ConfigError(f"train.tensor_parallel {tp} does not divide the world size {world_size}: choose a divisor")
@@ -115,9 +115,9 @@ def _shard_ranks(config: TrainConfig, world_size: int) -> int:
 
 
 def _fsdp(ranks: torch.Tensor, device: torch.device, timeout: datetime.timedelta) -> DeviceMesh:
-    """All ranks in a row, or copies of the model by ranks that share one: int[copies, shards].
+    """Return the mesh of int[copies, shards]: one dimension for a single copy, else two.
 
-    The groups of a mesh that torch makes have torch's own timeout; these have that of the run.
+    Groups created by a DeviceMesh have torch's default timeout; these groups have the run's timeout.
     """
     if len(ranks) == 1:
         assert dist.group.WORLD is not None
@@ -127,7 +127,7 @@ def _fsdp(ranks: torch.Tensor, device: torch.device, timeout: datetime.timedelta
 
 
 def _group(rows: torch.Tensor, timeout: datetime.timedelta) -> dist.ProcessGroup:
-    """The group of this rank, of one group for each row."""
+    """Create one group per row; return the group of this rank."""
     group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)  # each rank is in one of the groups
     return group

@@ -1,4 +1,4 @@
-"""Phases of a rank's steps, for traces and for reports of a run that stands still."""
+"""Phases of a rank's steps, for traces and for reports of a stalled run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _OF_NO_STEP = {"build", "resume", "last_save"}
 class Phase(NamedTuple):
     """Phase of a rank since a moment of its monotonic clock.
 
-    number: of the phases that it has begun or left before. Ranks of a run go through the same phases in the same order,
-    so that the one with the lowest number is behind. step: finished steps.
+    number: phases begun or left before. Ranks of a run go through the same phases in the same order: the rank with the
+    lowest number is behind. step: finished steps.
     """
 
     name: str = BETWEEN
@@ -53,7 +53,7 @@ class Phase(NamedTuple):
 
 
 class Phases:
-    """The phase that this process is in, for threads that watch it. A phase that raises is not left."""
+    """Current phase of this process, for watching threads. A phase that raises is not left."""
 
     def __init__(self) -> None:
         self.step = 0  # finished steps
@@ -61,7 +61,7 @@ class Phases:
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
-        """Inside, this rank does what SAID has by this name."""
+        """Be in the phase `name` (a key of SAID) inside the context."""
         before = self.now.name
         self._begin(name)
         with record_function(name):
@@ -69,7 +69,7 @@ class Phases:
         self._begin(before)
 
     def of_each(self, name: str, values: Iterable[T]) -> Iterator[T]:
-        """The values, none of them None; each is waited for in this phase."""
+        """Yield the values, waiting for each in this phase. No value is None."""
         waiting = iter(values)
         while True:
             with self.doing(name):

@@ -1,4 +1,4 @@
-"""The number formats that a run computes in."""
+"""Number formats of a run's computation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger("lmms_stream")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
-    """The config with bf16 decided: where it says nothing, on GPUs that compute in bfloat16."""
+    """Return the config with bf16 decided; unset, True on GPUs that support bfloat16."""
     if config.bf16 is not None:
         return config
     return replace(config, bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported())
 
 
 def set_tf32(config: TrainConfig, device: torch.device) -> None:
-    """Set how a GPU multiplies float32 numbers, and log it; on CPUs nothing is set."""
+    """Set the float32 matmul precision of a GPU, and log it; do nothing on CPUs."""
     if device.type != "cuda":
         return
     if config.tf32 or (config.tf32 is None and config.bf16):

@@ -16,16 +16,16 @@ from .settings import TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 _NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # our names -> transformers'
-_DECAY_RATIO = 0.1  # share of a run in which wsd goes down
+_DECAY_RATIO = 0.1  # share of a run in which wsd decays
 _WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 
 
 class Schedule:
-    """Sets the learning rate of an optimizer by the position of a run, in steps, or in tokens where it ends by them.
+    """Sets the learning rate of an optimizer by the position of a run, in steps, or in tokens with max_tokens.
 
-    create: makes torch's scheduler for a length (default: that of the config). transformers' schedules are LambdaLRs,
-    whose factor follows from the position alone. Others are stepped from the start to where a run resumes: nothing of a
-    schedule is saved. length: of the run, in the same unit.
+    create: returns torch's scheduler for a length (default: the config's schedule). transformers' schedules are
+    LambdaLRs; their factor depends only on the position. Other schedulers are stepped from the start to the position of
+    a resumed run: a schedule is not saved. length: length of the run, in the same unit.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Schedule:
         max_steps: int | None,
         create: Callable[[int], LRScheduler] | None = None,
     ):
-        """max_steps: of the run, None for one that ends by tokens."""
+        """max_steps: length of the run in steps; None if the run ends by tokens."""
         length = config.max_tokens if max_steps is None else max_steps
         assert length is not None
         self.counts_tokens = max_steps is None
@@ -46,7 +46,7 @@ class Schedule:
         self.set_length(length)
 
     def set_length(self, length: int) -> None:
-        """Begin anew for a run of this length; `move` then goes to where it is."""
+        """Create the schedule again for a run of this length; `move` then sets its position."""
         made = self._create(length)
         if self.counts_tokens and not isinstance(made, LambdaLR):
             raise ConfigError(
@@ -64,7 +64,7 @@ class Schedule:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next step, without a group of its own."""
+        """Learning rate of the next step, of the first parameter group."""
         return float(self.scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:
@@ -78,7 +78,7 @@ class Schedule:
             scheduler.last_epoch = position - 1  # step() adds one; positions may advance by more
             num_moves = 1
         with warnings.catch_warnings():
-            # torch warns where no update came before, as when the first gradients are not finite
+            # torch warns if no update came before, for example if the first gradients are not finite
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for _ in range(num_moves):
                 scheduler.step()
@@ -86,7 +86,7 @@ class Schedule:
 
 
 def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, length: int) -> LRScheduler:
-    """transformers' schedule of a config for a run of `length` steps, or tokens where it ends by them."""
+    """Return transformers' schedule of a config for a run of `length` steps, or tokens with max_tokens."""
     warmup = round(config.warmup * length) if config.warmup < 1 else round(config.warmup)
     name, details = _named(config, length)
     _check_lengths(config, length, warmup=warmup, details=details)
@@ -107,9 +107,9 @@ def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, lengt
 
 
 def _check_lengths(config: TrainConfig, length: int, *, warmup: int, details: dict[str, Any]) -> None:
-    """ConfigError where a run goes down before it has warmed up; a warning where it ends before.
+    """Raise ConfigError if the decay begins before the warmup ends; warn if the run ends before the warmup.
 
-    Shares of a run that are rounded up both may take a step too many: the decay has one fewer then.
+    Rounding up both shares of a run may take a step too many: then the decay is one step shorter.
     """
     unit = "tokens" if config.max_tokens is not None else "steps"
     decay = details.get("num_decay_steps", 0)
@@ -128,7 +128,7 @@ def _check_lengths(config: TrainConfig, length: int, *, warmup: int, details: di
 
 
 def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> int:
-    """How many of the steps [first, stop) lie in none of the ranges `skipped`, which may overlap.
+    """Number of steps in [first, stop) outside all ranges `skipped`; ranges may overlap.
 
     >>> num_kept(0, 10, skipped=[(2, 4), (3, 5), (9, 20)])
     6
@@ -138,7 +138,7 @@ def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> in
 
 
 def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
-    """transformers' name of a run's schedule, and what it takes besides. ConfigError for one that is none."""
+    """Return transformers' name of a run's schedule and its keyword arguments. ConfigError for an unknown name."""
     kind = config.lr_scheduler_type
     name = _NAMES.get(kind, kind)
     if name == "reduce_lr_on_plateau":

@@ -1,4 +1,4 @@
-"""Values of a step that all ranks agree on: votes to stop or save, and the units by whose sums losses are divided."""
+"""Values of a step that all ranks agree on: votes to stop or save, and the unit sums that divide losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Votes(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """units: sums over the ranks that read packs of their own. counts: float64[world_size, n], of each rank."""
+    """units: sums over ranks with different packs. counts: float64[world_size, n], of each rank."""
 
     votes: Votes
     units: list[float]
@@ -36,9 +36,9 @@ def agree(votes: Votes, units: Sequence[float], counts: Sequence[float], *, worl
 
 
 def agreed(everyone: NDArray[np.float64], *, num_units: int, replication: int) -> Agreed:
-    """The sums over ranks, float64[world_size, votes + units + counts]; `replication` consecutive ranks read the same.
+    """Sum `everyone`, float64[world_size, votes + units + counts], over ranks.
 
-    Every rank votes; the units of ranks that read the same count once.
+    Every rank votes. `replication` consecutive ranks read the same packs; their units count once.
     """
     first = len(Votes._fields)
     return Agreed(
