@@ -1,11 +1,11 @@
-"""Files of a remote dataset on this node: each fetched once, however many processes ask.
+"""Files of a remote dataset on this node, fetched once for all processes.
 
-A file in the cache is complete: it is downloaded under a temporary name, checked and renamed. Beside it lies a
-record `.NAME.lock`. Who downloads holds the kernel's lock on it, which is released when the process dies, so nobody
-waits for the dead; what it says vouches for a file that was checked since this machine was started, and for what is
-ours to delete.
+A file in the cache is complete: downloaded under a temporary name, checked and renamed. The record `.NAME.lock` is
+next to the file. The downloading process holds the kernel's lock on the record; the kernel releases the lock when the
+process dies, and nobody waits for a dead process. The record vouches for a file checked since this machine was started,
+and marks files that we may delete.
 
-A local dataset's files are read where they lie. Records of those that were checked are in a folder of this user's.
+A local dataset's files are read in place. Records of checked local files are in a folder of this user.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
 from .storage import Storage
 
-_PEER_POLL_S = 0.05  # between looks for what a peer downloads
+_PEER_POLL_S = 0.05  # between checks for a peer's download
 logger = logging.getLogger("lmms_stream")
-_MD5 = re.compile(r"[0-9a-f]{32}")  # the tag that S3 gives to an object of one request, unless a key encrypts it
+_MD5 = re.compile(r"[0-9a-f]{32}")  # S3's tag of an object written by a single request, unless encrypted with a key
 
 
 def default_cache_folder(remote: str) -> Path:
-    """A folder for a remote below one of this user's alone, in the system's temporary folder.
+    """Folder for a remote, below a private folder of this user in the system's temporary folder.
 
-    A relative path is that of the working directory. StorageError when somebody else has made the one of this user:
-    they could change what is read.
+    A relative path starts at the working directory. StorageError if another user owns the private folder: the other
+    user could change the data.
     """
     mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
     with disk_errors(str(mine)):
@@ -55,24 +55,24 @@ def default_cache_folder(remote: str) -> Path:
 
 
 def home_folder(url: str) -> Path:
-    """default_cache_folder of a dataset, the same one through whatever links a local path leads."""
+    """default_cache_folder of a dataset, after resolving links in a local path."""
     return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
 
 
 class PeerCaches(Protocol):
-    """Caches of other nodes that give files of a dataset: see plugins/peers/client.py."""
+    """Caches of other nodes with files of a dataset: see plugins/peers/client.py."""
 
     def givers(self, name: str, *, longest_s: float) -> Iterator[int | None]:
-        """Yield nodes to take a file from, each if the one before did not give it; None while a node downloads it."""
+        """Yield nodes to take a file from, the next node after a failure; None while a node downloads the file."""
 
     def take(self, giver: int, name: str, path: Path, *, identity: str, most: int) -> bool:
-        """Return whether a node gave a file of this identity, of `most` bytes or fewer; its content is not checked."""
+        """Return whether a node gave a file of this identity, of at most `most` bytes; the content is not checked."""
 
     def refuse(self, giver: int, name: str) -> bool:
-        """Note that a node gave other content than the wanted one; returns False."""
+        """Note that a node gave wrong content; return False."""
 
     def tell(self, name: str) -> None:
-        """Tell other nodes that this one has a file."""
+        """Announce a file of this node to other nodes."""
 
 
 class LocalCache:
@@ -104,17 +104,17 @@ class LocalCache:
         self.as_of_s = math.inf
         self._checked_here: dict[Path, Record] = {}  # copies in folders that cannot be written
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
-        self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
-        self._opaque: set[str] = set()  # those of them whose tags are no digests
+        self._tags: dict[str, str] = {}  # of objects without a known checksum, requested once per process
+        self._opaque: set[str] = set()  # keys in _tags whose tags are not digests
 
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
-        """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
+        """Return the local path of an object, after downloading a missing copy; None instead of waiting.
 
-        A valid file of a local dataset is read in place. `wait`: for another process, or a peer, that downloads it.
-        Raises StorageError when it cannot be had in time, and when what comes is not valid.
+        A valid file of a local dataset is read in place. `wait`: for another process, or a peer, that downloads the
+        object. Raises StorageError if the object is not available in time, or the download is not valid.
         """
         while (path := self._fetch(key, wanted, wait=wait)) is None and wait:
-            time.sleep(_PEER_POLL_S)  # for as long as the peers say, see _from_peers
+            time.sleep(_PEER_POLL_S)  # as long as a peer downloads, see _from_peers
         return path
 
     def _fetch(self, key: str, wanted: Wanted, *, wait: bool) -> Path | None:
@@ -147,7 +147,7 @@ class LocalCache:
                 else:
                     try:
                         ours = self._have(key, path, wanted, record_path)
-                    except FileExistsError:  # somebody else has put a file there during the download: look at it
+                    except FileExistsError:  # another program has created the file during the download: check the file
                         ours = self._have(key, path, wanted, record_path)
                     if ours is None:
                         return None
@@ -160,9 +160,9 @@ class LocalCache:
         return path
 
     def at_hand(self, key: str, wanted: Wanted) -> Path | None:
-        """The local copy, if it was found valid since this machine was started.
+        """Return the local copy, if found valid since this machine was started.
 
-        A look that takes no time, but for the first at an object that is known by its size alone: its tag is asked for.
+        The check is fast, except for the first check of an object with only a known size: the store is asked for a tag.
         """
         original, checked = self._original(key, wanted), self._record_of_original(wanted)
         if original is not None and wanted.by_size and wanted.valid(original):
@@ -174,14 +174,14 @@ class LocalCache:
         return path if self._vouched(path, self._identity(key, wanted)) else None
 
     def _vouched(self, path: Path, identity: str) -> bool:
-        """Whether a copy was found valid: by any process since the machine was started, or here by this one."""
+        """Whether a copy was found valid: by any process since the machine was started, or by this cache object."""
         checked = self._checked_here.get(path)
         if checked is not None and checked.vouches_for(path, identity):
             return True
         return Record.read(lock_of(path)).vouches_for(path, identity)
 
     def _copy_as_it_is(self, key: str, path: Path, wanted: Wanted) -> Path:
-        """A copy in a folder that cannot be written, where no record can say that it was checked."""
+        """Check a copy in a read-only folder, without a record; return the path."""
         record = Record.read(lock_of(path))
         checked = Record.of(path, self._identity(key, wanted), ours=False)
         if not (wanted.valid(path) and self._is_current(key, path, wanted, record)):
@@ -194,7 +194,7 @@ class LocalCache:
         return path
 
     def _original(self, key: str, wanted: Wanted) -> Path | None:
-        """A local dataset's own object, decoded, if it is there; not what we decoded of an earlier compressed file."""
+        """Path of a local dataset's own decoded object, if any; not a file decoded from an older compressed file."""
         if not isinstance(self.storage, LocalStorage):
             return None
         original = self.storage.folder / (key if wanted.decode is None else wanted.name)
@@ -207,7 +207,7 @@ class LocalCache:
         return original
 
     def _record_of_original(self, wanted: Wanted) -> Path | None:
-        """Where it is noted that a local dataset's own object was found valid; None where that cannot be kept."""
+        """Path of the record for a local dataset's own valid object; None if no record can be kept."""
         if not wanted.remember or not isinstance(self.storage, LocalStorage):
             return None
         if self._checked is None:
@@ -219,7 +219,7 @@ class LocalCache:
         return self._checked / f"{wanted.name}.lock"
 
     def _identity(self, key: str, wanted: Wanted) -> str:
-        """What the record of a current copy says: the content's name, and the store's tag where that is the size."""
+        """Identity in the record of a current copy: the content's name, followed by the store's tag if by_size."""
         if not wanted.by_size:
             return wanted.identity
         if key not in self._tags:
@@ -231,7 +231,7 @@ class LocalCache:
         return f"{wanted.identity} {self._tags[key]}".rstrip()  # without a tag: of stores that give none
 
     def _check_version(self, key: str, wanted: Wanted, original: Path) -> None:
-        """StorageError for a local dataset's own object that no checksum is known of, if it was replaced."""
+        """Raise StorageError for a replaced object of a local dataset without a known checksum."""
         if wanted.by_size and wanted.decode is None:  # else the file is one that we decoded
             self._check_time(key, original.stat().st_mtime)
 
@@ -247,9 +247,9 @@ class LocalCache:
         )
 
     def _is_valid(self, original: Path, wanted: Wanted, *, wait: bool) -> bool | None:
-        """Whether a local dataset's own object is what is wanted; None when another process is about to find out.
+        """Whether a local dataset's own object is valid; None while another process checks the object.
 
-        Each version of a file, by its inode, size and time, is read through by one process of a node.
+        Each version of a file, by inode, size and time, is read completely by a single process of a node.
         """
         record_path = self._record_of_original(wanted)
         if record_path is None:
@@ -272,17 +272,17 @@ class LocalCache:
             return wanted.valid(original)
 
     def of_kept(self) -> LocalCache:
-        """A cache of the same copies, which makes them of what lies in the folder instead of in the store."""
+        """Return a cache of the same copies, made from files in the folder instead of the store."""
         return LocalCache(LocalStorage(self.folder), self.folder, quota=self.quota, retry=self.retry)
 
     def last_use(self, name: str) -> int:
-        """When our copy of an object was used last, in nanoseconds since the machine was started; 0: there is none."""
+        """Time of the last use of our copy of an object, in nanoseconds since the machine was started; 0: no copy."""
         path = self.folder / name
         record_path = lock_of(path)
         return record_path.stat().st_mtime_ns if Record.read(record_path).owns(path) else 0
 
     def evict(self, name: str) -> None:
-        """Delete our copy of an object, unless a process is at it; what is not ours stays."""
+        """Delete our copy of an object, unless a process holds the record; other files stay."""
         path = self.folder / name
         record_path = lock_of(path)
         if not Record.read(record_path).owns(path):
@@ -295,7 +295,7 @@ class LocalCache:
                 record_path.unlink(missing_ok=True)
 
     def folders(self, names: Sequence[str]) -> list[Path]:
-        """Where copies of these objects lie: the folder, and those below it that their names lead into."""
+        """Folders for copies of these objects: the cache folder, and folders below in the names."""
         return sorted({self.folder, *((self.folder / name).parent for name in names)})
 
     def touch(self, path: Path) -> None:
@@ -304,7 +304,7 @@ class LocalCache:
             touch(lock_of(path))
 
     def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool | None:
-        """Make a valid copy lie at `path`; returns whether the file is our download, None while a peer downloads it."""
+        """Ensure a valid copy at `path`; return whether the file is our download, None while a peer downloads."""
         if path.is_dir():
             raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
         record = Record.read(record_path)
@@ -337,9 +337,9 @@ class LocalCache:
         )
 
     def _is_current(self, key: str, path: Path, wanted: Wanted, record: Record) -> bool:
-        """Whether a valid file is a copy of what the store holds now, as far as the store tells.
+        """Whether a valid file is a copy of the store's current object, by the store's tag if available.
 
-        A file that its user put there, which neither a checksum nor a tag can be compared with, is taken at its word.
+        A file created by the user, without a checksum or a comparable tag, is accepted.
         """
         tag = self._tags[key] if wanted.by_size else ""
         if not tag or (record.identity == self._identity(key, wanted) and record.fits_copy(path)):
@@ -350,11 +350,11 @@ class LocalCache:
         return not record.owns(path) and record.identity in ("", wanted.identity)
 
     def _is_original(self, key: str, path: Path) -> bool:
-        """Whether a path in the cache folder is the object itself, of a local dataset that is its own cache."""
+        """Whether a path in the cache folder is the object itself, of a local dataset in the cache folder."""
         return isinstance(self.storage, LocalStorage) and path == self.storage.folder / key
 
     def _from_peers(self, peers: PeerCaches, key: str, path: Path, wanted: Wanted) -> bool | None:
-        """Whether a copy of a peer lies at `path`; None where one is yet to come."""
+        """Take a copy from a peer to `path`; return whether a copy came, None while a peer downloads."""
         name, identity = wanted.name, self._identity(key, wanted)
 
         def take(giver: int, temporary: Path) -> bool:  # it is decoded already
@@ -378,9 +378,9 @@ class LocalCache:
         return self._decoded(temporary, wanted)
 
     def _make(self, key: str, path: Path, wanted: Wanted, bring: Callable[[Path], bool]) -> bool:
-        """Bring a file, and rename it; False when what `bring` has brought is not valid, as it says.
+        """Let `bring` write a temporary file, and rename the file; False if `bring` returns False (not valid).
 
-        FileExistsError if somebody else has put a file there meanwhile.
+        FileExistsError if another program has created the file meanwhile.
         """
         record_path = lock_of(path)
         if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
@@ -417,7 +417,7 @@ class LocalCache:
         return wanted.valid(temporary)
 
     def clean(self, folders: Sequence[Path]) -> None:
-        """Remove temporary files that killed processes left in folders of this cache."""
+        """Remove temporary files of killed processes from folders of this cache."""
         for path in [path for folder in folders if can_write(folder) for path in leftovers(folder)]:
             with locked(lock_of(path), timeout_s=0) as lock:
                 if lock is not None:
@@ -425,7 +425,7 @@ class LocalCache:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a copy of ours that was changed: it may be a user's file, and another copy takes its place."""
+    """Rename a changed copy of ours, possibly a user's file; another copy replaces the file."""
     other = next(each for number in count(1) if not (each := path.with_name(f"{path.name}.changed-{number}")).exists())
     path.rename(other)
     logger.warning("%s was changed after its download: it is kept as %s and downloaded again", path, other.name)
@@ -436,12 +436,12 @@ def _set_aside(path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).
+    """Requirements of a local copy. identity: names the content; valid: checks the content of a file (reads the file).
 
-    name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
-    by_size: `valid` knows the size alone, so that the store's tag of the object must tell whether a copy is current.
-    decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
-    remember: of a local dataset's own object too, that it was found valid, so that it is read through once a node.
+    name: of the copy, in the cache folder. num_bytes: disk space of the copy, also during the download.
+    by_size: `valid` checks only the size; the store's tag of the object decides whether a copy is current.
+    decode: converts the downloaded bytes (decompression; ValueError for damaged bytes).
+    remember: keep a record also for a local dataset's own valid object: the object is read completely once per node.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Limit of a cache folder: a download evicts files that are needed last, only files that we downloaded.
+"""Limit of a cache folder: a download evicts the files needed last, only files downloaded by us.
 
-The outlook of a process that follows a plan orders them (see record.py); without an outlook, the least recently used
+The outlook of a process with a plan orders the files (see record.py); without an outlook, the least recently used
 files are evicted.
 
-All processes of a node that share a cache folder share its limit, and the journal of its files (see below).
+All processes of a node with the same cache folder share the limit, and the journal of files (see below).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _POLL_S = 0.05
 
 
 class CacheQuota:
-    """Quota of one or more cache folders together: files of at most `limit_bytes` in all.
+    """Quota of several cache folders together: files of at most `limit_bytes` in all.
 
-    outlook: next uses of files as this process knows them; each process has its own.
+    outlook: next uses of files known to this process; each process has a separate outlook.
     """
 
     def __init__(self, folders: Sequence[Path], limit_bytes: int):
@@ -46,9 +46,9 @@ class CacheQuota:
         return CacheQuota, (self.folders, self.limit_bytes)
 
     def reserve(self, record_path: Path, num_bytes: int, *, timeout_s: float) -> None:
-        """Take room for a download whose record the caller holds locked; files needed last are deleted.
+        """Reserve disk space for a download, and delete the files needed last. The caller holds the record locked.
 
-        Raises ConfigError for more than the limit, StorageError when downloads of others hold the room too long.
+        Raises ConfigError for more than the limit, StorageError if other downloads hold the disk space too long.
         """
         if num_bytes > self.limit_bytes:
             raise ConfigError(
@@ -67,9 +67,9 @@ class CacheQuota:
             time.sleep(_POLL_S)
 
     def settle(self, record_path: Path, num_bytes: int) -> None:
-        """Note the end of a download with reserved room. num_bytes: its size, or 0 if it failed.
+        """Note the end of a download with reserved disk space. num_bytes: size of the file, or 0 after a failure.
 
-        The caller holds its record locked.
+        The caller holds the record locked.
         """
         ledger = self._ledger_of(record_path)
         with self._locked() as first, self._opened(ledger, first, wanted=record_path) as file:
@@ -94,7 +94,7 @@ class CacheQuota:
 
     @contextmanager
     def _opened(self, ledger: CacheJournal, first: IO[bytes], *, wanted: Path) -> Iterator[IO[bytes]]:
-        """Lock the file of a ledger, and know what it says. first: see _locked. wanted: the caller's record."""
+        """Lock and read the file of a ledger. first: see _locked. wanted: the caller's record."""
         with ExitStack() as stack:
             file = first
             if ledger is not self._ledgers[0]:
@@ -105,7 +105,7 @@ class CacheQuota:
             ledger.remember(file)
 
     def _make_room(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
-        """Delete files until `num_bytes` more fit; False when what is left is being downloaded."""
+        """Delete files until `num_bytes` more fit; False if only current downloads are left."""
         for ledger in self._ledgers:
             if not ledger.is_current():  # to lock and read all files takes a hundred times as long as a look at them
                 with self._opened(ledger, first, wanted=wanted):
@@ -118,7 +118,7 @@ class CacheQuota:
         return self._evict(first, wanted, num_bytes)
 
     def _evict(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
-        """Delete what is needed last until `num_bytes` more fit; False when that is not enough."""
+        """Delete the files needed last until `num_bytes` more fit; False if deleting is not enough."""
         left_alone: list[tuple[CacheJournal, Entry]] = []  # what is being downloaded, or looked at
         total, most = self._total(), self._most_beside(wanted, num_bytes)
         queue = self._first_of_each() if total > most else []
@@ -139,7 +139,7 @@ class CacheQuota:
         return total <= most
 
     def _first_of_each(self) -> list[tuple[float, Entry, int]]:
-        """A heap of the file that goes first of each folder, with the folder's number."""
+        """Return a heap of the next file to evict of each folder, with the folder's number."""
         queue = []
         for number, ledger in enumerate(self._ledgers):
             ledger.order_by(self.outlook)
@@ -149,7 +149,7 @@ class CacheQuota:
         return queue
 
     def _let_go(self, ledger: CacheJournal, file: IO[bytes], wanted: Path) -> list[tuple[CacheJournal, Entry]]:
-        """Delete the file of a ledger that goes first, unless it has to stay. Return an entry that was left alone."""
+        """Delete the next file to evict of a ledger, unless the file must stay. Return the entry of a locked file."""
         outlook, first = self.outlook, ledger.first_to_go()
         assert first is not None
         next_use, entry = first
@@ -172,7 +172,7 @@ class CacheQuota:
         return sum(ledger.num_bytes for ledger in self._ledgers)
 
     def _most_beside(self, wanted: Path, num_bytes: int) -> int:
-        """Bytes that may be counted before a file of `num_bytes` is."""
+        """Largest total of counted bytes at which a file of `num_bytes` fits."""
         return self.limit_bytes - num_bytes + self._ledger_of(wanted).bytes_of(wanted.name)
 
     def _took(self, first: IO[bytes], record_path: Path, num_bytes: int) -> bool:
@@ -195,18 +195,18 @@ def _name_in(ledger: CacheJournal, record_path: Path) -> str:
 
 
 def _first_of(ledger: CacheJournal) -> tuple[float, Entry] | None:
-    """The file of a ledger that goes first, behind what sorts it among the files of all folders."""
+    """Sort key and entry of the next file to evict of a ledger, comparable between folders."""
     first = ledger.first_to_go()
     return None if first is None else (-first[0], first[1])
 
 
 def _is_in_use(found: Entry, next_use: float, outlook: Outlook | None) -> bool:
-    """Whether somebody uses a file that is foretold to be needed later only."""
+    """Whether another process uses a file that the plan of this process needs only later."""
     return outlook is not None and next_use > NEEDED_NOW and found.last_use > outlook.since_ns
 
 
 def _delete(record_path: Path) -> bool:
-    """Delete a file of ours and its record, unless somebody is at it."""
+    """Delete a file of ours and the record; return False if a process holds the record."""
     with locked(record_path, timeout_s=0) as lock:
         if lock is None:
             return False
@@ -253,11 +253,11 @@ def least_cache_limit(
     return least_quota(sizes, samples, num_spans=num_served, span=span) + zip_bytes
 
 
-# Size and last use of our downloads in a cache folder, kept from one look to the next.
+# Size and last use of our downloads in a cache folder, kept between scans of the folder.
 #
-# Reading every record at each download takes longer the more files there are. So what a look at all of them finds is
-# written into the folder's `.room.lock`, and whatever changes is appended; a process reads what others appended since
-# it read last. After many changes the folder is looked at again, which finds what others than ours removed or added.
+# Reading every record at each download would take longer with more files. Therefore a scan of all records is written
+# into the folder's `.room.lock`, and changes are appended; a process reads lines appended since the last read. After
+# many changes the folder is scanned again, to find files removed or added by other programs.
 #
 # The file: a header of HEADER_BYTES that names the boot and the look, then a line for each file: `+` (its download
 # begins), `=` (present) or `-` (removed), its bytes, the time of its last use, and the name of its record. The later
@@ -270,7 +270,7 @@ LOOKS_AFTER = 4  # a folder of n files is looked at again after n / 4 changes
 
 
 class Entry(NamedTuple):
-    """A file that we downloaded, or room that is reserved for a download; last_use: as of when it was noted."""
+    """A file downloaded by us, or disk space reserved for a download; last_use: at the time of the note."""
 
     last_use: int  # nanoseconds since the machine was started; 0: before
     name: str  # of its record
@@ -279,9 +279,10 @@ class Entry(NamedTuple):
 
 
 class CacheJournal:
-    """The ledger of one folder, as this process knows it.
+    """The ledger of a folder, in the state known to this process.
 
-    All methods that are given its file are called while that is locked, and all others while no other thread has it.
+    Methods with a file argument are called while the file is locked, other methods while no other thread uses the
+    ledger.
     """
 
     def __init__(self, folder: Path):
@@ -302,7 +303,7 @@ class CacheJournal:
         self.num_bytes = 0
 
     def is_current(self) -> bool:
-        """Tell whether nobody has written into the file since this process knew all of it. Takes no lock."""
+        """Whether the file is unchanged since this process read the whole file. Takes no lock."""
         if self._pid != os.getpid() or self._seen is None:
             return False
         try:
@@ -311,22 +312,22 @@ class CacheJournal:
             return False
 
     def remember(self, file: IO[bytes]) -> None:
-        """Take note, before the lock is released, that this process knows all of the file."""
+        """Note, before the lock is released, that this process has read the whole file."""
         self._seen = _version_of(os.fstat(file.fileno()))
 
     @property
     def entries(self) -> list[Entry]:
-        """All that is counted."""
+        """All counted files and reservations."""
         return list(self._entries.values())
 
     def bytes_of(self, name: str) -> int:
-        """What the file of a record is counted with."""
+        """Counted bytes of a record's file."""
         return self._entries[name].num_bytes if name in self._entries else 0
 
     def order_by(self, outlook: Outlook | None) -> None:
-        """From here on files go in the order of what is foretold: what is needed last, then what was used longest ago.
+        """Evict from now on in the order of an outlook: files needed last, then least recently used files.
 
-        Without an outlook: what was used longest ago.
+        Without an outlook: least recently used files.
         """
         version = -1 if outlook is None else outlook.version
         if outlook is self._outlook and version == self._version:
@@ -338,7 +339,7 @@ class CacheJournal:
         heapq.heapify(self._queue)
 
     def first_to_go(self) -> tuple[float, Entry] | None:
-        """The file that goes first by what is noted, and when it is needed; `take` passes it over until put back."""
+        """Next file to evict, and the time of the next use; `take` removes the file from the queue until put_back."""
         while self._queue and self._queue[0][2] not in self._entries:
             heapq.heappop(self._queue)
         if not self._queue:
@@ -350,7 +351,7 @@ class CacheJournal:
         heapq.heappop(self._queue)
 
     def put_back(self, entry: Entry, *, is_in_use: bool = False) -> None:
-        """is_in_use: whatever is foretold."""
+        """Put an entry into the queue again. is_in_use: needed now, regardless of the outlook."""
         use = NEEDED_NOW if is_in_use else self._next_uses([entry.name])[0]
         heapq.heappush(self._queue, (-use, entry.last_use, entry.name))
 
@@ -360,9 +361,9 @@ class CacheJournal:
         return self._outlook.next_uses(self.folder, names)
 
     def catch_up(self, file: IO[bytes], *, wanted: str) -> None:
-        """Know what the file says; look at the folder where it says nothing of use, or where much has changed.
+        """Read the file; scan the folder if the file is unusable, or after many changes.
 
-        wanted: the record that the caller holds locked, which a look passes over.
+        wanted: the caller's locked record, ignored by a scan.
         """
         if self._pid != os.getpid():  # a fork may have copied what another thread was changing
             self._forget()
@@ -389,7 +390,7 @@ class CacheJournal:
             self.look(file, wanted=wanted)
 
     def _settle(self, file: IO[bytes], entry: Entry) -> None:
-        """Note what became of a reservation whose process may be dead."""
+        """Note the result of a reservation of a possibly dead process."""
         found = find_download(self.folder / entry.name)
         if found is None:
             self.strike_out(file, entry.name)
@@ -397,7 +398,7 @@ class CacheJournal:
             self.note(file, found)
 
     def _take(self, line: bytes) -> None:
-        """Know what a line says; ValueError for a damaged one."""
+        """Apply a line of the file; ValueError for a damaged line."""
         kind, num_bytes, last_use, raw_name = line.split(b" ", 3)
         name = os.fsdecode(raw_name)
         self.num_bytes -= self.bytes_of(name)
@@ -411,11 +412,11 @@ class CacheJournal:
                 self.put_back(entry)
 
     def note(self, file: IO[bytes], entry: Entry) -> None:
-        """Count a file, or room that is reserved for it, instead of what was noted of it before."""
+        """Count a file, or disk space reserved for a file, instead of an earlier note."""
         self._append(file, _line(entry))
 
     def strike_out(self, file: IO[bytes], name: str) -> None:
-        """Count a file no more."""
+        """Stop counting a file."""
         if name in self._entries:
             self._append(file, _line(Entry(0, name, 0), is_gone=True))
 
@@ -426,7 +427,7 @@ class CacheJournal:
         self._take(line.removesuffix(b"\n"))
 
     def look(self, file: IO[bytes], *, wanted: str) -> None:
-        """Look at every record of the folder, and write down what is found."""
+        """Scan every record of the folder, and write the result."""
         self._forget()
         entries = [find_download(Path(each.path)) for each in os.scandir(self.folder) if _is_record(each.name, wanted)]
         lines = [_line(each) for each in entries if each is not None]
@@ -443,7 +444,7 @@ class CacheJournal:
 
 
 def find_download(record_path: Path) -> Entry | None:
-    """What a record says takes room now: a download of ours, or one that is under way; None when nothing does."""
+    """Entry of a record's file: a finished or current download of ours; None without a download."""
     record = Record.read(record_path)
     if record.ours and not record.owns(file_of(record_path)):  # it is about to come, has just come, or never will
         if _is_locked(record_path):
@@ -459,7 +460,7 @@ def _version_of(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _read_header(file: IO[bytes]) -> tuple[str, int]:
-    """The name of the look that a file holds, and how many files it found; no name where it holds none of this boot."""
+    """Name of the scan in a file, and number of files found; an empty name without a scan of this boot."""
     try:
         header = json.loads(os.pread(file.fileno(), HEADER_BYTES, 0))
         return (str(header["look"]), int(header["files"])) if header["boot"] == boot_id() else ("", 0)
@@ -477,7 +478,7 @@ def _is_record(name: str, wanted: str) -> bool:
 
 
 def _last_use(record_path: Path, record: Record) -> int:
-    """When a file was used last, in nanoseconds since the machine was started; 0 if before, or not known."""
+    """Time of a file's last use, in nanoseconds since the machine was started; 0 if earlier, or unknown."""
     try:
         stamp = record_path.stat().st_mtime_ns
     except FileNotFoundError:

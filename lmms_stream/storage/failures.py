@@ -109,7 +109,7 @@ FREE_SOME = "free some, or name another folder (as local, as --work, as the targ
 
 
 def disk_error(where: str, error: OSError, *, room: str = FREE_SOME) -> StorageError:
-    """What the disk refused, with the remedy; room: that of a disk that is full."""
+    """Return the StorageError for an error of the disk, with the remedy. room: remedy for a full disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"{where}: no room on the disk of this node ({error.strerror}): {room}")
     file = f": {error.filename}" if error.filename else ""
@@ -118,7 +118,7 @@ def disk_error(where: str, error: OSError, *, room: str = FREE_SOME) -> StorageE
 
 @contextmanager
 def disk_errors(where: str, *, room: str = FREE_SOME) -> Iterator[None]:
-    """What the disk refuses inside is a StorageError, see disk_error."""
+    """Convert the disk's errors inside to StorageError, see disk_error."""
     try:
         yield
     except LmmsStreamError:

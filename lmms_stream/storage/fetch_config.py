@@ -14,16 +14,18 @@ from .retry import DEFAULT_RETRY, Retry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchConfig:
-    """How shards come to this node."""
+    """Settings for fetching shards to this node."""
 
-    attempts: int = DEFAULT_RETRY.attempts  # at each object; attempts that meet an outage of the store are not counted
-    # after which a shard that has not come is an error; throttling and outages are waited out for so long
+    attempts: int = (
+        DEFAULT_RETRY.attempts
+    )  # attempts per object; attempts during an outage of the store are not counted
+    # seconds after which a missing shard is an error; also the longest wait for throttling and outages
     timeout_s: float = DEFAULT_RETRY.timeout_s
-    threads: int = 4  # downloads at once, of each process
-    ahead: int = 64  # shards that a process fetches before it reads them, at most
-    # room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (default: no limit)
+    threads: int = 4  # concurrent downloads per process
+    ahead: int = 64  # maximum shards fetched ahead of reading, per process
+    # disk space for the dataset's shards on this node, in bytes or "500mb", "1.5gb" (default: no limit)
     cache_limit: int | str | None = None
-    # whether nodes of a run take shards from each other, so that each comes from the store once in all
+    # whether nodes of a run take shards from each other: each shard is downloaded from the store once
     peers: bool = False
 
     def __post_init__(self) -> None:
@@ -46,10 +48,10 @@ class FetchConfig:
 
 
 class FetchCounts(NamedTuple):
-    """Objects that were on this node, those that were downloaded from the store, and the bytes that came for these.
+    """Number of objects found on this node, number of objects downloaded from the store, and downloaded bytes.
 
-    from_peers, peer_bytes: the same of those that came from other nodes. peer_failures: how often one of these did not
-    answer, or gave what is not valid.
+    from_peers, peer_bytes: objects and bytes from other nodes. peer_failures: number of missing or invalid answers of
+    other nodes.
     """
 
     hits: int = 0
@@ -61,13 +63,13 @@ class FetchCounts(NamedTuple):
 
 
 class FetchTally:
-    """What the threads of one process fetched. There is no lock: a fork could copy it while it is held."""
+    """Fetch counts of the threads of a process, without a lock: a fork could copy a held lock."""
 
     def __init__(self) -> None:
-        self._of_threads: dict[int, FetchCounts] = {}  # each thread writes its own
+        self._of_threads: dict[int, FetchCounts] = {}  # each thread writes only the thread's own counts
 
     def add(self, **counts: int) -> None:
-        """Add to some of the counts, by their names in FetchCounts."""
+        """Add to some of the counts, by the names in FetchCounts."""
         thread = threading.get_ident()
         self._of_threads[thread] = sum_counts([self._of_threads.get(thread, FetchCounts()), FetchCounts(**counts)])
 

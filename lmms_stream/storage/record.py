@@ -1,6 +1,6 @@
-"""What is known of a file in the cache, in a record beside it: when it was checked, whether it is a download of ours.
+"""Record next to a file in the cache: the file's checked state, and whether the file is a download of ours.
 
-Times are the kernel's since the machine was started, so a clock that is set changes nothing.
+Times are the kernel's since the machine was started: setting the clock has no effect.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _READS = 3
 
 @cache
 def boot_id() -> str:
-    """A name for the time since this machine was started."""
+    """Id of the current boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """Known facts of a file: its state when it was checked, or (inode 0) a download that is about to begin."""
+    """Known facts of a file: the checked state, or (inode 0) a download about to begin."""
 
     identity: str = ""
     size: int = 0
@@ -49,12 +49,12 @@ class Record:
 
     @staticmethod
     def reserved(num_bytes: int) -> Record:
-        """Record of our file that is about to be downloaded."""
+        """Record of our file before the download."""
         return Record(size=num_bytes, boot=boot_id(), ours=True)
 
     @staticmethod
     def read(path: Path) -> Record:
-        """An empty record where there is none, or a damaged one."""
+        """Read a record; an empty record if missing or damaged."""
         for _ in range(_READS):
             try:
                 return Record(**json.loads(path.read_bytes()))

@@ -144,7 +144,7 @@ class _Request(Generic[T]):
         return self._refusal(error)
 
     def reason_for_timeout(self, remedy: str) -> str:
-        """What happened until time was over, and the remedy."""
+        """Text of the last error before the timeout, and the remedy."""
         error, limit_s = self.last_error, self._retry.timeout_s
         if error is None:
             return (

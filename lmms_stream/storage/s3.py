@@ -49,7 +49,7 @@ class S3Service:
     checksums: Literal["when_required"] | None = None
 
     def keys(self) -> dict[str, str]:
-        """What boto3 does not find by itself."""
+        """Access keys that boto3 does not find by itself."""
         if self.key_name == "AWS_ACCESS_KEY_ID":
             return {}
         return {

@@ -109,7 +109,7 @@ MAX_CONNECTIONS = 64  # of one process to one store
 
 
 class ProcessClients(Generic[K, C]):
-    """What `make` gives for a key, made at its first use in each process, by one thread at a time."""
+    """Values of `make` by key, made at the first use in each process, by one thread at a time."""
 
     def __init__(self, make: Callable[[K], C]):
         self._make = make
