@@ -23,12 +23,12 @@ from ..types import World
 
 
 class BlocksAhead:
-    """Follows packs through their blocks, for the canonical nodes that this machine serves.
+    """Follows packs through shuffle blocks, for the canonical nodes served by this machine.
 
-    The packs of a block read all its shards soon after the first pack. Then the shards of the next block are requested,
-    and arrive while this block is read; not with a cache_limit. The second block waits for all shards of the first:
-    nothing can be read before, and downloads share a link. Later most shards of a block are already here when the block
-    begins, and a thread that waited for the rest would be idle.
+    The packs of a block read all shards of the block soon after the first pack. Then the shards of the next block are
+    requested, and arrive while the block is read; not with a cache_limit. The second block waits for all shards of the
+    first block: no pack can be read before, and downloads share a link. Later most shards of a block have arrived when
+    the block begins, and a thread waiting for the rest would be idle.
 
     margin_steps, epochs: see CacheOutlook; epochs of each source.
     """
@@ -90,7 +90,7 @@ class BlocksAhead:
         return self._datasets[block.source].plan.shards_of_block(block.epoch, block.node, block.block)
 
     def _serves(self, source: str, node: int) -> bool:
-        """Whether packs of a canonical node are read here as far as there is room in a step."""
+        """Whether packs of a canonical node are read here, if a step has room."""
         world, num_canonical_nodes = self._world, self._datasets[source].plan.num_canonical_nodes
         home = home_nodes(np.array(node), nodes=world.group_nodes, num_canonical_nodes=num_canonical_nodes)
         return bool(home == world.group_node)

@@ -58,17 +58,16 @@ def drop_lists(drop: Drop | None) -> list[DropList]:
 
 
 def first_steps(drop: Any) -> Any:
-    """A list of {file, from_step} as the first step of each file; another value as it is."""
+    """Convert a list of {file, from_step} to the first step of each file; return other values unchanged."""
     return {each.file: each.from_step for each in drop_lists(drop)} if isinstance(drop, list) else drop
 
 
 def dropped(drop: Drop | None, datasets: Mapping[str, HasSamples]) -> LeftOut:
-    """The samples of drop lists.
+    """Read the samples of drop lists.
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
-    JSON with source and sample_id, as the list that a run writes. Empty lines and those that begin with # say nothing.
-    ConfigError for a file that cannot be read, for names that are not known, and for a line that a run wrote of another
-    dataset.
+    JSON with source and sample_id, from the list written by a run. Empty lines and lines that begin with # are ignored.
+    ConfigError for an unreadable file, for unknown names, and for a line written by a run for another dataset.
     """
     found = LeftOut()
     for each in drop_lists(drop):
@@ -100,7 +99,7 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, HasSamples], *,
 
 
 def _check_dataset(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> None:
-    """ConfigError if a line names a dataset that its source does not read."""
+    """Raise ConfigError if a line names another dataset than the source's."""
     source = listed.name
     if listed.dataset is None or source not in datasets or (identity := datasets[source].identity) == listed.dataset:
         return
@@ -143,7 +142,7 @@ class ListedLeftOut:
 
 
 def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: int, worker: int) -> None:
-    """Add a sample to a worker's list, and return once it is on disk. dataset: its identity. Raises StorageError."""
+    """Append a sample to a worker's list on disk, and sync the file. dataset: identity. Raises StorageError."""
     line = (json.dumps(asdict(sample) | {DATASET: dataset}) + "\n").encode()
     path = folder / f"rank-{rank}-worker-{worker}.jsonl"
     try:
@@ -161,7 +160,7 @@ def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: 
 
 
 def _remove_unfinished_line(file: int) -> None:
-    """Remove what a full disk or a kill left of a last line: the next line would join it."""
+    """Remove an unfinished last line, left by a full disk or a kill: the next line would be appended to the rest."""
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         os.ftruncate(file, os.pread(file, size, 0).rfind(b"\n") + 1)
@@ -197,7 +196,7 @@ def _parsed(line: bytes) -> tuple[LeftOutSample, str]:
 
 
 def write_left_out(path: Path, left_out: LeftOut, identities: Mapping[str, str]) -> None:
-    """Write a list whole: a run whose `drop` names it leaves out the same samples.
+    """Write a complete list: a run with the list in `drop` leaves out the same samples.
 
     identities: as in read_left_out. Of sources that have none there, lines say no dataset.
     """

@@ -53,8 +53,8 @@ _FEW_SHARDS = 4  # of the largest: MosaicML's class refuses a cache_limit for fe
 class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
-    See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which
-    needs no array of the epoch, so that any size begins at once. cache_limit is kept to by all processes of a node.
+    See MosaicML's documentation, and docs/mosaicml.md for differences. shuffle_algo: also "blocks", our own order,
+    without an array of the epoch: a dataset of any size begins at once. All processes of a node share cache_limit.
     Raises ConfigError, CursorError, StorageError, ShardError.
     """
 
@@ -207,7 +207,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         return self.length
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
-        """The samples of these ids, in this order; negative ones count from the end."""
+        """Return the samples of the ids, in the given order; negative ids count from the end."""
         return self.core.read(sample_ids)
 
     # Iteration
@@ -273,7 +273,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         self._epochs.next_epoch = next_epoch
 
     def _resume(self, world: EqualWorld, epoch: int) -> tuple[int, int]:
-        """The epoch of an iteration and the position that it begins at, by the state that was loaded last.
+        """Return the epoch of an iteration and the first position, by the last loaded state.
 
         The settings of the state count for later epochs, too: ranks and workers that did not see it resumed agree.
         """
@@ -338,17 +338,17 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         return sum(stored.cache_usage for stored in self.core.stored)
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
-        """Fetch a shard; not blocking: not where another process is at it."""
+        """Fetch a shard. Not blocking: skip a shard that another process fetches."""
         cache, info = self.core.reader.shards[shard_id]
         try_fetch_shard(cache, info, wait=blocking)
 
     def evict_shard(self, shard_id: int) -> None:
-        """Delete the copy of a shard that we downloaded; what we did not download stays."""
+        """Delete our downloaded copy of a shard; other files stay."""
         cache, info = self.core.reader.shards[shard_id]
         cache.evict(info.name)
 
     def evict_coldest_shard(self) -> None:
-        """Evict the shard whose copy was used least recently; ConfigError where there is none."""
+        """Evict the shard with the least recently used copy; ConfigError without any copy."""
         self.evict_shard(self.core.coldest_shard())
 
 
@@ -358,7 +358,7 @@ def _pieces(chunks: Iterable[NDArray[np.int64]], size: int) -> Iterator[NDArray[
 
 
 def clean_stale_shared_memory() -> None:
-    """MosaicML Streaming's call. There is nothing to clean here: no memory has a name, so a kill leaves none behind."""
+    """MosaicML Streaming's call, without effect: our shared memory has no names, and a kill leaves no memory behind."""
 
 
 # The keywords of a StreamingDataset, checked.
@@ -368,7 +368,7 @@ _UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def check_settings(dataset: Any) -> None:
-    """ConfigError for a keyword whose value is none of its values, or does not go with another's."""
+    """Raise ConfigError for a keyword with an unknown value, or incompatible with another keyword."""
     choices = {
         "sampling_method": ("balanced", "fixed"),
         "batching_method": BATCHING_METHODS,
@@ -396,7 +396,7 @@ def check_settings(dataset: Any) -> None:
 
 
 def whole_number(epoch_size: int | str | None) -> int | None:
-    """An epoch_size in words as a number; None where it is left to the streams, as 0 is."""
+    """Convert an epoch_size, possibly a text, to a number; None (also for 0) leaves the size to the streams."""
     text = str(epoch_size or 0).strip().lower()
     unit = _UNITS.get(text[-1:], 1)
     try:

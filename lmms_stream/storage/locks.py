@@ -1,6 +1,6 @@
-"""Locks between processes, on files: the kernel frees the locks of a process that dies.
+"""Locks between processes, on files: the kernel frees the locks of a dying process.
 
-filelock gives no file to read and write under its lock, no look at a lock without taking it, and no lock of a mapping.
+filelock has no access to the locked file, no test of a lock without locking, and no lock of a mapping.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAUSES_S = (0.05, 2.0)  # between looks at what another process does: the first
 
 @contextmanager
 def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
-    """The file at `path`, made where it is missing, open and locked; None when it is held by another until the end.
+    """Open and lock the file at `path`, created if missing; None if another process holds the lock until the timeout.
 
     timeout_s: 0 does not wait. Threads exclude each other as processes do.
     """
@@ -66,7 +66,7 @@ def _held_too_long(path: Path) -> StorageError:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock at `path`; those that only ask do not see each other."""
+    """Whether a process holds the lock at `path`; concurrent calls of is_locked do not affect each other."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,9 +79,9 @@ def is_locked(path: Path) -> bool:
 
 
 def map_in_use(path: Path) -> mmap.mmap:
-    """Map a file to read it. The file counts as used, by a shared lock, for as long as the mapping exists; see unused.
+    """Map a file for reading. The file counts as used, by a shared lock, while the mapping exists; see unused.
 
-    FileNotFoundError for a file that is gone, ValueError for an empty one, StorageError after LONGEST_HOLD_S.
+    FileNotFoundError for a removed file, ValueError for an empty file, StorageError after LONGEST_HOLD_S.
     """
     deadline = time.monotonic() + LONGEST_HOLD_S
     while True:
@@ -139,12 +139,12 @@ def wait_for_other(is_done: Callable[[], bool], *, lock: Path | None, begin_s: f
 
 
 def lock_of(path: Path) -> Path:
-    """The hidden file beside `path` that processes lock to work on it; the cache keeps its record in it."""
+    """Hidden file next to `path`, locked by processes that work on `path`; the cache stores a record in the file."""
     return path.with_name(f".{path.name}{_SUFFIX}")
 
 
 def file_of(lock_path: Path) -> Path:
-    """The file that lock_of gave this one for."""
+    """Inverse of lock_of: the file of a lock."""
     return lock_path.with_name(lock_path.name[1 : -len(_SUFFIX)])
 
 
@@ -163,13 +163,13 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-# Names that files have while they are written, and what killed processes left under such names.
+# Names of unfinished files, and leftovers of killed processes with temporary names.
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path`, nobody else's, for what is to become that file.
+    """Unique hidden name next to `path`, for the unfinished file.
 
     Processes of two nodes that share a folder may have the same number, as containers begin to count anew.
     """
@@ -195,7 +195,7 @@ def folder_beside(path: Path) -> Path:
 
 
 def give_name(temporary: Path, path: Path) -> None:
-    """Rename a temporary file to `path`; FileExistsError if another file has that name, which stays."""
+    """Rename a temporary file to `path`; FileExistsError if `path` exists (the existing file stays)."""
     try:
         os.link(temporary, path)
     except OSError as error:  # also of a file system without hard links, and of a link that leads to no file
@@ -217,7 +217,7 @@ def leftovers(folder: Path) -> dict[Path, list[Path]]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Temporary files of downloads of `path` that no process works on any more: the caller holds its lock."""
+    """Remove abandoned temporary files of downloads of `path`. The caller holds the lock of `path`."""
     for leftover in leftovers(path.parent).get(path, []):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)

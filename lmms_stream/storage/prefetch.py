@@ -1,7 +1,7 @@
 """Downloads ahead of their reader, in the order of need, by a few threads.
 
-All that are under way share a link. So what is needed later begins when what is needed soon is here, and not beside it:
-a reader that begins with nothing would wait for both.
+Concurrent downloads share a link. Therefore downloads needed later begin after the downloads needed soon: a reader
+without any shard would wait for both.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Prefetcher:
         self._queue: dict[int, float] = {}  # shard -> when it may be tried, in the order of need
         self._later: dict[int, float] = {}  # the same of shards that are needed later
         self._under_way: set[int] = set()
-        self._begun_later: set[int] = set()  # those under way that are needed later
-        self._stale: set[int] = set()  # those under way that were forgotten since: their outcome is nobody's
+        self._begun_later: set[int] = set()  # current downloads needed later
+        self._stale: set[int] = set()  # current downloads forgotten since: the outcome is ignored
         self._done: dict[int, Path | Exception] = {}
         self._needed: set[int] = set()  # shards that a reader waits for
         self._num_threads = 0
@@ -46,7 +46,7 @@ class Prefetcher:
     def request(self, shard_ids: Iterable[int], *, later: bool = False) -> None:
         """Fetch these shards in the background, after those requested before.
 
-        later: and when all that were requested as needed soon are here.
+        later: begin after all shards requested as needed soon.
         """
         with self._changed:
             for shard_id in shard_ids:
@@ -68,7 +68,7 @@ class Prefetcher:
             self._later.setdefault(shard_id, 0.0)
 
     def forget(self, shard_ids: Iterable[int] | None = None) -> None:
-        """Requests of these shards, or of all, that were not taken are no longer needed."""
+        """Forget requests of these shards, or of all shards, that no reader has taken."""
         with self._changed:
             known = [*self._queue, *self._later, *self._done, *self._under_way]
             for shard_id in known if shard_ids is None else shard_ids:
@@ -190,7 +190,7 @@ class Prefetcher:
             self._stale.discard(shard_id)
         elif result is not None:
             self._done[shard_id] = result
-        else:  # back to the front of its queue, before all that is requested later
+        else:  # back to the front of the queue, before later requests
             front = {shard_id: time.monotonic() + (_NEEDED_S if shard_id in self._needed else _BUSY_S)}
             if is_later:
                 self._later = front | self._later
