@@ -1,8 +1,8 @@
-"""packing_mode "auto": the lengths index of a dataset, measured once where there is none. One call, from all ranks.
+"""packing_mode "auto": measure a missing lengths index of a dataset once. All ranks make the same call.
 
-The job's first rank measures with all cores, and puts the index beside the shards; where that cannot be written, the
-first rank of each node keeps it in the dataset's cache folder there. The others wait until it is there. Whoever
-measures holds a kernel's lock, so that the ranks of its node see it die.
+The job's first rank measures with all cores, and puts the index next to the shards; for a read-only dataset the first
+rank of each node keeps the index in the dataset's cache folder on the node. Other ranks wait for the index. The
+measuring process holds a kernel's lock: the ranks of the node notice the death of the process.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """max_samples: of a dataset that is measured. begin_s: how long ranks wait until another begins to; end_s: until
-    the index is there.
+    """max_samples: largest dataset to measure. begin_s: longest wait for the beginning of another rank's measuring;
+    end_s: longest wait for the index.
     """
 
     max_samples: int = 2_000_000
@@ -50,7 +50,7 @@ LIMITS = Limits()
 
 
 class MeasuredIndex(NamedTuple):
-    """where: a dataset, or a folder of this node, that holds the index. refused: why the dataset does not."""
+    """where: dataset, or folder of this node, with the index. refused: reason for the folder of this node."""
 
     where: str
     num_samples: int
@@ -61,8 +61,8 @@ class MeasuredIndex(NamedTuple):
 def ensure_lengths(stored: StoredDataset, processor: Processor, *, world: World, limits: Limits | None = None) -> None:
     """Ensure that a dataset has a lengths index, measured once, by one of the calling processes.
 
-    Raises ConfigError for a dataset of more than max_samples, LengthsError when another rank does not measure in time,
-    and what measured_dataset raises.
+    Raises ConfigError for a dataset of more than max_samples, LengthsError if another rank does not measure in time,
+    and the errors of measured_dataset.
     """
     limits = limits or LIMITS
     if stored.has_lengths(processor):
@@ -124,7 +124,7 @@ def _measure(stored: StoredDataset, processor: Processor) -> None:
 def measure_and_keep(
     url: str, node_folder: Path, processor: Processor, num_workers: int | None, on_samples: Callable[[int], None]
 ) -> MeasuredIndex:
-    """Measure a dataset, and keep its lengths index beside it, or on this node where that is refused."""
+    """Measure a dataset, and keep the lengths index next to the shards, or on this node if writing is refused."""
     storage = open_storage(url)
     refused = ""
     with measured_dataset(storage, processor, num_workers=num_workers, on_samples=on_samples) as (index, folder):
@@ -138,7 +138,7 @@ def measure_and_keep(
 
 
 def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limits, *, world: World) -> None:
-    """Until the index is there; LengthsError when who measures it dies, or does not do so in time."""
+    """Wait for the index; LengthsError if the measuring process dies, or does not finish in time."""
     is_first_node = world.node == 0  # the lock of other nodes may stay free
     waited = wait_for_other(
         lambda: stored.has_lengths(processor),
@@ -163,7 +163,7 @@ def _late(stored: StoredDataset, limit_s: float) -> LengthsError:
 
 
 def _is_writable(storage: Storage) -> bool:
-    """Whether a lengths index can be put beside a dataset."""
+    """Whether a lengths index can be put next to a dataset's shards."""
     if isinstance(storage, FolderStorage):
         return can_write(storage.folder, storage.folder / "_lmms", storage.folder / LENGTHS_FOLDER)
     name = f"{LENGTHS_FOLDER}/.written-by-{os.uname().nodename}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Which epoch an iteration of a dataset is, and where a loaded state lets it begin, for workers that come and go."""
+"""Epoch and start position of a dataset's iteration, agreed between workers of a DataLoader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..storage.locks import leftovers, locked, map_in_use, remove_leftovers, unu
 MAX_WORKERS = 1 << 10  # of one DataLoader
 MAX_STATE_BYTES = 1 << 12
 _COUNT_BITS = 31
-NUM_KNOWN = 32  # iterations whose workers may still come, of one seed or several
+NUM_KNOWN = 32  # last iterations that workers may still join
 # Words of the shared memory; those of the last iterations follow, and those of each worker.
 _BEGUN, _FIRST_EPOCH, _FIRST_ITERATION, _STATE_BYTES, _KNOWN = range(5)
 _WORKERS = _KNOWN + NUM_KNOWN
@@ -55,10 +55,10 @@ class EpochCounter(SharesTensors):
         self._iterations_here = 0
 
     def begin(self, worker: Any) -> int:
-        """The epoch of the iteration that begins in this process.
+        """Return the epoch of the iteration that begins in this process.
 
-        worker: torch's get_worker_info(). Its seed less its number is common to the workers of a DataLoader's
-        iterator; persistent workers iterate several times, which each counts for itself.
+        worker: torch's get_worker_info(). The seed minus the worker's number is common to the workers of a DataLoader's
+        iterator; each persistent worker counts the worker's own iterations.
         """
         self._iterations_here += 1
         if worker is None:
@@ -137,9 +137,9 @@ class EpochCounter(SharesTensors):
 
 
 def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved state, checked; CursorError where it says another value than ours, on which the order depends.
+    """Check and return a saved state; CursorError if a setting of the order differs from ours.
 
-    unsaved: what is taken for settings that the state does not name, as MosaicML's own does not name some.
+    unsaved: values for settings missing in the state: MosaicML's states lack some settings.
     """
     try:
         numbers = {
@@ -162,13 +162,13 @@ def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]
     return state
 
 
-# The sample ids of a rank and worker by MosaicML's arithmetic, which makes those of all at once.
+# The sample ids of a rank and worker by MosaicML's arithmetic, which computes the ids of all workers together.
 #
-# It takes seconds and gigabytes for hundreds of millions of samples, so one process of a node does it and the others
-# read its file. The file is named by all that it depends on: first by the settings, then by the epoch and the position.
+# For hundreds of millions of samples the computation takes seconds and gigabytes: a single process of a node computes,
+# and the others read the file. The file's name depends on all inputs: first the settings, then epoch and position.
 
 MAX_SAMPLES_EACH = 1 << 20  # of an epoch, that every process works out for itself
-LIMIT_S = 1800.0  # for the process that does it
+LIMIT_S = 1800.0  # longest wait for the computing process
 UNUSED_S = 86400.0  # after which an order of other settings is removed
 
 
@@ -186,7 +186,7 @@ def sources_of(dataset: Any) -> list[StreamSamples]:
 
 
 def epoch_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
-    """The sample ids that a worker reads of an epoch from a position on, without padding: int64[up to its share].
+    """Sample ids read by a worker in an epoch from a position on, without padding: int64[up to the worker's share].
 
     dataset, world: a StreamingDataset, and the world with this worker in it. folder: for files of the node.
     """
@@ -208,7 +208,7 @@ def _all_work(dataset: Any, world: EqualWorld, epoch: int, position: int) -> NDA
 
 
 def _shared_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
-    """Map these values from a file that the first process of the node wrote."""
+    """Map the values of _all_work from a file written by the first process of the node."""
     path = folder / f"{_name(dataset, world, epoch, position)}.npy"
     with disk_errors(str(path)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def _shared_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, 
 
 
 def _read_order(path: Path) -> NDArray[np.int64] | None:
-    """The order in a file, mapped; None where the file is missing or damaged."""
+    """Map the order in a file; None if the file is missing or damaged."""
     try:
         data = map_in_use(path)
         np.lib.format.read_magic(data)
@@ -244,9 +244,9 @@ def _write_order(path: Path, work: NDArray[np.int64]) -> None:
 
 
 def _remove_old(path: Path) -> None:
-    """Remove orders that no process has open: other epochs of the same settings, and what was not used for a day.
+    """Remove orders not open in any process: other epochs of the same settings, and orders unused for a day.
 
-    Other settings are those of other runs, whose workers may be about to open their orders. The caller holds the lock.
+    Other settings belong to other runs, with workers possibly about to open an order. The caller holds the lock.
     """
     settings = path.name.partition("-")[0]
     for old in path.parent.glob("*.npy"):
@@ -270,7 +270,7 @@ def _name(dataset: Any, world: EqualWorld, epoch: int, position: int) -> str:
     return f"{digest.hexdigest()}-{when.hexdigest()}"
 
 
-# Nodes of equally many ranks, and a worker among them, as MosaicML's orders count them.
+# Nodes with equal numbers of ranks, and a worker's number, for MosaicML's orders.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ Located = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # samp
 
 
 class OpenShards(dict[int, AnyShard]):
-    """Open shards by number. addresses: where each lies in memory, 0 if it is not open: int64[num_shards]."""
+    """Open shards by number. addresses: memory address of each shard, 0 if not open: int64[num_shards]."""
 
     def __init__(self, num_shards: int):
         super().__init__()
@@ -105,7 +105,7 @@ class ShardReader:
         return self.shard(shard_id)[sample_id - self._first_ids_array[shard_id]]
 
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The shard of each sample and its index in it: int64, of the same shape."""
+        """Shard of each sample, and index in the shard: int64, of the same shape."""
         shard_ids = shards_of(sample_ids, self._first_ids)
         return shard_ids, sample_ids - self._first_ids[shard_ids]
 
@@ -184,7 +184,7 @@ class ShardReader:
         return addresses, opened
 
     def _open_at_hand(self, shard_ids: Iterable[int]) -> None:
-        """Open those of some shards that are there."""
+        """Open the shards that are already on this node."""
         with self._held():
             for shard_id in shard_ids:
                 cache, info = self.shards[shard_id]
@@ -193,7 +193,7 @@ class ShardReader:
                     self._open_shard(shard_id, info, path)
 
     def shard(self, shard_id: int) -> AnyShard:
-        """A shard, open; it is fetched first when it is not on this node."""
+        """Return an open shard, after fetching a shard missing on this node."""
         self._own()
         shard = self._open.get(shard_id)
         if shard is None:
