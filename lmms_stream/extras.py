@@ -1,4 +1,4 @@
-"""Packages that only an extra of this project installs: an error says which one, where one is needed and missing."""
+"""Packages of this project's extras: import a package, or raise an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _OF = {  # module: the package that has it, and the extra
 
 
 def install(module: str) -> str:
-    """The command that installs a module's package; that of MosaicML without its bounds on NumPy and transformers."""
+    """Command that installs a module's package; MosaicML's without its bounds on NumPy and transformers."""
     package, extra = _OF[module]
     also = f" && pip install --no-deps {package}" if module == "streaming" else ""
     return f"pip install 'lmms-stream[{extra}]'{also}"
 
 
 def need(module: str, *, by: str) -> Any:
-    """Import a module, and return it; ConfigError where it is missing. by: what needs it, in the plural."""
+    """Import and return a module; ConfigError if the module is missing. by: plural noun for the error, the user."""
     found = sys.modules.get(module)
     if found is not None:
         return found

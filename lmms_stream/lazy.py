@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first used, so that importing the package is quick."""
+"""Import the public names of a package at first use: the import of the package stays quick."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions __getattr__ and __dir__ of a package. homes: name -> HOME in `from .HOME import name`."""
+    """Return the functions __getattr__ and __dir__ of a package. homes: name -> HOME in `from .HOME import name`."""
 
     def get(name: str) -> Any:
         home = homes.get(name)
@@ -30,11 +30,11 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return get, names
 
 
-# Packages of doors, tools and plugins by the names that they had, and that programs and pages use.
+# Former names of packages of doors, tools and plugins: programs and pages still use the former names.
 
 
 class _Alias(Loader):
-    """Loads a module under another name: as the same module, which is imported once."""
+    """Load a module under another name: the same module object, imported once."""
 
     def __init__(self, name: str, spec: ModuleSpec) -> None:
         self._name = name
@@ -48,12 +48,12 @@ class _Alias(Loader):
         sys.modules[self._name] = module
 
     def get_code(self, name: str) -> Any:
-        """For `python -m`, which runs the module by the name that it has now."""
+        """Return the code of the module under its present name, for `python -m`."""
         return self._spec.loader.get_code(self._spec.name)  # type: ignore[union-attr]
 
 
 class _Aliases(MetaPathFinder):
-    """Finds modules by their former names."""
+    """Find modules by their former names."""
 
     def __init__(self, package: str, names: Mapping[str, str]) -> None:
         """names: former name -> name, below the package."""
@@ -75,5 +75,5 @@ class _Aliases(MetaPathFinder):
 
 
 def keep_names(package: str, names: Mapping[str, str]) -> None:
-    """Let modules be imported by former names as well. names: former name -> name, below the package."""
+    """Allow imports of modules by former names. names: former name -> name, below the package."""
     sys.meta_path.insert(0, _Aliases(package, names))
