@@ -1,4 +1,4 @@
-"""The inputs of a trainer: its run, and functions of users that change parts of it."""
+"""Inputs of a trainer: its run, and users' functions that change its parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """Functions that change parts of a trainer, as users of transformers give them to its Trainer."""
+    """Functions that change parts of a trainer: arguments of transformers' Trainer."""
 
     model_init: Callable[..., torch.nn.Module] | None = None
     compute_loss_func: Callable[..., torch.Tensor] | None = None
@@ -33,7 +33,7 @@ class Functions:
     optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], Mapping[str, Any]] | None = None
 
     def check(self, *, model: Any, task: Task | None, eval_dataset: Any) -> None:
-        """ConfigError for what excludes each other."""
+        """Raise ConfigError for arguments that exclude each other."""
         if not isinstance(self.optimizers, tuple | list) or len(self.optimizers) != 2:
             raise ConfigError(f"optimizers must be (optimizer, scheduler), got {type(self.optimizers).__name__}: give "
                               "both, None for one that is not yours")  # fmt: skip
@@ -61,9 +61,9 @@ class Functions:
             raise ConfigError("compute_metrics needs an eval_dataset: give one")
 
     def task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any] = ()) -> Task:
-        """The task of a run, by default the one that the processors of its datasets ask for.
+        """Return the task of a run, by default the task of its datasets' processors.
 
-        ConfigError for one that reads other samples than theirs.
+        ConfigError for a task that cannot read the processors' samples.
         """
         known = list(processors)
         task = self._task(given, z_loss=z_loss, processors=known)
@@ -95,10 +95,10 @@ def _as_it_is(given: Any) -> Any:
 class RunInputs:
     """A run: its settings, model and datasets.
 
-    arguments: the TrainingArguments for callbacks; None where nobody gave any. processing_class: the tokenizer or
+    arguments: the TrainingArguments for callbacks; None if not given. processing_class: the tokenizer or
     processor of the tokens; None with datasets of packs. token_ids: the ids for end of text and padding to write into
-    the model's config. has_dropout: whether dropout modules drop. open_rows: makes packs of rows that are evaluated
-    later, as of those of eval_dataset.
+    the model's config. has_dropout: whether dropout modules drop. open_rows: makes packs of rows passed to a later
+    evaluation, like the rows of eval_dataset.
     """
 
     config: TrainConfig

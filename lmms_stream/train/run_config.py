@@ -1,4 +1,4 @@
-"""A training run as one YAML file: its datasets, its model, and how it is trained."""
+"""A training run as one YAML file: datasets, model, training settings and task."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A training run as one YAML file, with one dataset or several by name. eval_dataset: what the loss is told of.
+    """A training run as one YAML file, with one dataset or several named datasets. eval_dataset: evaluation data.
 
-    task: what is learnt, as {type: flow_matching, vae: …}: its name and its options (default: what the processors of
-    the datasets are for).
+    task: the name and options of a task, for example {type: flow_matching, vae: …} (default: the task of the datasets'
+    processors).
     """
 
     dataset: DatasetConfig | None = None
@@ -44,7 +44,7 @@ class RunConfig:
             raise ConfigError("train.eval_steps needs an eval_dataset: name one, or set eval_steps to 0")
 
     def build_task(self) -> Task | None:
-        """None where the datasets say it."""
+        """Build the task; None if the datasets specify the task."""
         if not self.task:
             return None
         options = dict(self.task)
@@ -70,7 +70,7 @@ class RunConfig:
 
 
 def opened(config: DatasetConfig, world: World) -> Packed:
-    """The dataset of a config; one with a dataset_type is LMMS Engine's, and opened by its door."""
+    """Open the dataset of a config; a config with a source_type is opened by the Hugging Face door."""
     if config.source_type is None:
         return config.open(world)
     made: Packed = imported("doors.huggingface.data:open_config")(config, world)

@@ -1,7 +1,7 @@
 """The torchrun command, extended: it passes SIGUSR1 on to its ranks, and nodes may return. Plain torchrun does neither.
-SIGUSR1 ends it, and nothing is saved. torch 2.15 keeps one store for all starts of a job: ranks find the addresses of
-ended ranks, and a returning node waits for ever. So with restarts each start gets a store of its own, served by its
-rank 0. Without restarts the store of torchrun stays, which outlives rank 0, and other ranks can read how rank 0 ended.
+SIGUSR1 ends it without a save. torch 2.15 has one store for all starts of a job: ranks find the addresses of
+ended ranks, and a returning node waits for ever. With restarts, therefore, each start gets its own store, served by its
+rank 0. Without restarts torchrun's store is kept: it outlives rank 0, and other ranks can read how rank 0 ended.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import NoReturn
 from ..errors import ConfigError
 from ..processes.family import end_process
 
-OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each start of the ranks has a store of its own
-TOLD_STATUS = 1  # exit status of torchrun that a signal told to end
+OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each start of the ranks has its own store
+TOLD_STATUS = 1  # exit status of torchrun ended by a signal
 
 
 def main() -> int:
     """Run torchrun with this process's arguments and return its exit status."""
     try:
-        gc.disable()  # what imports make stays; to look for garbage in it takes a tenth of a second and more
+        gc.disable()  # objects of imports are kept; searching them for garbage takes 0.1 s or more
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.run import main as torchrun
 
@@ -39,7 +39,7 @@ def main() -> int:
     signal.signal(signal.SIGUSR1, _tell_ranks)
     try:
         torchrun()
-    except SignalException as told:  # its ranks have got the signal and have ended
+    except SignalException as told:  # the ranks received the signal and have ended
         sys.stderr.write(f"torchrun: {told.sigval.name} ended the ranks\n")
         return TOLD_STATUS
     except KeyboardInterrupt:  # torchrun had no handler yet
@@ -49,13 +49,13 @@ def main() -> int:
 
 
 def starts_again(arguments: Sequence[str]) -> bool:
-    """Whether torchrun may start ranks again: it has restarts, or nodes that may come later."""
+    """Whether torchrun may start ranks again: the arguments allow restarts, or a range of nodes."""
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
         name, separator, value = argument.replace("_", "-").partition("=")
         value = value if separator else following
         if (name == "--max-restarts" and value != "0") or (name == "--nnodes" and ":" in value):
             return True
-        if name == "-m":  # the rest are the script's
+        if name == "-m":  # the script's arguments follow
             break
     return False
 
@@ -70,7 +70,7 @@ def _tell_ranks(number: int, _: FrameType | None) -> None:
 
 # The command that starts a run on this machine.
 
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun tells a rank
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # set by torchrun for a rank
 
 
 def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
@@ -83,7 +83,7 @@ def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) ->
 
 
 def module_command(module: str, arguments: Sequence[str], *, nproc: int) -> list[str]:
-    """The command that runs a module in one process, or in ranks of torchrun."""
+    """Return the command that runs a module in one process, or in ranks of torchrun."""
     if nproc == 1:
         return [sys.executable, "-m", module, *arguments]
     torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
@@ -91,16 +91,16 @@ def module_command(module: str, arguments: Sequence[str], *, nproc: int) -> list
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a process is no rank of another job's."""
+    """Return the environment without the variables of a torchrun rank."""
     return {name: value for name, value in environment.items() if name not in _RANK_VARIABLES}
 
 
 def start(
     config: Path, overrides: Sequence[str] = (), *, nproc: int | None, environment: Mapping[str, str]
 ) -> NoReturn:
-    """Become the command that trains; it does not return.
+    """Replace this process by the training command; never return.
 
-    nproc: processes to start; None: one, or the rank as which torchrun started this process.
+    nproc: processes to start; None: one process, or this process's rank of torchrun.
     """
     if nproc is not None:
         check_not_in_torchrun(environment, remedy=f"leave out --nproc {nproc}")
@@ -116,7 +116,7 @@ def start(
 
 
 def check_not_in_torchrun(environment: Mapping[str, str], *, remedy: str) -> None:
-    """Raise ConfigError where torchrun started this process as one of several ranks."""
+    """Raise ConfigError if torchrun started this process as a rank among several."""
     if _is_rank_of_torchrun(environment):
         rank, size = environment.get("RANK"), environment["WORLD_SIZE"]
         raise ConfigError(f"torchrun started this command as rank {rank} of {size}: {remedy}")

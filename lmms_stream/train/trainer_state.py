@@ -49,7 +49,7 @@ def checkpoint_to_resume(trainer: TrainerParts, resume_from_checkpoint: bool | s
 
 
 def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> None:
-    """Load the chosen checkpoint, if there is one, and begin the run there; all ranks call it."""
+    """Load the chosen checkpoint, if any, and begin the run at its step; all ranks call it."""
     if found is None and trainer.empty_model is not None:
         raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
     state = None if found is None else trainer.saver.resume(found, lambda state: _begin_from(trainer, state))
@@ -82,7 +82,7 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
 
 
 def _tell_later_steps(trainer: TrainerParts) -> None:
-    """Warn if checkpoints of later steps lie where a run that resumes from a named one saves its own."""
+    """Warn if the checkpoint folder of a run resumed from a named checkpoint has later steps."""
     later = [step for step in trainer.saver.steps() if step > trainer.step]
     if later and trainer.world.rank == 0:
         logger.warning(
@@ -93,7 +93,7 @@ def _tell_later_steps(trainer: TrainerParts) -> None:
 
 
 def _unit_of_length(config: TrainConfig) -> tuple[str, str]:
-    """The unit of a run's length, and the setting that it follows from."""
+    """Return the unit of a run's length, and the setting that determines the length."""
     if config.max_tokens is not None:
         return "tokens", "max_tokens"
     return "steps", "max_steps" if config.num_train_epochs is None else "num_train_epochs"
@@ -131,7 +131,7 @@ def trainer_state(trainer: TrainerParts) -> dict[str, Any]:
     }
 
 
-# A model that is built without weights: a checkpoint fills it, or each rank's part is read where the weights lie.
+# A model built without weights: a checkpoint fills the model, or each rank reads its part from the weight files.
 
 
 def resume_choice(asked: bool | str | Path | None) -> str | None:
@@ -179,7 +179,7 @@ def model_to_share(trainer: TrainerParts, given: object, *, finish: Finish) -> t
 
 
 def finish(model: torch.nn.Module, *, token_ids: Mapping[str, int | None], has_dropout: bool) -> torch.nn.Module:
-    """The model itself, whose config has these ids; without has_dropout, its modules of dropout do nothing."""
+    """Write the ids into the model's config; without has_dropout, disable nn.Dropout. Return the model."""
     for name, token_id in token_ids.items():
         setattr(model.config, name, token_id)
     for module in () if has_dropout else model.modules():
@@ -189,7 +189,7 @@ def finish(model: torch.nn.Module, *, token_ids: Mapping[str, int | None], has_d
 
 
 def _is_others(trainer: TrainerParts) -> bool:
-    """Whether a model is made, or run, by a function of the user's or a task."""
+    """Whether a user's function or a task makes or wraps the model."""
     is_set = trainer.functions.model_init is not None or "create_model" in vars(trainer)
     return is_set or getattr(trainer.task, "wrap", None) is not None
 

@@ -1,7 +1,7 @@
-"""Adapters of `peft`, as LoRA, inside a transformers model: what of it is trained, and all that its checkpoints hold.
+"""Adapters of `peft`, for example LoRA, inside a transformers model. Only the adapter is trained and saved.
 
-peft puts layers of its own where those of the model are; the model's forward stays its own, and is run on packs as that
-of any other. Its frozen weights, the base, are in no checkpoint: a digest names them.
+peft replaces layers of the model; the model's forward is unchanged and runs on packs like any other model's forward.
+Checkpoints store a digest of the frozen weights (the base) instead of the weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import PreTrainedModel
 
-_ATTRIBUTE = "trained_adapter"  # of a model with one
-_OFF = "_disable_adapters"  # of peft's layers
-_INSIDE = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")  # what peft adds to names
+_ATTRIBUTE = "trained_adapter"  # attribute of a model with an adapter
+_OFF = "_disable_adapters"  # attribute of peft's layers
+_INSIDE = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")  # added to names by peft
 # Kinds that cannot be trained on packs by the model's own forward, and why.
 _REFUSED = {
     "ADALORA": "has other ranks as it trains, by a call after each step that other adapters do not need",
@@ -42,8 +42,8 @@ _REFUSED = {
 class Adapter:
     """The trained part of a model. config: peft's, as JSON values.
 
-    tensors: names in the model's state_dict -> in peft's file, without its prefix. base: the digest of what is not in
-    `tensors`, once the trainer has taken it (see record_base).
+    tensors: names in the model's state_dict -> names in peft's file, without the prefix. base: digest of the weights
+    outside `tensors`; empty before record_base.
     """
 
     config: Mapping[str, Any]
@@ -52,21 +52,21 @@ class Adapter:
 
 
 def adapter_of(model: torch.nn.Module) -> Adapter | None:
-    """The adapter of a model that add_adapter or take_adapter returned; None where all of the model is trained."""
+    """Return the adapter of a model from add_adapter or take_adapter; None for a model without an adapter."""
     found: Adapter | None = getattr(model, _ATTRIBUTE, None)
     return found
 
 
 def add_adapter(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PreTrainedModel:
-    """The model with a new adapter, which alone is trained; see peft_model."""
+    """Return the model with a new adapter; only the adapter is trained. See peft_model."""
     return take_adapter(peft_model(model, config))
 
 
 def peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PeftModel:
-    """peft's model around one that gets a new adapter.
+    """Add a new adapter to a model; return peft's model around the model.
 
-    config: the fields of a peft config, with its peft_type (default: LORA), or such a config. ConfigError for one that
-    peft does not take, and for kinds that cannot be trained on packs.
+    config: a peft config, or its fields with peft_type (default: LORA). ConfigError for a config rejected by peft, and
+    for kinds that cannot be trained on packs.
     """
     if find_spec("peft") is None:
         raise ConfigError("adapters need peft: pip install 'lmms-stream[lora]'")
@@ -86,9 +86,9 @@ def peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -
 
 
 def take_adapter(model: Any) -> PreTrainedModel:
-    """The transformers model inside of one of peft's, or the model itself; what it trains is known by adapter_of.
+    """Return the transformers model inside peft's model, or the model itself; adapter_of then returns its adapter.
 
-    ConfigError for several adapters, and for one that was loaded not to be trained.
+    ConfigError for several adapters, and for an adapter loaded without is_trainable.
     """
     inner: PreTrainedModel = model
     if "peft" in sys.modules and isinstance(model, sys.modules["peft"].PeftModel):
@@ -112,7 +112,7 @@ def take_adapter(model: Any) -> PreTrainedModel:
 
 
 def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
-    """The module itself, or the copy that peft trains and runs in its place (modules_to_save)."""
+    """Return the module, or peft's trained copy (modules_to_save), or its original while the adapter is off."""
     copies = getattr(module, "modules_to_save", None)
     if isinstance(copies, torch.nn.ModuleDict) and len(copies) == 1:
         original: Any = getattr(module, "original_module", None)
@@ -122,9 +122,9 @@ def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
 
 @contextmanager
 def without_adapter(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the model runs as the weights under its adapter make it.
+    """Run the model without its adapter inside the context.
 
-    peft's own way (disable_adapter) also changes which parameters are trained, of which FSDP keeps account.
+    peft's disable_adapter also changes requires_grad of parameters, a state tracked by FSDP.
     """
     layers = [module for module in model.modules() if hasattr(module, _OFF)]
     before = [getattr(layer, _OFF) for layer in layers]
@@ -140,7 +140,7 @@ def without_adapter(model: torch.nn.Module) -> Iterator[None]:
 def record_base(model: torch.nn.Module) -> None:
     """Put the digest of the weights under a model's adapter, if any, into its Adapter; all ranks call it.
 
-    Those of rank 0 count, which alone may have them. Call it before they are sharded.
+    Only the weights of rank 0 are read; other ranks may lack them. Call it before sharding.
     """
     if (adapter := adapter_of(model)) is None:
         return
@@ -150,9 +150,9 @@ def record_base(model: torch.nn.Module) -> None:
 
 
 def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedTensors | None = None) -> str:
-    """xxh3 of the names, types and bytes of the weights under an adapter. unread: where they are, if not in the model.
+    """xxh3 of the names, dtypes, shapes and bytes of the weights under an adapter. unread: weights still in files.
 
-    One of them is in memory at a time, where they are unread.
+    Unread weights are in memory one tensor at a time.
     """
     digest = xxhash.xxh3_64()
     for name, each in model.state_dict().items():
@@ -166,7 +166,7 @@ def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedT
 
 
 def name_under(name: str) -> str:
-    """The name that a tensor of a model with an adapter has in the model without, where it is there, too.
+    """Return the name of a tensor in the model without an adapter, if the tensor exists there.
 
     >>> name_under("model.layers.0.mlp.up_proj.base_layer.weight")
     'model.layers.0.mlp.up_proj.weight'

@@ -1,8 +1,7 @@
-"""Parts of a model that read media, its towers, which every rank calls equally often.
+"""Towers: the parts of a model that read media. Every rank calls each tower equally often.
 
-Ranks gather the parameters of a block together. Where a rank's packs have images and another's have none, the first
-would wait for the second, so kinds of media that a batch lacks are run on the smallest there is of that kind, and
-count nothing.
+Ranks gather the parameters of a block together. A rank with images would wait for a rank without images. For each kind
+of media missing in a batch, the tower therefore runs on the smallest medium of this kind, with weight 0.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .by_sample import BOUNDS
 
 
 class Dummies:
-    """The smallest media of a family, by kind, on whatever device they are asked for."""
+    """The smallest media of a family, by kind, moved to the requested device."""
 
     def __init__(self, family: Family):
         self._family = family
@@ -35,7 +34,7 @@ class Dummies:
         }
 
     def zero(self, base: Any, inputs: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
-        """0, as a sum over what the towers make of each kind that inputs lack: float32[].
+        """Return 0, computed from the towers' features of each kind missing in inputs: float32[].
 
         Call it before the model runs, so that all ranks run the towers first.
         """
@@ -49,11 +48,11 @@ class Dummies:
 
     @contextmanager
     def run_first(self, base: Any, inputs: Mapping[str, Any], device: torch.device) -> Iterator[torch.Tensor]:
-        """Runs all kinds in the same order on all ranks, on media of inputs or on the smallest; gives 0, as `zero`.
+        """Run all towers in the same order on all ranks, on media of inputs or on the smallest; yield 0, like `zero`.
 
-        Inside, the model is given what its towers made, and does not run them again. For a family with several towers:
-        ranks gather the parameters of one after the other, and where media of one kind are read before the model
-        runs and those of another within, two ranks would gather them in two orders.
+        Inside, the model receives the towers' features and does not run the towers again. For a family with several
+        towers: ranks gather the towers' parameters one after another. If one kind were read before the model runs and
+        another kind within, two ranks could gather in different orders.
         """
         total = torch.zeros((), device=device)
         methods: dict[str, Any] = {}
@@ -78,21 +77,20 @@ class Dummies:
                 del vars(base)[name]
 
     def num_tokens(self, base: Any, device: torch.device) -> dict[str, int]:
-        """Tokens of each."""
+        """Number of tokens of the smallest medium of each kind."""
         return {kind: _num_rows(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
 
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
-        """Features in the places of the tokens of a medium, by transformers' get_image_features and its like."""
+        """Features replacing the tokens of a medium, from get_image_features, get_video_features, … of transformers."""
         self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
         inputs = model_inputs(self._family, base, self.of_kind[kind])
-        own = getattr(self._family, "features", None)  # of a family whose model has no method of that name
+        own = getattr(self._family, "features", None)  # for models without get_…_features
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
         return features_of(features)
 
 
 def features_of(found: Any) -> Any:
-    """The features in a result of get_image_features and its like, which replace the tokens of media, or are added
-    later."""
+    """Return the features in a result of get_image_features, …: replacing the tokens of media, or added later."""
     if not hasattr(found, "last_hidden_state"):  # of transformers 4
         return found
     # Until 5.21 the towers of sound of Omni models have no pooler_output.
@@ -101,15 +99,15 @@ def features_of(found: Any) -> Any:
 
 
 def without_bounds_of_text(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before a tower's forward pass: keep the bounds of samples from it, whose attention would cut media there.
+    """Remove the bounds of samples before a tower's forward pass: its attention would cut media at the bounds.
 
-    transformers hands all arguments of a model to its towers; until 5.19, these too to those of Qwen-VL.
+    transformers passes all arguments of a model to its towers; until 5.19, the bounds too to the towers of Qwen-VL.
     """
     return inputs, {name: value for name, value in named.items() if name not in BOUNDS}
 
 
 def _num_rows(features: torch.Tensor) -> int:
-    """Number of rows of features, which may have an axis of tiles before that of tokens."""
+    """Number of rows of features; an axis of tiles may precede the axis of tokens."""
     return features.numel() // features.shape[-1]
 
 
@@ -118,7 +116,7 @@ def _same(features: Any, *_: Any, **__: Any) -> Any:
 
 
 def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Inputs of a batch as the model takes them: a family may have batches hold them without padding.
+    """Convert inputs of a batch to the model's inputs: a family may store them in batches without padding.
 
     ConfigError for media that the family's model cannot read together.
     """
@@ -130,9 +128,9 @@ def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.T
 
 
 def positions_along_axes(model: Any, batch: Batch, given: Mapping[str, Any]) -> torch.Tensor:
-    """Positions of a pack with media as the model counts them: those in each sample, then its axes, int64[1 + n, 1, T].
+    """Positions of a pack with media: the position in the sample, then the model's n axes, int64[1 + n, 1, T].
 
-    given: its arguments. The model counts the pack as one long sample; here each sample begins at 0.
+    given: the model's arguments. The model counts the pack as one long sample; here each sample begins at 0.
     """
     names = inspect.signature(model.get_rope_index).parameters.keys() - {"attention_mask"}
     known = {name: given[name].cpu() for name in names if given.get(name) is not None}
@@ -143,7 +141,7 @@ def positions_along_axes(model: Any, batch: Batch, given: Mapping[str, Any]) -> 
 
 
 def parts_of(model: Any) -> list[str]:
-    """The names of the parts of a model's base model, and of those that lie beside it."""
+    """Names of the child modules of a model's base model, and of the modules next to it."""
     inner = model.base_model if model.base_model is not model else getattr(model, "model", model)
     return [*dict.fromkeys(name for each in (inner, model) for name, _ in each.named_children())]
 
@@ -157,9 +155,9 @@ def has_modules(model: torch.nn.Module, paths: Iterable[str]) -> bool:
 
 
 def family_of(processors: Iterable[Any], config: Any) -> Family | None:
-    """The family of a run's processors; None where all read text alone.
+    """Return the family of a run's processors; None if all read only text.
 
-    config: of the model. ConfigError for several families, and for one that is not the model's.
+    config: the model's config. ConfigError for several families, and for a family of another model.
     """
     families: list[Family] = [each.family for each in processors if getattr(each, "family", None) is not None]
     found = {_name_of(getattr(each, "ours", each)): each for each in reversed(families)}
@@ -192,7 +190,7 @@ def check_text(model: Any, what: str) -> None:
 
 
 def media_token_id(family: Family, config: Any, kind: str) -> int:
-    """The token that stands for a medium; ConfigError for a model that has none."""
+    """Return the id of the placeholder token of a medium; ConfigError for a model without this token."""
     if kind in (of_family := getattr(family, "token_ids", {})):
         return int(of_family[kind])
     for name in (f"{kind}_token_id", f"{kind}_token_index"):

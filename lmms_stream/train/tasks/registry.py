@@ -1,4 +1,4 @@
-"""The tasks by their names: the one that a dataset's processor asks for, or that a run's file names."""
+"""Tasks by name; a dataset's processor or a run's file names the task."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TASKS = Registry[Any](
     },
 )
 
-_ALONE = {"dpo", "kto"}  # tasks whose samples no other reads, and that read no others
+_ALONE = {"dpo", "kto"}  # tasks with samples of their own: other tasks cannot read them
 
 
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task of a name. options: its own arguments. ConfigError for an unknown name or option, a wrong value,
-    and a class whose objects are not tasks.
+    """Build the task of a name. options: the task's arguments. ConfigError for an unknown name or option, a wrong
+    value, and a class whose objects are not tasks.
     """
     if name not in TASKS:
         remedy = did_you_mean(name, TASKS)
@@ -58,7 +58,7 @@ def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
 
 
 def check_task(task: Task) -> None:
-    """ConfigError for a task that lacks a member of Task."""
+    """Raise ConfigError for a task that lacks a member of Task."""
     members = [member for member in vars(Task) if not member.startswith("_")]
     if missing := [member for member in members if not hasattr(task, member)]:
         raise ConfigError(
@@ -68,7 +68,7 @@ def check_task(task: Task) -> None:
 
 
 def check_objective(task: Task, processors: Iterable[Any]) -> None:
-    """ConfigError for a task with a `name` whose samples are not those that processors make, by their `objective`."""
+    """Raise ConfigError if a task with a `name` cannot read the samples of processors, by their `objective`."""
     name = getattr(task, "name", None)
     if name is None:
         return
@@ -81,9 +81,9 @@ def check_objective(task: Task, processors: Iterable[Any]) -> None:
 
 
 def objective_of(processors: Iterable[Any]) -> str:
-    """The name of the task that processors ask for, by their `objective`; those without one are for causal models.
+    """Return the task name in the processors' `objective`; the default objective is causal.
 
-    ConfigError where they ask for several.
+    ConfigError for several objectives.
     """
     names = sorted({getattr(each, "objective", CAUSAL) for each in processors})
     if len(names) > 1:
