@@ -29,7 +29,7 @@ def install(module: str) -> str:
 
 
 def need(module: str, *, by: str) -> Any:
-    """Import and return a module; ConfigError if the module is missing. by: plural noun for the error, the user."""
+    """Import and return a module; ConfigError if the module is missing. by: what needs the module, in the plural."""
     found = sys.modules.get(module)
     if found is not None:
         return found
