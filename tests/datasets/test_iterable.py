@@ -620,19 +620,20 @@ def write_long_rows(path: Path) -> Path:
 def test_lanes_are_few_enough_that_packs_are_as_full_as_in_one_lane(
     strategy: str, tokenizer: Path, tmp_path: Path
 ) -> None:
-    path = write_long_rows(tmp_path / "rows.jsonl")
-    config = text_config(path, tokenizer, tmp_path / "cache", dataset_type="vision_iterable") | {
-        "packing_length": 1024, "packing_strategy": strategy,
-    }  # fmt: skip
-    readers = Readers(config, 2, 2)
-    num_lanes = readers.state.num_lanes
-    assert num_lanes == 4
-    in_one = len(Readers(config | {"num_canonical_nodes": 1}, 1, 1).rest())
-    num_packs = len(readers.rest())
-    assert num_packs <= 1.02 * in_one + num_lanes
-    if strategy == "best_fit":
-        plan = MultiModalDataset(config | {"dataset_type": "vision"})
-        assert num_packs <= 1.03 * len(plan)
+    """Sums over three files: the order of rows follows from a file's path, and some orders pack a little better."""
+    num_packs, in_one, planned, num_lanes = 0, 0, 0, 4
+    for number in range(3):
+        path = write_long_rows(tmp_path / f"rows-{number}.jsonl")
+        config = text_config(path, tokenizer, tmp_path / "cache", dataset_type="vision_iterable") | {
+            "packing_length": 1024, "packing_strategy": strategy,
+        }  # fmt: skip
+        readers = Readers(config, 2, 2)
+        assert readers.state.num_lanes == num_lanes
+        in_one += len(Readers(config | {"num_canonical_nodes": 1}, 1, 1).rest())
+        num_packs += len(readers.rest())
+        planned += len(MultiModalDataset(config | {"dataset_type": "vision"})) if strategy == "best_fit" else 0
+    assert num_packs <= 1.02 * in_one + 3 * num_lanes
+    assert strategy != "best_fit" or num_packs <= 1.03 * planned
 
 
 def test_the_lanes_of_a_state_are_kept_and_those_of_before_load(tokenizer: Path, tmp_path: Path) -> None:
