@@ -35,19 +35,19 @@ When = Literal["trained", "passed over", "planned", "beyond the end", "not read"
 
 
 class Ledger:
-    """What the steps of a run held and will hold, whichever settings and ranks it had on the way.
+    """Samples of past and future steps of a run, across all changes of settings and ranks.
 
-    run: a checkpoint, or the output_dir or the checkpoint folder of a run, whose latest is taken; paths or URLs. Or the
-    YAML file of a run, of which nothing is trained then; world: the ranks that it will have (default: one), overrides:
-    settings as `key.sub=value`. urls: where sources lie now, by name, if that changed. Steps are counted as skip_steps
-    and the plan count them: from 0, those that were passed over among them. No shard is read, and no log.
+    run: a checkpoint; or a run's output_dir or checkpoint folder, for its latest checkpoint (path or URL); or the YAML
+    file of a run before its first step. world: ranks of the run in a YAML file (default: one). overrides: settings of
+    the YAML file as `key.sub=value`. urls: new URLs of moved sources, by name. Steps are counted from 0, including
+    skipped steps, like in skip_steps and in the plan. Shards and logs are not read.
 
-    stop: the first step that is not trained. left_out: samples that are padding from a step on. num_added: samples that
-    the datasets of sources have grown by since.
+    stop: the first untrained step. left_out: samples replaced by padding from a given step. num_added: samples added to
+    each source's dataset after training.
 
-    CheckpointError for what is no checkpoint, and for one without a history: of an earlier release, or of a run whose
-    packs lanes make, which are not known beforehand (see LoggedLedger). LengthsError, StorageError, CursorError where a
-    dataset is gone or is another. ConfigError for a config that cannot be.
+    CheckpointError if `run` is not a checkpoint or has no history: written by an earlier release, or packs made in
+    lanes (see LoggedLedger). LengthsError, StorageError, CursorError if a dataset is missing or differs. ConfigError
+    for an invalid config.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Ledger:
 
     @cached_property
     def end(self) -> int | None:
-        """The step that the run ends before, by its settings; None where they do not say it (max_tokens)."""
+        """Number of steps of the run by its settings; None if the settings do not determine the number (max_tokens)."""
         last, settings = self.plans.stretches[-1], self.history.settings
         rest, is_weighted = replace(last, cursor=self.plans.cursor(self.stop)), last.mixture.schedule is not None
         if settings.num_train_epochs is not None and not is_weighted:
@@ -85,14 +85,14 @@ class Ledger:
         return end if left is None else min(end, self.stop + left)
 
     def step(self, number: int) -> StepEntry:
-        """The packs of a step, trained or not yet; CursorError for one that the run has not, nor will have."""
+        """Packs of a past or future step; CursorError for a step outside the run."""
         return self.plans.step(number)
 
     def sample(self, source: str, sample_id: int, *, stop: int | None = None) -> list[PieceEntry]:
-        """Where a sample was and will be, each piece in each epoch: see PlanLedger.sample.
+        """Past and future positions of a sample, each piece in each epoch: see PlanLedger.sample.
 
-        stop: steps before it alone. Otherwise those of all of the run, and of the epoch in which it ends, by its
-        settings; where its end is not known, of the epoch that it stands in. See `when`.
+        stop: only steps before `stop`. Default: all steps up to the end of the epoch in which the run ends by its
+        settings; if the end is unknown, up to the end of the current epoch. See `when`.
         """
         if stop is not None:
             return self.plans.sample(source, sample_id, stop=stop)
@@ -102,9 +102,9 @@ class Ledger:
         return [entry for entry in entries if entry.epoch < num_epochs]
 
     def when(self, entry: PieceEntry, sample: tuple[str, int] | None = None) -> When:
-        """What became of a piece of a sample, or will: "beyond the end" is a step that the run will not have.
+        """Past or future state of a piece of a sample; "beyond the end": the run ends before the step.
 
-        sample: its source and id, to tell steps in which it is left out, as padding.
+        sample: its source and id, to recognize steps in which the sample is replaced by padding.
         """
         if entry.step is None:
             return "not read"
@@ -118,9 +118,9 @@ class Ledger:
         return "planned" if self.end is None or entry.step < self.end else "beyond the end"
 
     def first_step(self, samples: Iterable[tuple[str, int]]) -> Retraining | None:
-        """What would have to be trained again had some samples not been there; None where none of them was trained.
+        """Steps to retrain for a run without some samples; None if no step trained on the samples.
 
-        samples: each as its source and id. PackingError for one that is not there.
+        samples: source and id of each sample. PackingError for an unknown sample.
         """
         ids: dict[str, list[int]] = {}
         for source, sample_id in samples:
@@ -133,24 +133,24 @@ class Ledger:
         )
 
     def listed(self, file: str | Path) -> list[tuple[str, int]]:
-        """The samples of a drop list as a run reads it, each as its source and id; ConfigError where it names none."""
+        """Return source and id of each sample in a drop list, read like in a run; ConfigError if the list is empty."""
         samples = dropped(str(file), self.origins.named).samples
         if not samples:
             raise ConfigError(f"the drop list {file} names no samples: write a line for each, SOURCE:ID or FILE:ROW")
         return [(each.source, each.sample_id) for each in samples]
 
     def amounts(self, stop: int | None = None) -> dict[str, SourceAmounts]:
-        """What was read of each source before a step (default: the checkpoint's)."""
+        """Amount of data read from each source before a step (default: the checkpoint's)."""
         return amounts_of(self.plans, self.stop if stop is None else stop, left_out=self.left_out)
 
     def tokens_of(self, source: str, sample_id: int) -> int:
-        """The length of a sample; PackingError for one that is not there."""
+        """Length of a sample in tokens; PackingError for an unknown sample."""
         plan = self.plans.plan(source)
         plan.check_sample(sample_id)
         return int(plan.lengths[sample_id])
 
     def why_nowhere(self, source: str, sample_id: int) -> str:
-        """Why no step reads anything of a sample, or of a piece of it, for people."""
+        """Explain to the user why no step reads a sample or a piece of the sample."""
         tokens, plan = self.tokens_of(source, sample_id), self.plans.plan(source)
         limit = plan.packing.packing_length
         if tokens > limit and not len(plan.packs_of(0, sample_id)):
@@ -167,19 +167,19 @@ class Ledger:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where each source lies."""
+        """URL of each source."""
         return {name: stored.url for name, stored in self._sources.stored.items()}
 
     @property
     def identities(self) -> dict[str, str]:
-        """What the dataset of each source is known by (StoredDataset.identity): an id names a sample of that dataset.
+        """Identity of each source's dataset (StoredDataset.identity): sample ids are valid for this dataset.
 
-        Where a dataset has grown since, as it was: its ids are the same now.
+        For a dataset with added samples: the identity before the addition; sample ids are unchanged.
         """
         return {name: stored.identity for name, stored in self._sources.stored.items()}
 
 
-# What the log of a run in lanes says of its samples. Lanes pack samples as they are read, so no plan tells them.
+# Samples in the log of a run in lanes. Lanes pack samples during reading, without a plan.
 
 CANNOT = (
     "the packs of this run are made in lanes, as samples are read: of steps to come, of ranks and micro-batches, and "
@@ -188,10 +188,10 @@ CANNOT = (
 
 
 class LoggedLedger:
-    """The samples of the steps that a run in lanes has logged; it had log_sample_ids.
+    """Samples of the logged steps of a run in lanes with log_sample_ids.
 
-    output_dir: of the run, where its log lies. Steps are counted from 0, as by Ledger. ConfigError where the log is
-    not there, or has no ids.
+    output_dir: the run's folder, with its log. Steps are counted from 0, like in Ledger. ConfigError if the log is
+    missing or has no ids.
     """
 
     def __init__(self, run: RunHistory, *, output_dir: Path):
@@ -201,7 +201,7 @@ class LoggedLedger:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[int, ...]]:
-        """Ids of the samples of each logged step that the checkpoint has, each as often as it is in the step."""
+        """Sample ids of each logged step before the checkpoint, with repetitions."""
         records = history(read_log(self._log)).steps
         found = {
             record["step"] - 1: tuple(map(int, record["sample_ids"]))
@@ -216,7 +216,7 @@ class LoggedLedger:
         return found
 
     def step(self, number: int) -> tuple[int, ...]:
-        """The ids of the samples of a step; CursorError for one that is not in the log."""
+        """Sample ids of a step; CursorError for a step without an entry in the log."""
         if number not in self.steps:
             raise CursorError(
                 f"step {number} is not in {self._log}, which has the samples of {len(self.steps)} steps: {CANNOT}"
@@ -224,12 +224,12 @@ class LoggedLedger:
         return self.steps[number]
 
     def sample(self, sample_id: int) -> list[int]:
-        """The logged steps that read something of a sample."""
+        """Logged steps with at least one piece of a sample."""
         return [number for number, ids in sorted(self.steps.items()) if sample_id in ids]
 
 
 def output_dir_of(run: str) -> Path:
-    """The output_dir of what a user names: itself, its folder of checkpoints, or one of these."""
+    """Return the output_dir for a path of the user: output_dir, checkpoint folder or checkpoint."""
     path = Path(run)
     for folder in (path, path.parent, path.parent.parent):
         if (folder / LOG_NAME).is_file():
@@ -240,20 +240,20 @@ def output_dir_of(run: str) -> Path:
     )
 
 
-# Stretches as a checkpoint keeps them (see loader/loader.py) -> those of a plan's ledger, their datasets opened.
+# Stretches stored in a checkpoint (see loader/loader.py) -> stretches of a plan's ledger, with opened datasets.
 
 
 class OpenedSources:
-    """The datasets of a run, each opened once. urls: of each by name, where it lies now, if that changed.
+    """Datasets of a run, each opened once. urls: new URLs of moved datasets, by name.
 
-    stored: each by name, as the last stretch that has it read it. num_added: of datasets that have grown since, how
-    many samples.
+    stored: datasets by name, in the version of the last stretch with the dataset. num_added: number of samples added
+    later to each grown dataset.
     """
 
     def __init__(self, urls: Mapping[str, str] | None = None):
         self._urls = dict(urls or {})
-        self._opened: dict[str, StoredDataset] = {}  # by URL, as they are now
-        self._stored: dict[tuple[str, str], StoredDataset] = {}  # by URL, and by its shards' digest in the plan
+        self._opened: dict[str, StoredDataset] = {}  # current versions, by URL
+        self._stored: dict[tuple[str, str], StoredDataset] = {}  # by URL and the shards' digest in the plan
         self._plans: dict[str, PackPlan] = {}
         self.stored: dict[str, StoredDataset] = {}
         self.num_added: dict[str, int] = {}
@@ -262,9 +262,9 @@ class OpenedSources:
         return self._urls.get(name, str(saved["url"]))
 
     def plan(self, name: str, saved: Mapping[str, Any], *, followed: str) -> PackPlan:
-        """The plan of a source, as the checkpoint describes it. followed: the fingerprint of its plan then.
+        """Plan of a source by the checkpoint's description. followed: fingerprint of the plan in the run.
 
-        LengthsError, StorageError for what is gone, CursorError where another dataset lies there.
+        LengthsError, StorageError for missing data, CursorError if the URL has a different dataset.
         """
         key = repr((name, sorted(saved.items())))
         stored = self.stored[name] = self._as_it_was(
@@ -285,9 +285,10 @@ class OpenedSources:
         return self._plans[key]
 
     def _as_it_was(self, name: str, url: str, *, num_parts: int | None, shards: str) -> StoredDataset:
-        """The dataset at a URL; where it has grown, without the parts that it had not when these were its shards.
+        """Dataset at a URL, without the parts added after the run read it.
 
-        num_parts: those that it had; None in checkpoints of earlier releases, which did not say.
+        num_parts: number of parts during the run; None in checkpoints of earlier releases, without the number.
+        shards: digest of the shards during the run.
         """
         if (url, shards) in self._stored:
             return self._stored[url, shards]

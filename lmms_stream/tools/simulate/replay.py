@@ -1,4 +1,4 @@
-"""What the nodes download, step by step. needs + shards + cache -> [replay] -> downloads."""
+"""Downloads of the nodes, step by step. needs + shards + cache -> [replay] -> downloads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...plan.source_ranges import SourceBlock
 from .needs import EVERY_NODE, Entered, SimulatedOutlook, StepNeeds
 from .sources import ShardCosts
 
-_LATER = 1 << 62  # a step that never comes
+_LATER = 1 << 62  # a step beyond the end of every run
 _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Downloads:
-    """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested; at_hand:
-    that from which on it gives way to no other.
+    """Downloads, ordered by the step with the need: int64[n] each. released: step of the request. at_hand: first step
+    at which the download has full priority.
 
-    again: bool[n], of a shard that the node had before. from_peers: bool[n], that another node gave. live_bytes: the
-    most that a node has in use at once, counting each shard from its first step to its last. asked_only: shards that a
-    node asks for with their block and never reads, so that it may have fetched them or not when it comes to the next.
-    reads: int64[num_steps], shards that all nodes read. begins: bool[num_steps], loaders begin anew with the step.
-    imbalance: float64[num_steps].
+    again: bool[n], repeated downloads of a shard by the same node. from_peers: bool[n], downloads from another node.
+    live_bytes: peak bytes in use on one node, counting each shard from its first step to its last. asked_only: number
+    of shards requested by a node with their block and never read; the node may or may not have fetched the shards by
+    the next block. reads: int64[num_steps], shards read by all nodes. begins: bool[num_steps], loaders restart at the
+    step. imbalance: float64[num_steps].
     """
 
     steps: _Numbers
@@ -47,19 +47,19 @@ class Downloads:
 
 
 class Cache:
-    """What each node keeps of the shards [first, stop) of a source, in at most limit_bytes.
+    """Cache of each node for the shards [first, stop) of a source, with at most limit_bytes.
 
-    outlooks: of each node, which say what its cache lets go of.
+    outlooks: one outlook per node, to choose the shards to evict.
     """
 
     def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[SimulatedOutlook]):
         self._sizes, self._first, self._limit, self._outlooks = sizes, first, limit_bytes, outlooks
-        self._used_at = np.zeros((len(outlooks), len(sizes)), np.int32)  # of what is held
+        self._used_at = np.zeros((len(outlooks), len(sizes)), np.int32)  # of held shards
         self._is_held = np.zeros((len(outlooks), len(sizes)), bool)
         self._used = [0] * len(outlooks)
 
     def use(self, stretch: StepNeeds, entered: Sequence[tuple[int, SourceBlock]], missed: NDArray[np.bool_]) -> None:
-        """Read the shards of a stretch, in turn, and fill in which readings of this source download them."""
+        """Read the shards of a stretch in order; set `missed` for the reads of this source with a download."""
         is_here = (stretch.shards >= self._first) & (stretch.shards < self._first + len(self._sizes))
         here = np.flatnonzero(is_here)
         here = here[np.argsort(stretch.nodes[here], kind="stable")]
@@ -77,7 +77,7 @@ class Cache:
         steps: _Numbers,
         shards: _Numbers,
     ) -> NDArray[np.bool_]:
-        """Which readings of a node download, by what its cache lets go of."""
+        """Return bool[n]: reads of a node with a download, given the evictions from its cache."""
         missed = np.empty(len(steps), bool)
         changes = [step for step in outlook.changes(entered) if not len(steps) or step <= steps[-1]]
         cuts = np.searchsorted(steps, changes).tolist()
@@ -94,7 +94,7 @@ class Cache:
         return missed
 
     def _victims(self, node: int, outlook: SimulatedOutlook, shards: _Numbers) -> _Numbers:
-        """The shards that a node holds and does not need now, in the order in which they give way."""
+        """Shards in a node's cache without a current need, in order of eviction."""
         held, new = self._is_held[node], np.unique(shards)
         if self._used[node] + int(self._sizes[new[~held[new]]].sum()) <= self._limit:
             return np.empty(0, np.int64)  # there is room for all
@@ -105,11 +105,11 @@ class Cache:
 
 
 class Replay:
-    """The caches of nodes while steps are read, one of each source.
+    """Simulation of the nodes' caches during steps, one cache per source.
 
-    caches: of each source, by its number, where its cache has a limit. steps_ahead: by how many steps workers ask for
-    shards before they are needed; steps_at_once: as they begin, before they have made anything. Without a limit a
-    block's shards are requested with the block before it, too. peers: nodes take shards from those that have them.
+    caches: caches with a limit, by number of the source. steps_ahead: number of steps between a worker's request for
+    shards and their use; steps_at_once: the same at the start, before the first batch. Without a limit, a block's
+    shards are also requested with the previous block. peers: nodes download shards from other nodes.
     """
 
     def __init__(
@@ -127,20 +127,20 @@ class Replay:
         self._num_nodes = num_nodes
         self._steps_ahead, self._steps_at_once = steps_ahead, steps_at_once
         self._caches = caches
-        # Steps counted from 1, 0 for none: of many nodes and shards, most pairs are never touched and take no memory.
+        # Steps counted from 1, 0: never. With many nodes and shards, most pairs stay untouched and use no memory.
         self._first_use = np.zeros((num_nodes, num_shards), np.int32)
         self._last_use = np.zeros((num_nodes, num_shards), np.int32)
         self._last_use_anywhere = np.zeros(num_shards, np.int64)
-        self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
-        self._at_hand = np.full(num_shards, _LATER, np.int64)  # and that from which on it gives way to no other
+        self._asked = np.full(num_shards, -1, np.int64)  # step of the request of a shard by its block
+        self._at_hand = np.full(num_shards, _LATER, np.int64)  # first step with full priority
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
-        self._begun = -steps_ahead  # the step that loaders began with
+        self._begun = -steps_ahead  # first step of the current loaders
         self._is_anywhere = np.zeros(num_shards, bool) if peers else None
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
-        self._followed: set[tuple[str, int]] = set()  # sources and canonical nodes of which loaders have begun a block
+        self._followed: set[tuple[str, int]] = set()  # sources and canonical nodes with a started block
 
     def run(self, stretches: Iterable[StepNeeds]) -> Downloads:
-        """What is downloaded in some steps, from what was there before."""
+        """Return the downloads of some steps, starting from the current caches."""
         found: list[tuple[NDArray[np.generic], ...]] = []
         reads, begins, imbalance, spilled, segments = [], [], [], 0, 0
         for stretch in stretches:
@@ -170,7 +170,7 @@ class Replay:
         )  # fmt: skip
 
     def _ask(self, entered: Iterable[Entered]) -> None:
-        """Workers of a node request the shards of a block when they come to it."""
+        """Request the shards of each block at the start of the block, for the workers of a node."""
         for each in entered:
             nodes = slice(None) if each.node == EVERY_NODE else each.node
             is_limited = each.source in self._caches
@@ -188,13 +188,13 @@ class Replay:
                 self._is_asked[nodes, shards] = True
 
     def _is_recent(self, shards: _Numbers, step: int) -> NDArray[np.bool_]:
-        """Whether shards were requested with the block before, and not in an earlier epoch: nobody read them yet."""
+        """Whether shards were requested with the previous block of the same epoch: without a read since the request."""
         asked = self._asked[shards]
         recent: NDArray[np.bool_] = (asked >= 0) & (self._last_use_anywhere[shards] <= asked) & (asked <= step)
         return recent
 
     def _read(self, stretch: StepNeeds) -> tuple[NDArray[np.generic], ...]:
-        """The downloads of a stretch, as Downloads has them."""
+        """Downloads of a stretch, in the columns of Downloads."""
         steps, nodes, shards = stretch.steps, stretch.nodes, stretch.shards
         new = np.flatnonzero(self._first_use[nodes, shards] == 0)[::-1]
         self._last_use[nodes, shards] = self._last_use_anywhere[shards] = steps + 1  # the last one counts
@@ -218,13 +218,13 @@ class Replay:
         return needed, nodes, shards, released, np.minimum(at_hand, needed), again, given
 
     def _when_asked(self, steps: _Numbers) -> _Numbers:
-        """The steps with which loaders ask for what these ones begin to need."""
+        """Steps at which loaders request the shards first needed at `steps`."""
         asked: _Numbers = np.maximum(steps - self._steps_ahead, self._begun)
         asked[(asked == self._begun) & (steps - self._steps_at_once > self._begun)] += 1
         return asked
 
     def _live_bytes(self) -> int:
-        """The most bytes that a node has between their first and their last use."""
+        """Peak bytes on one node, counting each shard from its first to its last use."""
         most = 0
         for node in range(self._num_nodes):
             shards = np.flatnonzero(self._first_use[node])
@@ -240,11 +240,11 @@ class Replay:
 def share(
     steps: _Numbers, shards: _Numbers, released: _Numbers, is_anywhere: NDArray[np.bool_]
 ) -> tuple[_Numbers, NDArray[np.bool_]]:
-    """Of downloads by nodes that give each other shards: the steps that need them, and which a peer gives.
+    """For nodes with shared shards: steps with a need for each download, and downloads from a peer.
 
-    steps, shards, released: of each, int64[n]. is_anywhere: bool[num_shards], which a node has already. One node
-    fetches a shard from the store, and the first step of any node that needs it waits for that; of those that ask for
-    it before that step each has its turn, as the one whose link is free does.
+    steps, shards, released: int64[n], one entry per download. is_anywhere: bool[num_shards], shards already on some
+    node. One node fetches a shard from storage, for the first step of any node with a need. Nodes with a request
+    before this step take turns, to model a fetch by the node with a free link.
     """
     if not len(steps):
         return steps, np.zeros(0, bool)
@@ -276,12 +276,12 @@ def use_needed_last(
     used: int,
     missed: NDArray[np.bool_],
 ) -> int:
-    """Read shards on a node whose cache holds `limit` bytes while what is foretold stays the same; the bytes it holds.
+    """Read shards through a node's cache of `limit` bytes while the outlook is constant; return the bytes in the cache.
 
-    steps, shards: of each reading, in turn. used_at: int32[num_shards], the step in which each was read last. held:
-    bool[num_shards]. victims: those that are not needed now, in the order in which they give way; one that was read
-    after step `since`, which is before all of steps, stays. Where none is left, what was read least recently gives way.
-    used: bytes in the cache. missed: whether each reading downloads, which is filled in.
+    steps, shards: reads, in order. used_at: int32[num_shards], step of the last read. held: bool[num_shards]. victims:
+    shards without a current need, in order of eviction; a victim read after step `since` stays (`since` precedes all
+    `steps`). After the last victim, the least recently read shard is evicted. used: bytes in the cache. missed: output,
+    reads with a download.
     """
     at = 0
     for number in range(len(shards)):
