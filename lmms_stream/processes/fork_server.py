@@ -1,6 +1,6 @@
-"""multiprocessing's forkserver: a process of one thread that has imported what others come to need, and is forked.
+"""multiprocessing's forkserver: a single-threaded process with the workers' modules imported, forked for each worker.
 
-A process has one, which whoever needs it first starts; it ends with the last process that may ask it.
+Each process has at most one server, started at the first use; the server ends with its last possible client.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from types import FrameType, ModuleType
 
 from ..errors import ConfigError
 
-_UNTOLD = ["__main__"]  # what a server imports where nobody has said it
+_UNTOLD = ["__main__"]  # multiprocessing's default imports of a server
 _ADDRESS_BYTES = 107  # of the path of a socket
 _SOCKET = "/listener-xxxxxxxx"  # in multiprocessing's own folder for temporary files
 
 
 def start_fork_server(needed: Iterable[str]) -> None:
-    """Start the server without waiting for it. needed: modules that it imports first, unless it runs already or the
-    program has named others.
+    """Start the server without waiting. needed: modules for the server to import first; ignored if the server is
+    already running or the program has set other modules.
     """
     if forkserver._forkserver._preload_modules == _UNTOLD:  # type: ignore[attr-defined]
         multiprocessing.set_forkserver_preload([f"{__package__}.preloaded", *needed])
@@ -32,7 +32,10 @@ def start_fork_server(needed: Iterable[str]) -> None:
 
 
 def address_obstacle() -> str | None:
-    """Why there can be no socket through which processes find the server, and send each other memory."""
+    """Explain why the server's socket has no valid address; None for a valid address.
+
+    Processes use the socket to reach the server and to share memory.
+    """
     path = util.get_temp_dir() + _SOCKET
     if len(os.fsencode(path)) <= _ADDRESS_BYTES:
         return None
@@ -40,23 +43,23 @@ def address_obstacle() -> str | None:
 
 
 def start_context(needed: Iterable[str]) -> ForkServerContext | SpawnContext:
-    """What starts processes: the server, started as above, or interpreters of their own where it has no address."""
+    """Context for new processes: the started fork server, or new interpreters if the server has no valid address."""
     if address_obstacle():
         return multiprocessing.get_context("spawn")
     start_fork_server(needed)
     return multiprocessing.get_context("forkserver")
 
 
-# Check of the program's main module before processes are started that import it.
+# Check of the program's main module before the start of processes.
 #
-# Processes of "spawn" and "forkserver" import the main module, to find what they are sent of it. A script that starts
-# them outside of `if __name__ == "__main__":` runs again in each of them, and starts processes again.
+# Processes of "spawn" and "forkserver" import the main module, to unpickle its functions and classes. A script without
+# `if __name__ == "__main__":` around the start runs again in each process, and starts processes again.
 
-_OTHER_GUARD = "current_process"  # its name tells a child from its parent; parent_process() is None in both by then
+_OTHER_GUARD = "current_process"  # differs by name in a child; parent_process() is None in both at import
 
 
 def check_main_guard() -> None:
-    """Raise ConfigError if the line of the main module that runs now would run again in a process that imports it."""
+    """Raise ConfigError if the current line of the main module would run again on import in a new process."""
     main = sys.modules["__main__"]
     frame = _frame_of(main) if _is_imported(main) else None
     if frame is None:
@@ -71,7 +74,7 @@ def check_main_guard() -> None:
 
 
 def _is_imported(main: ModuleType) -> bool:
-    """Whether multiprocessing imports a main module in the processes that it starts (multiprocessing.spawn)."""
+    """Whether multiprocessing imports a main module in new processes (multiprocessing.spawn)."""
     name = getattr(main.__spec__, "name", None)
     if name is not None:
         return not f".{name}".endswith(".__main__")
@@ -79,7 +82,7 @@ def _is_imported(main: ModuleType) -> bool:
 
 
 def _frame_of(main: ModuleType) -> FrameType | None:
-    """The frame of the main module's own code, if it is running: not in a prompt or in another thread."""
+    """Frame of the main module's own code; None if not running, in a prompt or in another thread."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
@@ -90,7 +93,7 @@ def _frame_of(main: ModuleType) -> FrameType | None:
 
 
 def _statement(path: Path, line: int) -> ast.stmt | None:
-    """The outermost statement at a line; None if the file cannot be read as Python."""
+    """Outermost statement at a line; None for a file without valid Python."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -99,7 +102,7 @@ def _statement(path: Path, line: int) -> ast.stmt | None:
 
 
 def _is_guarded(statement: ast.stmt) -> bool:
-    """Whether a statement asks if it runs in the program itself: it compares __name__, or calls multiprocessing."""
+    """Whether a statement checks for the main program: by a comparison of __name__, or by multiprocessing's name."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Compare) and any(getattr(each, "id", None) == "__name__" for each in ast.walk(node)):
             return True

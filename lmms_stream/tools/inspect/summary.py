@@ -1,4 +1,4 @@
-"""What a stored dataset holds, for people to look at. dataset -> columns, sizes, lengths, some samples."""
+"""Summary of a stored dataset for people. dataset -> columns, sizes, lengths, some samples."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ...storage.cache import LocalCache
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 
-MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
-MAX_FETCHED = 4  # shards that are downloaded or decompressed for the same
-MAX_LENGTHS_BYTES = 1 << 28  # of a remote lengths index, which is downloaded
+MAX_HEADERS = 4096  # headers of local shards to read for the sizes of samples
+MAX_FETCHED = 4  # shards to download or decompress for the sizes of samples
+MAX_LENGTHS_BYTES = 1 << 28  # of a remote lengths index to download
 NUM_BINS = 16
 
 
@@ -46,8 +46,8 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthsView:
-    """One lengths index. counts[i]: samples of edges[i] <= tokens < edges[i + 1]. not_shown: samples with content that
-    the chat template does not show, by its kind.
+    """One lengths index. counts[i]: samples with edges[i] <= tokens < edges[i + 1]. not_shown: number of samples with
+    content left out by the chat template, by kind of content.
     """
 
     fingerprint: str
@@ -61,9 +61,9 @@ class LengthsView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """num_bytes: of all shards, decompressed; stored_bytes: as they are stored. sample_bytes: of the samples of
-    num_measured_shards. compression: None for none. not_shown: samples with content that the chat template did not
-    show when they were converted, by its kind. notes: what is not shown here, and why.
+    """num_bytes: decompressed bytes of all shards; stored_bytes: compressed bytes. sample_bytes: sizes of the samples
+    in num_measured_shards shards. compression: None without compression. not_shown: number of samples with content left
+    out by the chat template during the conversion, by kind of content. notes: omissions of this summary, with reasons.
     """
 
     url: str
@@ -93,15 +93,14 @@ def inspect_dataset(
     on_start: Callable[[int], None] = lambda count: None,
     on_shard: Callable[[], None] = lambda: None,
 ) -> Inspection:
-    """Look at the dataset at a folder or URL: all that its index says, and `num_samples` samples from `first` on.
+    """Inspect the dataset at a folder or URL: its index, and `num_samples` samples starting at `first`.
 
-    first: counted from the end where it is negative. source: "FILE:ROW", a row of a source from 1; the samples that
-    were made of it are shown instead. tokenizer: a folder or hub id, for what is trained on.
-    tokenizer: also of a processor of media, which reads the media of chats.
-    processor: what makes tokens of samples (default: that of their schema).
-    Of a dataset that must be downloaded or decompressed a few shards are, one after another into a temporary folder.
-    on_start, on_shard: told the number of shards that are read, and of each. Raises ConfigError, StorageError,
-    ShardError, DataError for samples that do not fit their schema.
+    first: negative numbers count from the end. source: "FILE:ROW", a row of a source, counted from 1; show the samples
+    made from this row instead. tokenizer: folder or hub id of a tokenizer or media processor, to show the tokens
+    trained on. processor: processor of the samples (default: by schema).
+    For remote or compressed datasets, a few shards are downloaded or decompressed into a temporary folder, one at a
+    time. on_start: called with the number of shards to read. on_shard: called after each shard. Raises ConfigError,
+    StorageError, ShardError, DataError for samples with invalid content for their schema.
     """
     storage = open_storage(remote)
     refused: dict[str, str] = {}
@@ -144,9 +143,9 @@ def inspect_dataset(
 
 
 def inspect_sample(remote: str, number: int, *, processor: Processor | None = None) -> tuple[SampleView, int]:
-    """One sample of the dataset at a folder or URL, and how many it has; of all its shards only that one is read.
+    """Return one sample of the dataset at a folder or URL, and the number of samples; only one shard is read.
 
-    processor: what makes tokens of it (default: that of its schema). Raises what inspect_dataset does.
+    processor: processor of the sample (default: by schema). Raises the errors of inspect_dataset.
     """
     catalog = read_catalog(open_storage(remote), refused={})
     number = _choose(number, 1, total=catalog.num_samples).start
@@ -162,7 +161,7 @@ def inspect_sample(remote: str, number: int, *, processor: Processor | None = No
 
 
 def summary(inspection: Inspection) -> dict[str, str]:
-    """The dataset in some lines: what it is called -> how much there is of it."""
+    """Summary lines of a dataset: label -> value."""
     sizes = inspection.sample_bytes
     is_partial = inspection.num_measured_shards < inspection.num_shards
     stored = (
@@ -182,7 +181,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
 
 
 def describe_lengths(lengths: LengthsView) -> dict[str, str]:
-    """One lengths index in some lines."""
+    """Summary lines of one lengths index: label -> value."""
     tokens = lengths.tokens
     return {
         "fingerprint": lengths.fingerprint,
@@ -200,7 +199,7 @@ def _class_first(item: tuple[str, Any]) -> bool:
 
 
 def save_media(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write the media of the samples that are shown as `sample-<number>-<part>.<extension>`; returns the files."""
+    """Write the media of the shown samples as `sample-<number>-<part>.<extension>`; return the files."""
     saved = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -237,13 +236,13 @@ def _read_shards(
     on_start: Callable[[int], None],
     on_shard: Callable[[], None],
 ) -> tuple[list[NDArray[np.int64]], list[SampleView]]:
-    """Bytes of the samples of some shards, and the samples that are chosen; these ascend.
+    """Return the bytes of each sample in some shards, and the chosen samples. chosen: ascending numbers.
 
-    Raises for a shard of which samples are chosen; others that cannot be read are a note.
+    Raises for an unreadable shard with chosen samples; other unreadable shards add a note.
     """
     storage, shards = catalog.storage, catalog.shards
     first_ids = list(accumulate((info.num_samples for info in shards), initial=0))
-    chosen_of: dict[int, list[int]] = {}  # shard -> which of its samples
+    chosen_of: dict[int, list[int]] = {}  # shard -> numbers of chosen samples
     for number in chosen:
         chosen_of.setdefault(bisect_right(first_ids, number) - 1, []).append(number)
     shown = list(chosen_of)
@@ -278,7 +277,7 @@ def _read_shards(
 
 
 def _other_columns(catalog: Catalog) -> Iterator[str]:
-    """A note where not all shards have the columns that are shown, which are those of the first."""
+    """Yield a note if some shards have other columns than the first shard; the summary shows the first's columns."""
     others = [info for info in catalog.shards if info.encodings != columns_of(catalog.shards)]
     if others:
         what = f"{len(others)} of {len(catalog.shards)} shards have other columns than the first"
@@ -286,7 +285,7 @@ def _other_columns(catalog: Catalog) -> Iterator[str]:
 
 
 def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[str]) -> LengthsView | None:
-    """A lengths index with its histogram; a note instead where it cannot be shown."""
+    """Return a lengths index with its histogram; add a note and return None if the index is too large or unreadable."""
     if not isinstance(catalog.storage, LocalStorage) and 4 * catalog.num_samples > MAX_LENGTHS_BYTES:
         notes.append(f"lengths index {fingerprint} is not shown: it has more than {MAX_LENGTHS_BYTES} bytes")
         return None
@@ -310,7 +309,7 @@ def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[
 
 
 def histogram(lengths: NDArray[np.integer[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Edges that grow by a constant factor, as far as whole numbers do, and how many lengths lie between them.
+    """Integer edges with a constant growth factor (rounded), and the number of lengths in each bin.
 
     >>> histogram(np.array([1, 1, 2, 3]))
     ((1, 2, 3, 4), (2, 1, 1))
@@ -322,18 +321,18 @@ def histogram(lengths: NDArray[np.integer[Any]]) -> tuple[tuple[int, ...], tuple
     return tuple(edges.tolist()), tuple(counts.tolist())
 
 
-# Samples and the rows of sources that they were made of, each found by the other.
+# Sample -> its source row, and source row -> its samples.
 
 
 def with_source(sample: SampleView, provenance: Provenance | None) -> SampleView:
-    """A sample with the row that it was made of, where that is known."""
+    """Add the source row to a sample, if known."""
     return sample if provenance is None else replace(sample, source=str(provenance.source_of(sample.number)))
 
 
 def with_sources(
     samples: Sequence[SampleView], storage: Storage, folder: Path, notes: list[str]
 ) -> tuple[SampleView, ...]:
-    """The same for samples of a dataset; a note where what it says of them is damaged. folder: for copies."""
+    """Add the source row to each sample; add a note if the stored provenance is damaged. folder: for copies."""
     try:
         provenance = Provenance.of(storage, folder)
         return tuple(with_source(sample, provenance) for sample in samples)
@@ -343,7 +342,7 @@ def with_sources(
 
 
 def samples_of_row(storage: Storage, folder: Path, text: str) -> list[int]:
-    """Numbers of the samples that were made of a row, in order; ConfigError where there is none.
+    """Numbers of the samples made from a row, in order; ConfigError without any sample.
 
     text: "FILE:ROW", the row counted from 1. folder: for copies.
     """

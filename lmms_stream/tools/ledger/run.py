@@ -305,7 +305,7 @@ class OpenedSources:
 
 
 def _shards_of(followed: str) -> str:
-    """The digest of the shards in a plan's fingerprint; "" for one that another release wrote."""
+    """Digest of the shards in a plan's fingerprint; "" for a fingerprint of another release."""
     fields = followed.split("-")
     return fields[2] if len(fields) == len(FINGERPRINT_FIELDS) else ""
 
@@ -315,9 +315,9 @@ def _digest(stored: StoredDataset) -> str:
 
 
 def _check_same(name: str, built: PackPlan, stored: StoredDataset, *, followed: str, saved: Mapping[str, Any]) -> None:
-    """CursorError where a dataset is not the one that was trained on, so that its ids name other samples."""
+    """Raise CursorError if a dataset differs from the run's dataset: sample ids are then invalid."""
     differs = explain_other_plan(name, followed, built.fingerprint) if built.fingerprint != followed else ""
-    identity = saved.get("identity", stored.identity)  # checkpoints of earlier releases have none
+    identity = saved.get("identity", stored.identity)  # missing in checkpoints of earlier releases
     if not differs and identity != stored.identity:
         differs = f"the run read a dataset {identity} as {name!r}, and {stored.identity} lies at {stored.url} now"
     if differs:
@@ -328,9 +328,9 @@ def _check_same(name: str, built: PackPlan, stored: StoredDataset, *, followed: 
 
 
 def open_stretches(saved: Sequence[Mapping[str, Any]], sources: OpenedSources, *, where: str) -> list[Stretch]:
-    """The stretches of a run, as its checkpoint `where` keeps them; CheckpointError for what cannot be read.
+    """Open the stretches stored in the run's checkpoint `where`; CheckpointError for a damaged history.
 
-    CursorError where a dataset is not the one that was trained on.
+    CursorError if a dataset differs from the run's dataset.
     """
     try:
         return [_opened(each, sources) for each in saved]

@@ -1,9 +1,10 @@
-"""How long steps wait for the links of nodes. Downloads, and what asks for them -> seconds; compiled.
+"""Waiting time of steps for the links of nodes. Downloads and requests -> seconds; compiled.
 
-The loaders of a node fetch `at_once` shards at a time, which have equal shares of its link. A thread that is free takes
-a shard that a step waits for, else the first of those at hand, and when all of these are there the one that was asked
-for first, unless as many as `ahead` lie there that nobody has come to yet (see storage/prefetch.py). Those of
-a canonical node's second block are at hand when it is entered, others when they are asked for (loader/blocks_ahead.py).
+The loaders of a node fetch `at_once` shards at a time, with equal shares of the node's link. A free thread chooses a
+shard needed by the current step; else the first shard at hand; else, after all shards at hand have arrived, the oldest
+request. The last two are skipped while `ahead` fetched shards wait for their use (see storage/prefetch.py). Shards of a
+canonical node's second block are at hand from the start of the block, other shards from their request
+(loader/blocks_ahead.py).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ _ASKED, _UNDER_WAY, _DONE = 0, 1, 2
 
 
 class Link(NamedTuple):
-    """Of every node. bytes_per_s: that its link carries. latency_s: from a request to its first byte.
+    """Link of every node. bytes_per_s: bandwidth. latency_s: time from a request to its first byte.
 
-    taken_ahead: steps from the one at hand whose shards loaders have taken, which count as `ahead` no more.
+    taken_ahead: number of steps after the current step with shards already taken by loaders; taken shards do not count
+    towards `ahead`.
     """
 
     bytes_per_s: float
@@ -33,10 +35,9 @@ class Link(NamedTuple):
 
 
 class _Queues(NamedTuple):
-    """The downloads of each node, in the order in which they are asked for. bounds: of each node's, int64[nodes + 1].
+    """Downloads of each node, in order of request. bounds: of each node's downloads, int64[nodes + 1].
 
-    by_step, by_hand: their numbers in the order of the steps that need them, and of those with which they are at hand,
-    node after node.
+    by_step, by_hand: numbers of downloads, per node, ordered by `steps` (needed) or by `at_hand`.
     """
 
     bounds: _Numbers
@@ -49,13 +50,14 @@ class _Queues(NamedTuple):
 
 
 class _State(NamedTuple):
-    """How far the links are. kinds, ended: of each download. The others have a row a node.
+    """State of the links. kinds, ended: one entry per download. Other fields: one row per node.
 
-    now: as of when. served: bytes that a download would have that began with the simulation. under_way, until: slots
-    of downloads, and `served` at which each ends. waiting, begins: those that wait for their first byte, a ring.
-    asked, front: downloads that were asked for, and those of them that were looked at. urgent, needed, taken: numbers
-    in by_step up to which downloads have begun, have ended, and were taken. hand, hand_begun, hand_ended: numbers in
-    by_hand up to which downloads are at hand, have begun, and have ended. untaken: begun and not taken.
+    now: current time. served: bytes received by a download since the start of the simulation. under_way, until: active
+    downloads, and the value of `served` at the end of each. waiting, begins: ring of downloads before their first byte,
+    and the time of this byte. asked, front: end of the requested downloads, and of the examined downloads. urgent,
+    needed, taken: positions in by_step; earlier downloads have begun, have ended, or were taken. hand, hand_begun,
+    hand_ended: positions in by_hand; earlier downloads are at hand, have begun, or have ended. untaken: number of
+    downloads begun and not taken.
     """
 
     kinds: NDArray[np.int8]
@@ -92,11 +94,11 @@ def wait_for_links(
     num_nodes: int,
     step_time_s: float,
 ) -> _Floats:
-    """Seconds that each step waits until the last node has its shards.
+    """Seconds of waiting per step, until the last node has its shards.
 
-    steps, nodes, sizes: of each download, the step that needs it: it is asked for when step released[i] begins, or
-    before the first, and from step at_hand[i] on others give way to it. begins: bool[num_steps], whether loaders begin
-    anew with a step, and ask for what it needs only when the one before it has ended.
+    steps, nodes, sizes: step with the need, node and bytes of each download. released: step of the request, at the
+    start of the step; at_hand: first step with priority over other downloads. begins: bool[num_steps], loaders restart
+    at the step, and request its shards only after the end of the previous step.
     """
     order = np.lexsort((steps, released, nodes))
     bounds = np.searchsorted(nodes[order], np.arange(num_nodes + 1))
@@ -126,7 +128,7 @@ def _wait(
     queues: _Queues, state: _State, link: Link, begins: NDArray[np.bool_], step_time_s: float, waits: _Floats
 ) -> None:
     now = 0.0
-    busy = np.ones(len(state.now), np.bool_)  # nodes whose links have something to do; of many most have not
+    busy = np.ones(len(state.now), np.bool_)  # nodes with active links; most links are idle
     for step in range(len(waits)):
         ready = now
         for node in range(len(state.now)):
@@ -150,7 +152,7 @@ def _wait(
 
 @njit(cache=True, nogil=True)
 def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
-    """Whether a link carries something, or something is asked for, or will be with a step."""
+    """Whether a link has active or requested downloads, or new requests at a step."""
     end = queues.bounds[node + 1]
     if state.num_under_way[node] or state.num_waiting[node] or state.front[node] < state.asked[node]:
         return True
@@ -161,7 +163,7 @@ def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _ask(queues: _Queues, state: _State, node: int, step: int) -> None:
-    """Loaders ask for what is asked for with a step, and have at hand what is at hand with it."""
+    """Add the requests of a step, and the downloads at hand from this step on."""
     end = queues.bounds[node + 1]
     while state.asked[node] < end and queues.released[state.asked[node]] <= step:
         state.asked[node] += 1
@@ -171,7 +173,7 @@ def _ask(queues: _Queues, state: _State, node: int, step: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _take(queues: _Queues, state: _State, link: Link, node: int, step: int) -> None:
-    """Loaders take the shards of steps up to taken_ahead after this one, which make room for others ahead."""
+    """Take the shards of steps up to `step + taken_ahead`; this frees room for other shards ahead."""
     while state.taken[node] < queues.bounds[node + 1]:
         number = queues.by_step[state.taken[node]]
         if queues.steps[number] > step + link.taken_ahead:
@@ -182,7 +184,7 @@ def _take(queues: _Queues, state: _State, link: Link, node: int, step: int) -> N
 
 @njit(cache=True, nogil=True)
 def _have(queues: _Queues, state: _State, link: Link, node: int, step: int) -> float:
-    """Let the link carry what a step needs; when the last of it was there."""
+    """Run the link until all shards of a step have arrived; return the time of the last arrival."""
     ready = 0.0
     while state.needed[node] < queues.bounds[node + 1]:
         number = queues.by_step[state.needed[node]]
@@ -203,7 +205,7 @@ def _run(queues: _Queues, state: _State, link: Link, node: int, step: int, until
 
 @njit(cache=True, nogil=True)
 def _go_on(queues: _Queues, state: _State, link: Link, node: int, step: int, until: float) -> bool:
-    """What happens next on a link: a first byte, or the end of a download; False where that is not before `until`."""
+    """Process the next event on a link, a first byte or the end of a download; False without an event by `until`."""
     now, count, slots = state.now[node], state.num_under_way[node], state.under_way.shape[1]
     slot, ends = -1, np.inf
     for each in range(count):
@@ -241,7 +243,7 @@ def _go_on(queues: _Queues, state: _State, link: Link, node: int, step: int, unt
 
 @njit(cache=True, nogil=True)
 def _fill(queues: _Queues, state: _State, link: Link, node: int, step: int) -> None:
-    """Threads without a download take the next ones."""
+    """Start the next downloads on idle threads."""
     slots = state.under_way.shape[1]
     while state.num_under_way[node] + state.num_waiting[node] < slots:
         number = _next(queues, state, link, node, step)
@@ -257,7 +259,7 @@ def _fill(queues: _Queues, state: _State, link: Link, node: int, step: int) -> N
 
 @njit(cache=True, nogil=True)
 def _next(queues: _Queues, state: _State, link: Link, node: int, step: int) -> int:
-    """The download that a thread takes; -1 for none."""
+    """Number of the next download for an idle thread; -1 without a download."""
     end = queues.bounds[node + 1]
     while state.urgent[node] < end and queues.steps[queues.by_step[state.urgent[node]]] <= step:
         number = queues.by_step[state.urgent[node]]
