@@ -1,8 +1,8 @@
-"""Processes that do tasks for the command that started them: tasks out, results in, whichever is done first.
+"""Worker processes of a command: tasks out, results in, in order of completion.
 
-What they do with a task is an object that is sent to each of them once. They are forked from a server, because
-tokenizers and threads of the command would not survive a fork, and they end with the command however that ends: busy
-workers of a ProcessPoolExecutor, or of loky, outlive a command that was killed, and their errors name no task.
+The job is pickled and sent to each worker once. Workers are forked from a server, because tokenizers and threads of the
+command would not survive a fork. Workers end with the command, even after a kill. Busy workers of a ProcessPoolExecutor
+or of loky outlive a killed command, and their errors do not name the task.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .fork_server import check_main_guard, start_context
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _SLOW = ("transformers.models.auto.tokenization_auto", "transformers.models.auto.processing_auto")  # to import
-_ENDS_S = 10.0  # for a worker that was killed, or has closed its pipe, to be gone
-Job = Callable[[Task, Callable[[int], None]], Result]  # what is done with a task; it may tell how much it has done
+_ENDS_S = 10.0  # until a killed worker, or a worker with a closed pipe, has ended
+Job = Callable[[Task, Callable[[int], None]], Result]  # function of a task and of a callback for progress
 
 
 class Pool(Protocol[Task, Result]):
-    """Does tasks, several at a time; `num_idle` more can be given at once."""
+    """Pool of workers for several tasks at a time. num_idle: number of workers without a task."""
 
     @property
     def num_idle(self) -> int: ...
@@ -45,16 +45,16 @@ class Pool(Protocol[Task, Result]):
     def give(self, task: Task) -> None: ...
 
     def wait(self) -> list[tuple[Task, Result]]:
-        """Tasks that are done, with their results; none if none was given, or if a worker has joined meanwhile.
+        """Return finished tasks with their results; empty without given tasks, or if a worker has joined meanwhile.
 
-        Raises what a task raised, and WorkerError for a worker that was lost.
+        Raises the error of a task, and WorkerError for a lost worker.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A file that every worker must see, and bytes that stand in it. remedy: where one does not see it."""
+    """File to check on every worker. holds: content of the file. remedy: advice if a worker cannot see the file."""
 
     path: Path
     holds: bytes
@@ -62,13 +62,13 @@ class Mark:
 
 
 def check_num_workers(num_workers: int | None) -> None:
-    """ConfigError unless there is one; None is for a number that follows from the machine."""
+    """Raise ConfigError for fewer than one worker; None: the machine determines the number."""
     if num_workers is not None and num_workers < 1:
         raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0))
 
 
@@ -80,7 +80,7 @@ def open_pool(
     name: Callable[[Task], str] = str,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Pool[Task, Result]]:
-    """A pool of processes; with one worker, this process itself. name: of a task, for errors."""
+    """Yield a pool of processes; with one worker, this process itself. name: name of a task, for errors."""
     check_num_workers(num_workers)
     if num_workers == 1:
         yield _ThisProcess(job, on_progress)
@@ -90,7 +90,7 @@ def open_pool(
 
 
 def do_all(pool: Pool[Task, Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
-    """All tasks with their results, as they come."""
+    """Yield all tasks with their results, in order of completion."""
     num_given = 0
     for task in tasks:
         while not pool.num_idle:
@@ -144,7 +144,7 @@ class _Processes(Generic[Task, Result]):
     def give(self, task: Task) -> None:
         pipe = self._idle.pop()
         self._given[pipe] = task
-        with suppress(BrokenPipeError):  # the worker died, which _receive raises
+        with suppress(BrokenPipeError):  # the worker died: _receive raises the error
             pipe.send(task)
 
     def wait(self) -> list[tuple[Task, Result]]:
@@ -193,13 +193,13 @@ def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection,
 
 
 class _Workers:
-    """Started in a thread, since interrupts are raised in the main one, where they would cut a start short.
+    """Workers, started in a thread: interrupts are raised in the main thread, and would cut a start short.
 
-    That thread is not waited for where a command is interrupted: it ends what it has started by itself.
+    An interrupted command does not wait for the thread; the thread kills the started workers itself.
     """
 
     def __init__(self, job: Any, pickled: bytes, num_workers: int):
-        # The server imports once what every worker needs: what the job is made of, and what this process took.
+        # The server imports the workers' modules once: the job's module, and slow modules imported by this process.
         self._needed = [type(job).__module__, *(name for name in _SLOW if name in sys.modules)]
         self._told = (pickled, dict(os.environ))
         self._num_workers = num_workers
@@ -222,7 +222,7 @@ class _Workers:
     def _start(self) -> None:
         error: BaseException | None = None
         try:
-            # Started first, because its start would unblock the signal that is blocked below.
+            # Started first, because its start would unblock the signal blocked below.
             resource_tracker.ensure_running()
             # Workers inherit this: Ctrl-C ends the command, and the command its workers.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -233,7 +233,7 @@ class _Workers:
                 worker.start()
                 theirs.close()
                 self._workers[pipe] = worker
-        except BaseException as caught:  # noqa: BLE001 - it is raised where the workers are waited for
+        except BaseException as caught:  # noqa: BLE001 - raised again in `started`
             error = caught
         with self._lock:
             if self._are_unwanted:
@@ -248,11 +248,11 @@ class _Workers:
 
 
 def _work(pipe: connection.Connection, pickled: bytes, environment: dict[str, str]) -> None:
-    """A worker: tasks in; counts, results and errors out. It ends when nobody listens any more."""
-    os.environ.clear()  # the server's, which began with what the command had then
+    """Run a worker: tasks in; counts, results and errors out. The worker ends after the other end of the pipe closes."""
+    os.environ.clear()  # the server's, from the command at the server's start
     os.environ.update(environment)
-    tempfile.tempdir = None  # it follows from the environment
-    end_with_parent()  # also in the middle of a task, which would keep the worker busy for long
+    tempfile.tempdir = None  # determined again from the environment
+    end_with_parent()  # also in the middle of a long task
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, and the command its workers
     doing: Doing[Any] = Doing(pickled)
@@ -263,7 +263,7 @@ def _work(pipe: connection.Connection, pickled: bytes, environment: dict[str, st
 
 
 class Doing(Generic[Task]):
-    """Does tasks in a worker; the error that a task raised is its answer, for the process that waits for it."""
+    """Execution of tasks in a worker; the answer for a failed task is its error, for the waiting process."""
 
     def __init__(self, pickled_job: bytes):
         os.environ |= ONE_THREAD  # tokenizers use one thread, since each core has a worker of its own
@@ -276,12 +276,12 @@ class Doing(Generic[Task]):
             return self._job(task, on_progress)
         except (LmmsStreamError, OSError) as error:
             return error
-        except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
+        except Exception as error:  # noqa: BLE001 - raised by the waiting process
             return WorkerError(repr(error))
 
 
 def result_of(answer: Any, task: str) -> Any:
-    """The result that a worker answered; raises the error, where it answered one. task: its name."""
+    """Return the result in a worker's answer; raise an error in the answer. task: name of the task."""
     if isinstance(answer, WorkerError):
         raise WorkerError(f"{task}: {answer}")
     if isinstance(answer, Exception):
@@ -293,7 +293,7 @@ def result_of(answer: Any, task: str) -> Any:
 
 
 def obstacle(given: Any) -> str | None:
-    """Why another interpreter cannot be sent this: it cannot be pickled, or is of the program's main module."""
+    """Explain why a value cannot be sent to another interpreter: not picklable, or from the main module; else None."""
     pickler = _MainFinder(BytesIO())
     try:
         pickler.dump(given)
@@ -303,7 +303,7 @@ def obstacle(given: Any) -> str | None:
 
 
 class _MainFinder(pickle.Pickler):
-    """Notes a class or function of the main module in what it pickles."""
+    """Pickler with a record of a pickled class or function of the main module."""
 
     found: str | None = None
 

@@ -1,4 +1,4 @@
-"""Samples and tokens of each source that were read up to a step, and those that were not. Pure."""
+"""Read and unread samples and tokens of each source at a step. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...plan.pack_plan import PackPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceAmounts:
-    """A source in the steps of a run before one.
+    """Amounts of a source before a given step of a run.
 
-    epochs: how many times its packs were gone through, the part of the last one as a share. num_samples, num_tokens:
-    read, each as often as it was; num_skipped_samples, num_skipped_tokens: in steps that were passed over, and not
-    among those. num_seen: different samples in its packs so far, those of skipped steps too; num_unseen: those that
-    come later. num_overlong: in no pack, because they are longer than one. num_quarantined, num_dropped: samples that
-    are padding in the steps from some step on before this one; their positions stay, and are counted above.
+    epochs: number of passes over the packs, with a fraction for the current pass. num_samples, num_tokens: read,
+    including repetitions, without skipped steps; num_skipped_samples, num_skipped_tokens: in skipped steps. num_seen:
+    distinct samples in the packs so far, including skipped steps; num_unseen: other samples in packs. num_overlong:
+    samples in no pack, longer than a pack. num_quarantined, num_dropped: samples replaced by padding before the given
+    step; their positions remain and are counted above.
     """
 
     epochs: float
@@ -35,7 +35,7 @@ class SourceAmounts:
 
 
 def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None) -> dict[str, SourceAmounts]:
-    """Of each source of the run, in the steps before `step`."""
+    """Amounts of each source of the run in the steps before `step`."""
     cursor = ledger.cursor(step)
     skipped = _skipped(ledger, step)
     plans: dict[str, PackPlan] = {}
@@ -74,9 +74,9 @@ def _of(plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: 
 
 
 def _skipped(ledger: StepLookup, stop: int) -> dict[str, tuple[int, int]]:
-    """Samples and tokens of each source in steps before `stop` that were passed over.
+    """Samples and tokens of each source in skipped steps before `stop`.
 
-    A sample that is split counts where all of its pieces are.
+    A split sample counts if all pieces are in skipped steps.
     """
     tokens: dict[tuple[str, int], dict[int, int]] = {}  # by source and epoch, of each sample
     ranges = {each for stretch in ledger.stretches for each in stretch.skipped}
@@ -105,17 +105,17 @@ def _packed_tokens(plan: PackPlan, sample_id: int) -> int:
 
 
 def steps_to_end(stretch: Stretch, *, num_epochs: int | None = None) -> int | None:
-    """Steps from the cursor of a stretch until its sources have no packs left; None where that never comes.
+    """Number of steps from the cursor of a stretch to the last pack of its sources; None for endless sources.
 
-    num_epochs: how often a mixture without weights is gone through, since the run began, of which none may be left;
-    None: to the end of its epoch.
+    num_epochs: number of passes over a mixture without weights, counted from the start of the run; the result is 0 if
+    all passes are complete. None: to the end of the current epoch.
     """
     mixture, cursor, size = stretch.mixture, stretch.cursor, stretch.global_batch
     if mixture.schedule is not None:
         left = mixture.packs_left(cursor)
         return None if left is None else num_steps(global_batch=size, num_packs=left)
     total = 0
-    epoch = max(cursor.sources[name].epoch for name in mixture.names)  # that of a source added later is earlier
+    epoch = max(cursor.sources[name].epoch for name in mixture.names)  # a source added later has a lower epoch
     for _ in range(epoch, epoch + 1 if num_epochs is None else num_epochs):
         steps = num_steps(global_batch=size, num_packs=mixture.packs_left(cursor) or 0)
         cursor = mixture.skip(cursor, steps, global_batch=size)
@@ -124,7 +124,7 @@ def steps_to_end(stretch: Stretch, *, num_epochs: int | None = None) -> int | No
 
 
 def step_after(first: int, num_steps: int, *, skipped: Ranges) -> int:
-    """The step after `num_steps` steps from `first` on that lie in none of the ranges `skipped`, which may overlap.
+    """The step after `num_steps` unskipped steps from `first` on. skipped: ranges of steps, may overlap.
 
     >>> [step_after(0, num_steps, skipped=[(2, 4), (3, 5), (9, 20)]) for num_steps in (2, 6, 8)]
     [2, 9, 22]

@@ -1,4 +1,4 @@
-"""What the user names -> the history of a run: from its checkpoint, or from the config of one that has not begun."""
+"""Path of the user -> history of a run: from a checkpoint, or from the config before the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLength:
-    """What says where a run ends, see TrainConfig; all None where that is not known beforehand (max_tokens)."""
+    """Settings for the end of a run, see TrainConfig; all None if the end is unknown in advance (max_tokens)."""
 
     max_steps: int | None = None
     num_train_epochs: int | None = None
@@ -35,9 +35,9 @@ class RunLength:
 class RunHistory:
     """A run up to a step.
 
-    where: it is told, for errors. stretches: as loader/loader.py makes them; none in lanes. stop: the first step
-    that is not trained. num_trained: steps before it that were not skipped. checkpoints: the folder or URL where they
-    lie; None before the run. state: what the checkpoint holds besides tensors.
+    where: path for errors. stretches: from loader/loader.py; empty for lanes. stop: the first untrained step.
+    num_trained: number of earlier steps without skipped steps. checkpoints: folder or URL of the checkpoints; None
+    before the run. state: content of the checkpoint except tensors.
     """
 
     where: str
@@ -54,9 +54,9 @@ class RunHistory:
 
 
 def open_history(run: str, *, world: World | None = None, overrides: Sequence[str] = ()) -> RunHistory:
-    """The history of what `run` names: see Ledger. world, overrides: of a config.
+    """History of a run, see Ledger. world, overrides: only for a config.
 
-    CheckpointError, ConfigError for what is neither.
+    CheckpointError, ConfigError if `run` is neither a checkpoint nor a config.
     """
     if run.endswith(CONFIG_SUFFIXES):
         return history_of_config(Path(run), world=world or World(), overrides=overrides)
@@ -79,9 +79,9 @@ def open_history(run: str, *, world: World | None = None, overrides: Sequence[st
 
 
 def history_of_config(path: Path, *, world: World, overrides: Sequence[str] = ()) -> RunHistory:
-    """The history of a run before its first step: its datasets are opened as the run opens them.
+    """History of a run before the first step, with datasets opened like in the run.
 
-    ConfigError for a run whose packs are made in lanes, and so are not known beforehand.
+    ConfigError for packs made in lanes, unknown in advance.
     """
     from ...loader.loader import PackedLoader, stretch_of
 
@@ -108,14 +108,14 @@ def _find(run: str) -> Checkpoint:
     raise CheckpointError(f"{run} has no complete checkpoint: name one, or the output_dir of a run that has saved one")
 
 
-# A run's file -> its datasets and settings before it begins, as far as its plan follows from them.
+# A run's file -> datasets and settings of the plan, before the run.
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """A run that has not begun. built: its datasets as a trainer takes them; datasets: by the names of its cursor."""
+    """Run before the first step. built: datasets for a trainer; datasets: by names of the run's cursor."""
 
     path: Path
     train: TrainConfig
@@ -132,13 +132,13 @@ class PlannedRun:
 def open_run(
     path: Path, *, world: World | None = None, overrides: Sequence[str] = (), is_stored: bool = False
 ) -> PlannedRun:
-    """The run of a file, its datasets opened as the run opens them.
+    """Open the run of a file, with datasets opened like in the run.
 
-    world: the ranks that it will have; None where they do not matter. overrides: settings as `key.sub=value`.
-    is_stored: datasets whose shards are made when the run begins are refused, not made.
+    world: ranks of the run; None if irrelevant. overrides: settings as `key.sub=value`. is_stored: refuse datasets with
+    shards made at the start of the run, instead of making the shards.
 
-    ConfigError for a run whose packs are made in lanes, and so are not known beforehand; for ranks that cannot share
-    its packs; and for LMMS Engine's launch file without a world, whose global batch follows from that.
+    ConfigError for packs made in lanes, unknown in advance; for a number of ranks incompatible with the packs; and for
+    LMMS Engine's launch file without a world, needed for the global batch.
     """
     from ...config import load_mapping
     from ...train.launch import RUN_LENGTHS, is_launch_file

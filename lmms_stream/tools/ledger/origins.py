@@ -1,4 +1,4 @@
-"""Samples of a run <-> the rows of sources that they were made of, and what they are called in another dataset."""
+"""Samples of a run <-> rows of sources, and ids of the same rows in another dataset."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ...storage.local import LocalStorage
 from ...storage.storage import open_storage
 
 MAX_FETCHED_BYTES = 1 << 28  # of the array of a remote dataset, for the rows of many samples
-FEW_SAMPLES = 64  # of such a dataset, whose rows are read one by one
+FEW_SAMPLES = 64  # up to this number, rows of a remote dataset are read one by one
 
 
 class Origins:
-    """Where the samples of some stored datasets come from. stored: the datasets by the names of their sources."""
+    """Source rows of the samples of stored datasets. stored: datasets by name of the source."""
 
     def __init__(self, stored: Mapping[str, StoredDataset]):
         self._stored = stored
         self._provenance: dict[str, Provenance | None] = {}
 
     def of(self, source: str, sample_ids: Sequence[int]) -> list[SourceRow] | None:
-        """The row of each sample; None where the dataset does not say, or too much would have to be fetched for it.
+        """Source row of each sample; None if the dataset has no source rows, or the download would be too large.
 
-        Of a remote dataset the rows of a few samples are read one by one, those of more with the whole array, which
-        has 8 bytes a sample, up to MAX_FETCHED_BYTES.
+        For a remote dataset, rows of up to FEW_SAMPLES samples are read one by one; for more samples the full array is
+        downloaded (8 bytes per sample, at most MAX_FETCHED_BYTES).
         """
         provenance = self.provenance(source)
         if provenance is None:
@@ -39,7 +39,7 @@ class Origins:
 
     @property
     def named(self) -> dict[str, NamedSamples]:
-        """The datasets by the names of their sources, as drop lists ask them for samples."""
+        """Datasets by name of the source, with the interface for drop lists."""
         return {source: NamedSamples(self, source) for source in self._stored}
 
     def num_samples(self, source: str) -> int:
@@ -49,10 +49,10 @@ class Origins:
         return self._stored[source].identity
 
     def samples_of_row(self, file: str, row: int) -> list[tuple[str, int]]:
-        """The samples that a row of a file was made into, each with its source; reads all of the array.
+        """Samples made from a row of a file, each with its source; reads the full array.
 
-        file: as `convert` was given it, its path, or the end of its path. row: counted from 1. ConfigError where no
-        dataset says where its samples come from, was made of that file, or has anything of that row.
+        file: the name given to `convert`, a path, or the end of a path. row: counted from 1. ConfigError if no dataset
+        has source rows, was made from the file, or has a sample of the row.
         """
         if row < 1:
             raise ConfigError(f"{file}:{row}: rows are counted from 1")
@@ -77,18 +77,17 @@ class Origins:
         return found
 
     def provenance(self, source: str) -> Provenance | None:
-        """None where the dataset does not say where its samples come from."""
+        """Provenance of a source's dataset; None for a dataset without source rows."""
         if source not in self._provenance:
             stored = self._stored[source]
             self._provenance[source] = Provenance.of(stored.storage, stored.cache.folder)
         return self._provenance[source]
 
     def renamed(self, source: str, sample_ids: Sequence[int], *, url: str) -> list[list[int]]:
-        """What samples of a source are called in the dataset at a URL: for each the ids made of the same row there.
+        """Return, for each sample, the ids of the samples made from the same row in the dataset at a URL.
 
-        Several where a row gives several samples, none where it was left out. A dataset that has grown by `convert
-        --append` keeps the ids of its samples. ConfigError where one of the two does not say where its samples come
-        from: then names do not map.
+        A row can have several samples, or no sample if left out. `convert --append` does not change existing ids.
+        ConfigError if either dataset has no source rows.
         """
         ours, theirs = self.provenance(source), Provenance.of(open_storage(url))
         if ours is None or theirs is None:
@@ -116,7 +115,7 @@ class NamedSamples:
         return self.origins.identity(self.source)
 
     def samples_of(self, file: str, row: int) -> list[int]:
-        """Ids of the samples that a row of a file was made into; ConfigError where the dataset was not made of it."""
+        """Ids of the samples made from a row of a file; ConfigError if the dataset was not made from the file."""
         provenance = self.origins.provenance(self.source)
         if provenance is None:
             raise ConfigError("it does not say what it was made of: convert it again")

@@ -1,4 +1,4 @@
-"""What would have to be trained again, had some samples not been there. plans + checkpoints -> a step."""
+"""Steps to retrain for a run without some samples. plans + checkpoints -> a step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .opening import RunHistory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retraining:
-    """From which step on a run would have been another one without some samples.
+    """Effect of removing some samples on a run.
 
-    step: the first that was trained on any of them, and source, sample_id: one of those. num_steps: from there to the
-    checkpoint, those that were passed over among them. checkpoint: the latest from before that step; None: there is
-    none any more, so that the run would begin anew.
+    step: the first step trained on any removed sample; source, sample_id: one removed sample in this step. num_steps:
+    steps from there to the end of the history, including skipped steps. checkpoint: the latest checkpoint before
+    `step`; None: no earlier checkpoint exists, and the run would start again from step 0.
     """
 
     step: int
@@ -35,13 +35,13 @@ class Retraining:
 def retraining(
     plans: StepLookup, sample_ids: Mapping[str, NDArray[np.int64]], *, history: RunHistory, left_out: LeftOut
 ) -> Retraining | None:
-    """None where no step so far was trained on any of the samples. sample_ids: by source."""
+    """Return the effect of removing samples; None if no step was trained on the samples. sample_ids: by source."""
     stop, firsts = history.stop, []
     for source, ids in sample_ids.items():
         found = plans.first_step(source, ids, stop=stop, left_out=left_out)
         if found is not None:
             firsts.append(found)
-            stop = found.step + 1  # another source matters where it comes before
+            stop = found.step + 1  # other sources matter only at earlier steps
     if not firsts:
         return None
     first = min(firsts, key=lambda each: each.step)
@@ -55,12 +55,12 @@ def retraining(
 
 
 def _last_before(checkpoints: str, step: int) -> str | None:
-    """The latest checkpoint in a folder or URL that is whole and has no step from `step` on."""
+    """Return the latest complete checkpoint in a folder or URL with steps before `step` only."""
     target = open_target(checkpoints, staging=Path())  # nothing is fetched
     for number in reversed(target.candidates()):
         try:
             found = read_checkpoint(target.storage, number)
-        except CheckpointError:  # a file of it is lost, so that no run could go on from it
+        except CheckpointError:  # a lost file: no run can resume from this checkpoint
             continue
         if int(found.state["cursor"]["step"]) <= step:
             return found.where

@@ -1,4 +1,4 @@
-"""Measures which part of a run is its limit: its loader alone, its model alone, both. Nothing is saved or resumed."""
+"""Measure the limit of a run: loader only, model only, both. Nothing is saved or resumed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ...types import Batch
 from .rates import LoaderRates, Rates, RateSpread, StepRates, check_measured, limit_of
 
 NUM_ROUNDS = 3
-NUM_CANDIDATES = 3  # steps of which the one of median cost is what the model is run on again and again
-CANDIDATE_BYTES = 1 << 30  # one step is enough where it is larger
+NUM_CANDIDATES = 3  # steps to choose from; the model repeats the step with the median cost
+CANDIDATE_BYTES = 1 << 30  # for larger steps, one candidate is enough
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureConfig:
-    """How long to measure: NUM_ROUNDS rounds of `steps` steps each, after warmup_steps; `seconds` at most of each.
+    """Length of the measurement: NUM_ROUNDS rounds of `steps` steps each, after warmup_steps; at most `seconds` each.
 
-    Workers hand over several short steps at once, so a round has as many more that it has whole items of every worker.
+    Workers deliver several short steps at once; a round is extended to complete items of every worker.
     """
 
     steps: int = 10
@@ -43,16 +43,16 @@ class MeasureConfig:
 
 
 def measure(trainer: PackedTrainer, config: MeasureConfig, tell: Tell = lambda line: None) -> Rates:
-    """The rates of a run whose trainer is new; all ranks call it. tell: takes a line of progress.
+    """Measure the rates of a run with a new trainer; called by all ranks. tell: receives lines of progress.
 
-    Loaders go on where the one before stood, so that each reads samples that nobody has read, as far as an epoch has
-    enough of them. The model is trained meanwhile, and is of no use afterwards.
+    Each loader starts at the position of the previous loader, to read unread samples if the epoch has enough. The
+    measurement trains the model; discard the model afterwards.
     """
     return _Measurement(trainer, config, tell).rates()
 
 
 class _Deadline:
-    """A signal to stop that comes when the time is over."""
+    """Stop signal at the end of the allowed time."""
 
     def __init__(self, seconds: float):
         self._at = time.monotonic() + seconds
@@ -63,12 +63,12 @@ class _Deadline:
 
 
 class _Nowhere:
-    """Instead of what saves a run and what logs it."""
+    """Replacement for the saver and the log of a run; does nothing."""
 
     has_failed = False
 
     def end_step(self, position: int) -> None:
-        """Nothing is told of it."""
+        """Do nothing."""
 
 
 class _Measurement:
@@ -76,7 +76,7 @@ class _Measurement:
         self._trainer, self._config, self._tell = trainer, config, tell
         self._world_size = trainer.world.world_size
         self._begin = trainer.data.cursor()
-        # Building a saver begins to use the folder of the checkpoints; nothing is to be written here.
+        # A real saver would start to use the checkpoint folder; the measurement writes nothing.
         cast(Any, trainer).saver = cast(Any, trainer).run_log = _Nowhere()
 
     def rates(self) -> Rates:
@@ -105,7 +105,7 @@ class _Measurement:
         return f"{NUM_ROUNDS} rounds of {num_steps} steps, at most {seconds:g} s"
 
     def _loader_alone(self, loader: PackedLoader, *, num_candidates: int) -> tuple[LoaderRates, list[Batch]]:
-        """Its rates, and the packs of a step that stands for others."""
+        """Return the loader's rates, and the packs of a representative step."""
         candidates: list[list[Batch]] = []
         rounds: list[_Round] = []
         with closing(self._endless(loader)) as batches:
@@ -150,11 +150,11 @@ class _Measurement:
         )  # fmt: skip
 
     def _agree(self, *flags: bool) -> list[bool]:
-        """Each flag as any rank has it."""
+        """Return each flag, True if True on any rank."""
         return [total > 0 for total in gather([float(flag) for flag in flags], self._world_size).sum(dim=0).tolist()]
 
     def _median_cost(self, candidates: Sequence[Sequence[Batch]]) -> int:
-        """The number of the step whose packs cost the median of all, over all ranks."""
+        """Number of the step with the median cost of its packs, summed over all ranks."""
         costs = gather([cost_of(segment_lengths(packs)) for packs in candidates], self._world_size).sum(dim=0).tolist()
         return costs.index(statistics.median_low(costs))
 
@@ -165,7 +165,7 @@ class _Measurement:
             return self._steps(trainer.data.steps_of(waiting))
 
     def _steps(self, steps: Iterable[list[Batch]]) -> StepRates:
-        """The trainer's own steps on these packs."""
+        """Run the trainer's own steps on the given packs; return their rates."""
         config, meter, taken = self._config, self._trainer.meter, iter(steps)
         loop = Loop(self._trainer, cast(Any, _Deadline(config.seconds)))
         for _ in range(self._warmup_steps(self._trainer.loader)):
@@ -184,18 +184,19 @@ class _Measurement:
         return _step_rates(records)
 
     def _warmup_steps(self, loader: PackedLoader) -> int:
-        """Those that are asked for; and what all workers have made at once, when they have begun."""
+        """Number of warmup steps: the setting, or more to use up the first item of every worker."""
         return max(self._config.warmup_steps, -(-_at_once(loader) // loader.micro_batches))
 
     def _round_steps(self, loader: PackedLoader) -> int:
-        """The steps of a round: those that are asked for, and what is left of the items that these are in."""
+        """Number of steps of a round: the setting, rounded up to complete items of all workers."""
         of_items = max(1, _at_once(loader) // loader.micro_batches)
         return -(-self._config.steps // of_items) * of_items
 
     def _endless(self, loader: PackedLoader) -> Generator[Batch, None, None]:
-        """Batches from where a loader stands, or from where the run began if its epoch ended during the measurement.
+        """Yield batches from the loader's position, or from the start of the run if the epoch is too short for the
+        measurement.
 
-        A new epoch starts new workers. Of an epoch that is shorter than a measurement, that is part of the figures.
+        A new epoch starts new workers. For an epoch shorter than the measurement, the figures include this start.
         """
         num_steps = self._warmup_steps(loader) + NUM_ROUNDS * self._round_steps(loader)
         if loader.packs_left is not None and loader.steps_left < num_steps:
@@ -214,7 +215,7 @@ class _Measurement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Round:
-    """Steps of a loader, of all ranks."""
+    """Totals of one round of a loader over all ranks."""
 
     num_tokens: float
     num_packs: float
@@ -243,7 +244,7 @@ def _step_rates(records: Sequence[dict[str, Any]]) -> StepRates:
     mfu = [record["perf/mfu"] for record in records if "perf/mfu" in record]
 
     def spread(name: str) -> RateSpread:
-        """Of a figure that is a rate, or a share of the time."""
+        """Spread of a rate or a share of the time."""
         return RateSpread.of([(record[name] * record["seconds"], record["seconds"]) for record in records])
 
     return StepRates(
@@ -273,15 +274,15 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# CPU time of a process and of those that it started.
+# CPU time of a process and of its descendants.
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def loader_cpu_s(num_workers: int) -> float:
-    """CPU seconds so far of all processes that this one started, living and ended; without workers, of this one.
+    """CPU seconds of all descendants of this process, running and ended; without workers, of this process.
 
-    Workers end with their epoch: what they took counts on, as that of their parent's children.
+    Workers end with their epoch; their CPU time then counts as children's time of their parent.
     """
     if not num_workers:
         return time.process_time()
@@ -290,8 +291,8 @@ def loader_cpu_s(num_workers: int) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of a process and of its children that have ended."""
-    with suppress(OSError):  # it has ended
+    """CPU seconds of a process and of its ended children; 0 if the process has ended."""
+    with suppress(OSError):  # the process has ended
         of_both = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
         return sum(map(int, of_both)) / _TICKS_PER_S
     return 0.0

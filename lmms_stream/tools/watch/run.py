@@ -1,4 +1,4 @@
-"""A run as it stands: its state, its latest figures, its curves, its alerts, its samples."""
+"""Current view of a run: state, latest figures, curves, alerts, samples."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Literal, NamedTuple
 from ...train.report.train_log import History, keep
 from .source import LogTail, RunSource
 
-SILENT_S = 120.0  # without a record, after which a run may have ended; more where its records take long
+SILENT_S = 120.0  # without a record, a run may have ended; longer for runs with slow records
 _MOST_ALERTS, _MOST_CHECKPOINTS, _MOST_SAMPLES = 50, 20, 200
 
 
 class WatchedRun:
-    """Reads what is new of a run whenever it is asked to `update`; `view` is what it is then, as JSON values."""
+    """Watched run: `update` reads new records; `view` returns the current view as JSON values."""
 
     def __init__(self, source: RunSource):
         self.source = source
         self._tail = LogTail(source.log)
         self._kept = History([], [])
-        self._samples: tuple[int, list[Any]] | None = None  # the latest step whose samples the log names, and these
+        self._samples: tuple[int, list[Any]] | None = None  # latest logged step with samples, and its samples
 
     def update(self) -> None:
         new = self._tail.read()
@@ -58,7 +58,7 @@ class WatchedRun:
 
 
 def _short(alert: Mapping[str, Any]) -> dict[str, Any]:
-    """An alert with the first of its samples, and its setting as a line of YAML."""
+    """Return an alert with the first _MOST_SAMPLES samples, and the skip_steps setting as a line of YAML."""
     shown = {name: alert.get(name, "") for name in ("kind", "message", "first_step", "last_step")}
     skipped = alert.get("skip_steps")
     return {
@@ -69,7 +69,7 @@ def _short(alert: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_of(latest: Mapping[str, Any], settings: Mapping[str, Any], *, silent_s: float, has_log: bool) -> str:
-    """In some words; latest: the last record of training, empty for none."""
+    """State of a run in a few words. latest: last record of training, empty without records."""
     if not latest:
         return "has begun, and has no record yet" if has_log else "has not begun: there is no log yet"
     share = done_share(latest, settings)
@@ -81,13 +81,13 @@ def state_of(latest: Mapping[str, Any], settings: Mapping[str, Any], *, silent_s
 
 
 def done_share(latest: Mapping[str, Any], settings: Mapping[str, Any]) -> float | None:
-    """How far the run is, 1 at its end; None where its settings do not say where that is."""
+    """Completed share of the run, 1 at the end; None if the settings do not determine the end."""
     epochs = [value for name, value in latest.items() if name == "epoch" or name.startswith("epoch/")]
     at = {"max_steps": latest.get("step"), "max_tokens": latest.get("tokens_seen")}
     at |= {"num_train_epochs": min(epochs, default=None)}
     for name, value in at.items():
         end = number(settings.get(name))
-        if end and end > 0 and value is not None:  # transformers' max_steps is -1 where epochs count
+        if end and end > 0 and value is not None:  # transformers: max_steps is -1 if num_train_epochs applies
             return min(1.0, float(value) / end)
     return None
 
@@ -95,7 +95,7 @@ def done_share(latest: Mapping[str, Any], settings: Mapping[str, Any]) -> float 
 def _figures(
     latest: Mapping[str, Any], evaluation: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """The latest figures by their labels, with their units."""
+    """Latest figures by label, with units."""
     if not latest:
         return []
     end = settings.get("max_steps")
@@ -142,7 +142,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-# Records of a run -> curves, with as many points as a page can draw. Values in, values out.
+# Records of a run -> curves with few enough points for a page. Values in, values out.
 
 MAX_POINTS = 600  # of a curve
 Record = Mapping[str, Any]
@@ -150,7 +150,7 @@ Unit = Literal["", "share", "rate", "MiB"]
 
 
 class Panel(NamedTuple):
-    """Curves that share an axis. value: of a record, by name, None where it has none."""
+    """Curves on one axis. figures: functions by name, from a record to its value or None."""
 
     title: str
     unit: Unit
@@ -185,7 +185,7 @@ PANELS = (
 
 
 def panels_of(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[dict[str, Any]]:
-    """The panels that have values, as JSON values; the loss, by source and objective, is the first."""
+    """Panels with values, as JSON values; the first panel is the loss, by source and objective."""
     losses = dict.fromkeys(name for record in steps for name in record if name == "loss" or name.startswith("loss/"))
     evaluated = dict.fromkeys(name for record in evaluations for name in record if _is_loss(name))
     loss = Panel("loss", "", {name: _figure(name) for name in losses})
@@ -215,9 +215,9 @@ def curve_of(records: Sequence[Record], value: Callable[[Record], float | None])
 
 
 def thinned(curve: Sequence[tuple[int, float | None]], most: int = MAX_POINTS) -> dict[str, list[Any]]:
-    """Steps x and values y of a curve of at most `most` points: of each part the least and the largest stay.
+    """Steps x and values y of a curve with at most `most` points: the minimum and maximum of each part.
 
-    So a spike of one step is seen in a run of a million.
+    A spike of one step stays visible in a run of a million steps.
     """
     size = max(1, -(-2 * len(curve) // most))
     kept: list[tuple[int, float | None]] = []

@@ -1,4 +1,4 @@
-"""What the user names -> the log of a run, its checkpoints, and what its settings say."""
+"""Path of the user -> log, checkpoints and settings of a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CONFIGS = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSource:
-    """Where a run writes. checkpoints: None where they lie in an object store. datasets: their settings by name, where
-    the config of the run is known; that of one dataset is "".
+    """Files of a run. checkpoints: None for checkpoints in an object store. datasets: settings of datasets by name,
+    empty without the run's config; the name of a single dataset is "".
     """
 
     name: str
@@ -31,14 +31,14 @@ class RunSource:
     datasets: Mapping[str, Mapping[str, Any]]
 
     def settings_now(self) -> Mapping[str, Any]:
-        """How the run trains: what its config says, or its latest checkpoint; empty where neither is there."""
+        """Training settings of the run's config, or of the latest checkpoint; empty without either."""
         if self.settings is not None:
             return self.settings
         return next(filter(None, map(_saved_settings, reversed(self.saved))), {})
 
     @property
     def saved(self) -> list[Path]:
-        """The checkpoints that are there, the latest last."""
+        """Complete local checkpoints, oldest first."""
         if self.checkpoints is None:
             return []
         named = (path for path in self.checkpoints.glob("*") if step_of(path.name) is not None)
@@ -46,10 +46,10 @@ class RunSource:
 
 
 def open_run(path: Path) -> RunSource:
-    """The run of an output_dir, of its log, or of the YAML file that it is trained by.
+    """Open the run of an output_dir, of a log, or of a run's YAML file.
 
-    DataError for what is none of these; ConfigError for a file that names no output_dir. A run of a file need not have
-    begun.
+    DataError for other paths; ConfigError for a file without output_dir. The run of a file may be before its first
+    step.
     """
     with disk_errors(str(path)):
         if path.suffix in _CONFIGS and path.is_file():
@@ -86,37 +86,36 @@ def _saved_settings(checkpoint: Path) -> Mapping[str, Any]:
     try:
         state = json.loads((checkpoint / STATE_NAME).read_bytes())
         settings = state["fingerprint"]["train"]
-    except (OSError, ValueError, KeyError, TypeError):  # it is being removed, or is none of ours: nothing is known then
+    except (OSError, ValueError, KeyError, TypeError):  # being removed, or from another program: unknown
         return {}
     return settings if isinstance(settings, Mapping) else {}
 
 
-# The log of a run as it grows: each time what is new of it.
+# The growing log of a run: new records at each read.
 
 
 class NewRecords(NamedTuple):
-    """Records since the last time; is_new_log: the log is another one, and these are its first."""
+    """Records since the last read. is_new_log: the log was replaced; `records` are the new log's first records."""
 
     records: list[dict[str, Any]]
     is_new_log: bool
 
 
 class LogTail:
-    """Reads a log that another process writes. A last line that is being written waits until it is whole.
+    """Reader of a log written by another process. An incomplete last line is left for the next read.
 
-    num_damaged: lines that are no records, which are left out. written_s: when the log was last written; None while
-    there is none.
+    num_damaged: number of invalid lines, left out. written_s: time of the last write; None without a log.
     """
 
     def __init__(self, path: Path):
         self._path = path
-        self._offset = 0  # where the last whole line ends
+        self._offset = 0  # end of the last complete line
         self._inode: int | None = None
         self.num_damaged = 0
         self.written_s: float | None = None
 
     def read(self) -> NewRecords:
-        """What is new; nothing while there is no log. StorageError by the disk."""
+        """Return new records; empty without a log. StorageError for errors of the disk."""
         with disk_errors(str(self._path)):
             try:
                 file = self._path.open("rb")
