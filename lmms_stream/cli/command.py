@@ -27,7 +27,7 @@ MAX_WIDTH = 100  # columns of help: longer lines are hard to read
 
 
 def help_width() -> int:
-    """Columns that help takes: the terminal's, at most MAX_WIDTH; where there is no terminal 80, or COLUMNS."""
+    """Number of columns for help: the terminal's, at most MAX_WIDTH; without a terminal COLUMNS, or 80."""
     return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
@@ -36,15 +36,15 @@ class HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=26, width=help_width())
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """An option's help in lines that leave the names of options whole."""
+        """Wrap an option's help without breaks inside names of options."""
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help is as wide as the terminal and ends with examples, and whose errors are one line.
+    """Parser with help in the terminal's width, with examples at the end, and with errors in one line.
 
-    examples: command lines. more: gives what else its help lists, asked for when help is. page: of docs/, which tells
-    of the command.
+    examples: command lines. more: returns additional text for the help, called only for help. page: page of the command
+    in docs/.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -69,15 +69,15 @@ class CommandParser(argparse.ArgumentParser):
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def error(self, message: str) -> NoReturn:
-        """One line on stderr and exit status 2."""
+        """Print one line on stderr and exit with status 2."""
         self.exit(2, f"error: {message}: see {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse does it, which passes over what cannot be written."""
+        """Write like argparse, but raise errors of the write; argparse ignores errors."""
         (file or sys.stderr).write(message)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """The error of arguments that the command does not know; it names the option that one may be meant to be."""
+        """Exit with an error for unknown arguments; suggest a similar option."""
         known = [name for action in self._actions for name in action.option_strings]
         meant = [name for word in unknown for name in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
         hint = f" (did you mean {meant[0]}?)" if meant else ""
@@ -85,7 +85,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def local_file(text: str) -> Path:
-    """Return the path of this machine that an argument names, which may be a file URL."""
+    """Return the local path of an argument: a path or a file URL."""
     try:
         return local_path("the path", text)
     except ConfigError as error:
@@ -93,7 +93,7 @@ def local_file(text: str) -> Path:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number of at least `minimum`."""
+    """Return the type of an option for whole numbers of at least `minimum`."""
 
     def number(text: str) -> int:
         with suppress(ValueError):
@@ -127,7 +127,7 @@ def add_command(
     example: str | Sequence[str],
     page: str | None = None,
 ) -> CommandParser:
-    """The parser of a command; `run` gives its exit status. example: a command line, or several. page: of docs/."""
+    """Add the parser of a command. run: returns the exit status. example: one or more command lines. page: of docs/."""
     parser = commands.add_parser(name, help=summary, description=summary, formatter_class=HelpFormatter)
     parser.set_defaults(run=run)
     parser.examples = [example] if isinstance(example, str) else example
@@ -136,7 +136,7 @@ def add_command(
 
 
 def shown_examples(examples: Sequence[str]) -> str:
-    """Command lines below a heading; a long one goes on in the next line, after a backslash."""
+    """Command lines below a heading; long lines are continued after a backslash."""
     if not examples:
         return ""
     heading = "example:" if len(examples) == 1 else "examples:"
@@ -144,7 +144,7 @@ def shown_examples(examples: Sequence[str]) -> str:
 
 
 def shown_command(command: str, *, width: int) -> str:
-    r"""A command line in lines of at most `width` columns, which a shell takes as one.
+    r"""Command line wrapped to at most `width` columns; a shell reads the lines as one.
 
     >>> print(shown_command("lmms-stream train run.yaml train.max_steps=100", width=32))
       lmms-stream train run.yaml \
@@ -157,7 +157,7 @@ def shown_command(command: str, *, width: int) -> str:
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """What a command line of the parser looks like: what it needs by name, its options in one word."""
+    """Usage line of a parser: required arguments by name, all options as [OPTION ...]."""
     words = [parser.prog]
     for action in parser._actions:
         name = str(action.metavar or action.dest)
@@ -168,14 +168,14 @@ def _usage(parser: argparse.ArgumentParser) -> str:
     return " ".join([*words, "[OPTION ...]"]).replace("%", "%%")
 
 
-# Options for the processor that a command reads samples with: --tokenizer, --processor, --setting.
+# Options for the processor of samples: --tokenizer, --processor, --setting.
 
 
-PROCESSOR_PAIRS = ("--setting",)  # options whose values read NAME=VALUE
+PROCESSOR_PAIRS = ("--setting",)  # options with values NAME=VALUE
 
 
 class Options(Protocol):
-    """A parser or a group of one."""
+    """Parser or argument group."""
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
@@ -209,7 +209,7 @@ def add_processor_options(
 
 
 def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> ProcessorChoice | None:
-    """What the options say of a processor; None without any of them. ConfigError for options that do not fit."""
+    """Choice of a processor by the options; None without options. ConfigError for incompatible options."""
     if tokenizer is None and kind is None and not settings:
         return None
     from ..converters.options import nested_settings
@@ -230,7 +230,7 @@ def add_on_dropped(parser: Options) -> None:
 
 
 def stored_processor(remote: str, options: argparse.Namespace) -> Processor | None:
-    """What reads a dataset's samples, as the options or the samples say; None without any of the options."""
+    """Processor of a dataset's samples, chosen by the options and the samples; None without options."""
     choice = processor_choice(options.tokenizer, options.processor, options.setting)
     if choice is None:
         return None

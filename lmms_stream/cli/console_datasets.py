@@ -1,6 +1,6 @@
-"""What `lmms-stream verify`, `merge` and `convert --dry-run` print.
+"""Output of `lmms-stream verify`, `merge` and `convert --dry-run`.
 
-Text of a dataset is shown, never obeyed.
+Text of a dataset is escaped, and cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TRAINED_STYLE = "bold green"
-PLAIN_MARKS = ("⟦", "⟧")  # of what is trained on, where there are no colours
+PLAIN_MARKS = ("⟦", "⟧")  # around text trained on, without colours
 MAX_TEXT = 8000  # characters of one text; --html shows more
-MAX_REJECTS = 20  # rows that do not fit, of a dry run
+MAX_REJECTS = 20  # of a dry run
 
 
 def print_notes(notes: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ def print_notes(notes: Sequence[str]) -> None:
 
 
 def print_verification(remote: str, report: VerifyReport, *, as_json: bool) -> None:
-    """One line for each problem, and what was looked at."""
+    """Print one line for each problem, and the amounts checked."""
     if as_json:
         print_json(dataclasses.asdict(report))
         return
@@ -65,9 +65,9 @@ def print_verification(remote: str, report: VerifyReport, *, as_json: bool) -> N
 
 
 def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
-    """What the first rows of a conversion say: their kind, samples, rejects, and what to expect of all of it.
+    """Print the result of a dry run: kind, samples and rejects of the first rows, and an estimate for all rows.
 
-    name: of the dataset, where there are several.
+    name: name of the dataset, for several datasets.
     """
     if name:
         console.print(Rule(Text(visible(name))))
@@ -101,7 +101,7 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 
 def print_view(sample: SampleView, *, total: int) -> None:
-    """A sample, as `inspect` shows it. total: samples of its dataset."""
+    """Print a sample, for `inspect`. total: number of samples in the dataset."""
     title = f"sample {sample.number:,} of {total:,}, in {visible(sample.shard)}, {sample.num_bytes:,} bytes"
     console.print(Rule(Text(title)))
     if sample.source:
@@ -141,7 +141,7 @@ def _print_media(number: int, medium: MediaView) -> None:
 
 
 def _print_tokens(sample: SampleView) -> None:
-    """The sample as a model reads it; what is trained on is in another style than the rest."""
+    """Print the model's input for a sample; text trained on has its own style."""
     tokens = sample.tokens
     assert tokens is not None
     begin, end = ("", "") if console.color_system and not console.no_color else PLAIN_MARKS
@@ -167,16 +167,16 @@ def _shown(text: str) -> str:
 
 # The report of `lmms-stream convert`: samples written, rows left out, next command.
 
-# Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
+# Schemas of samples with tokens, and the arguments for `lmms-stream index` to count the tokens.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
-_SLOTS = ("<image>", "<audio>", "<video>")  # which media of a column fill
+_SLOTS = ("<image>", "<audio>", "<video>")  # placeholders for media of a column
 _OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of a SplitReport
 
 
 def print_summary(target: str, report: ConvertReport, *, packing_length: int | None = None) -> None:
-    """Print a table of what is stored at the target, what was left out in yellow, and the next command.
+    """Print a table of the stored data, with omissions in yellow, and the next command.
 
-    packing_length: tokens of a pack that the samples were made for, if they were.
+    packing_length: tokens per pack, for samples made for packs of a fixed length.
     """
     first = f"{target.rstrip('/')}/{next(iter(report.splits))}" if report.splits else target
     table = Table("", "", show_header=False)
@@ -205,18 +205,18 @@ def print_summary(target: str, report: ConvertReport, *, packing_length: int | N
 
 
 def plan_command(target: str, packing_length: int = 4096) -> str:
-    """The command that says what packs of a dataset amount to."""
+    """Command line for a report on a dataset's packs."""
     return f"lmms-stream plan {quote(target)} --packing-length {packing_length} --overlong drop"
 
 
 def left_out_lines(counts: RowCounts) -> list[str]:
-    """How many rows are not stored, a line for each reason."""
+    """Number of rows left out, one line for each reason."""
     return [f"{_counted(count, 'row')} {reason}" for reason, count in counts.left_out.items()]
 
 
 def unread_lines(names: UnreadNames) -> list[tuple[str, str]]:
-    """The columns that nothing reads and that the first rows do not have, the keys of messages that nothing reads, and
-    messages that are probably not meant so: a heading and a line for each.
+    """Return a heading and a line for each unread column missing in the first rows, for each unread key of messages,
+    and for each probable mistake in messages.
     """
     return [(_heading(name), _unread_line(name, unread)) for name, unread in names.items()]
 
@@ -240,7 +240,7 @@ def _unread_line(name: str, unread: Unread) -> str:
 
 
 def _noted_in_messages(key: str, where: str) -> str | None:
-    """Return the line for what a message holds and what is no key; None for a key."""
+    """Return the line for a finding in the content of messages; None for a key of messages."""
     if key in _SLOTS:
         role = f"{key[1:-1]}s"
         return (
@@ -293,7 +293,7 @@ def _time(report: ConvertReport) -> str:
 
 
 def _next_command(target: str, report: ConvertReport, packing_length: int) -> str:
-    """Tokens first, since packs are planned by them."""
+    """Return the next command: `plan` with counted tokens, else `index`, else `inspect`."""
     if report.num_tokens is not None:
         return plan_command(target, packing_length)
     if report.schema in _COUNTED_BY:

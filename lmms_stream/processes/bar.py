@@ -1,4 +1,4 @@
-"""A progress bar of work that a library does unasked; on a terminal alone, so that logs stay readable."""
+"""Progress bar for a library's implicit work; only on a terminal, to keep logs readable."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def terminal_bar(title: str, *, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more units are done. total: of them; 0 where that is not known.
+    """Yield a function to call with the number of newly finished units. total: number of units; 0 if unknown.
 
-    unit: "bytes", which are shown as MB, or what is counted.
+    unit: "bytes", shown as MB, or another name of the units.
     """
     if not sys.stderr.isatty():
         yield lambda count: None

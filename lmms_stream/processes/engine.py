@@ -18,7 +18,9 @@ RAY_TIMEOUT_S = 120.0
 
 
 class Engine(Protocol):
-    """num_cpus: how many workers it can run at once. marks: files that every worker must see, or else WorkerError."""
+    """Task executor. num_cpus: maximum number of concurrent workers. marks: files visible to all workers, else
+    WorkerError.
+    """
 
     @property
     def num_cpus(self) -> int: ...
@@ -35,7 +37,7 @@ class Engine(Protocol):
 
 
 class Processes:
-    """Processes of this machine; they see the files that this one sees, so marks are not looked for."""
+    """Processes of this machine; all processes see the same files, and marks are not checked."""
 
     @property
     def num_cpus(self) -> int:
@@ -55,7 +57,7 @@ class Processes:
 
 @contextmanager
 def open_processes(address: str | None, *, num_cpus: int, timeout_s: float) -> Iterator[Engine]:
-    """Processes of this machine, which has no address."""
+    """Yield the engine for processes of this machine; ConfigError for an address."""
     if address is not None:
         raise ConfigError(f"the address of a Ray cluster, {address}, is for the engine ray: pass --engine ray")
     yield Processes()
@@ -78,7 +80,7 @@ ENGINES = Registry[OpenEngine](
 def open_engine(
     name: str, *, ray_address: str | None, ray_timeout_s: float, num_workers: int | None
 ) -> Iterator[Engine]:
-    """The engine of that name, one of ENGINES, until the end of the block. num_workers: how many will be asked for."""
+    """Open the engine `name` of ENGINES for the block. num_workers: number of workers to request later."""
     check_num_workers(num_workers)
     if (opener := ENGINES.get(name)) is None:
         raise ConfigError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
@@ -86,7 +88,7 @@ def open_engine(
         yield engine
 
 
-# Threads of this process, for tasks that mostly wait for a store or compute checksums.
+# Threads of this process, for tasks with mostly storage waits or checksums.
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The processes that a process has started, and that they have."""
+"""Descendants of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-(?:\d+:)*(\d+)$")  # in the name of a process
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The ids of those that live, as the kernel tells."""
+    """Yield the ids of all running descendants, from the kernel's lists."""
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
             for child in map(int, listed.read_text().split()):
@@ -28,8 +28,8 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal, which would end it otherwise."""
-    with suppress(OSError):  # it has ended
+    """Whether a process has a handler for a signal; without a handler, the signal ends the process."""
+    with suppress(OSError):  # the process has ended
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
@@ -37,32 +37,32 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def first_number(worker: int) -> int:
-    """The number of worker 0 among the processes of its program, told by worker number `worker` of the same row.
+    """Number of worker 0 among its program's processes, computed in worker number `worker`.
 
-    multiprocessing numbers the processes that a process starts. 0 where this process has no number.
+    multiprocessing numbers the children of a process. 0 if this process has no number.
     """
     number = _NUMBER.search(current_process().name)
     return int(number[1]) - worker if number else 0
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this id."""
+    """Whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is another user's
+        pass  # another user's process
     return True
 
 
-# The end of a process: when its work is done, or when the process that started it has ended.
+# The end of a process: after its work, or after the end of its parent.
 
-_LOST_STATUS = 1  # of a process whose parent is gone
+_LOST_STATUS = 1  # of a process without its parent
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the process that started it by multiprocessing ends, for any reason."""
+    """End this process when its multiprocessing parent ends, for any reason."""
     threading.Thread(target=_wait_for_parent, name="lmms-parent", daemon=True).start()
 
 
@@ -74,16 +74,16 @@ def _wait_for_parent() -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process as sys.exit(status) would, but without freeing what it has imported and built.
+    """End this process like sys.exit(status), but without freeing imported modules and objects.
 
-    To find and free a million objects of torch and transformers takes a second, and the system frees their memory
-    anyway. Threads that are not daemons are waited for, and functions of atexit are called, as multiprocessing does for
-    the processes that it starts (BaseProcess._bootstrap).
+    Freeing a million objects of torch and transformers takes a second, and the system frees their memory anyway. The
+    function waits for non-daemon threads and calls functions of atexit, like multiprocessing in its children
+    (BaseProcess._bootstrap).
     """
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # such as a pipe that nobody reads: the interpreter says so
+    except OSError:  # for example a pipe without a reader: the interpreter reports the error
         sys.exit(status)
     try:
         threading._shutdown()  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""One call in an interpreter of its own, which may start processes in turn. call -> its result, or its error.
+"""One call in a new interpreter, allowed to start processes. call -> result or error.
 
-A spawned process imports the script of its parent, and runs it again if its main part has no guard. This interpreter
-imports only what the call names, so any script, notebook or worker may use it.
+A spawned process imports its parent's script, and runs an unguarded script again. The new interpreter imports only the
+modules of the call; any script, notebook or worker can use the new interpreter.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PROGRAM = (
 
 
 def call_in_interpreter(call: Callable[[Callable[[int], None]], Any], *, on_progress: Callable[[int], None]) -> Any:
-    """Return the result of `call`, or raise its error; WorkerError when its process dies.
+    """Return the result of `call`, or raise its error; WorkerError if its process dies.
 
-    call: is pickled with all its values, and takes a function for its progress. Its process ends with this one.
+    call: pickled with all values; receives a function for its progress. The process of the call ends with this process.
     """
     ours, theirs = Pipe()
     program = _PROGRAM.format(path=sys.path, pipe=theirs.fileno())
     command = [sys.executable, "-c", program]
-    environment = os.environ | ONE_THREAD  # each core will have a process of its own
+    environment = os.environ | ONE_THREAD  # each core will have its own process
     with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         try:
@@ -57,8 +57,8 @@ def _result(pipe: connection.Connection, on_progress: Callable[[int], None]) -> 
 
 
 def answer(descriptor: int) -> None:
-    """Run the call that the parent sends, and send its result or its error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits, which ends this one
+    """Receive a call from the parent, run the call, and send the result or the error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the waiting parent, and the parent ends this process
     pipe = connection.Connection(descriptor)
     try:
         call = pickle.loads(pipe.recv_bytes())
@@ -67,6 +67,6 @@ def answer(descriptor: int) -> None:
         return
     except LmmsStreamError as error:
         answered = "error", error
-    except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
+    except Exception as error:  # noqa: BLE001 - raised by the waiting process
         answered = "error", WorkerError(repr(error))
     pipe.send(answered)

@@ -1,6 +1,6 @@
-"""Code of the user's own, by a name that any process can load: "module:name" or "path/to/file.py:name".
+"""The user's own code, by a name for any process: "module:name" or "path/to/file.py:name".
 
-A module is also looked for in the current folder, behind all that is installed; a file may import what lies beside it.
+Modules are searched in the installed packages, then in the current folder; a file can import modules next to the file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..errors import ConfigError
 
 
 def own_code(name: str, *, setting: str, what: str) -> tuple[ModuleType, Any]:
-    """The module, and the class or function in it that can be called by this name.
+    """Return the module, and the callable class or function with the given name.
 
-    setting: what the name was given as, for errors. what: "Class" or "function". ConfigError for a name that leads to
-    nothing, and for code that cannot be imported.
+    setting: setting or option of the name, for errors. what: "Class" or "function". ConfigError for an unknown name,
+    and for failed imports.
     """
     where, colon, attribute = name.rpartition(":")
     if not (where and colon and attribute):
@@ -41,9 +41,9 @@ def own_code(name: str, *, setting: str, what: str) -> tuple[ModuleType, Any]:
 
 
 def source_hash(module: ModuleType, value: Any, *, asked: str) -> str:
-    """A hash of the module's source file, and of the file in which the value was defined where that is another.
+    """Hash of the module's source file, and of the file with the value's definition if different.
 
-    What these import is not in it. asked: the setting and its value, for the ConfigError of a missing file.
+    Imported files are not included. asked: the setting and its value, for the ConfigError of a missing file.
     """
     digest = hashlib.blake2b(digest_size=16)
     home = sys.modules.get(getattr(value, "__module__", None) or "", module)
@@ -59,9 +59,9 @@ def source_hash(module: ModuleType, value: Any, *, asked: str) -> str:
 
 
 def name_of(function: Callable[..., Any], *, setting: str) -> str:
-    """A name by which other processes load a function; one of the script that runs is named by the script's file.
+    """Name of a function for other processes; for a function of the running script, the name has the script's file.
 
-    ConfigError for what no other process could load: a lambda, an inner function, an object, what a notebook holds.
+    ConfigError for lambdas, inner functions, objects and functions of a notebook: other processes cannot load these.
     """
     module, qualified = getattr(function, "__module__", None), getattr(function, "__qualname__", "<object>")
     if module is None or "<" in qualified:
@@ -97,7 +97,7 @@ def _module(where: str, name: str, setting: str, what: str) -> ModuleType:
 
 
 def _of_file(path: Path, asked: str) -> ModuleType:
-    """The module that a file makes, once for each content of it; the script that runs is not run again."""
+    """Return the module of a file, executed once per content; the running script is not executed again."""
     if not path.is_file():
         raise ConfigError(f"{asked}: there is no file {path.resolve()}: correct the path")
     path = path.resolve()

@@ -248,7 +248,7 @@ class _Workers:
 
 
 def _work(pipe: connection.Connection, pickled: bytes, environment: dict[str, str]) -> None:
-    """Run a worker: tasks in; counts, results and errors out. The worker ends after the other end of the pipe closes."""
+    """Run a worker: tasks in; counts, results and errors out. The worker ends when the other end of the pipe closes."""
     os.environ.clear()  # the server's, from the command at the server's start
     os.environ.update(environment)
     tempfile.tempdir = None  # determined again from the environment

@@ -1,7 +1,7 @@
-"""What the server of fork_server.py imports before all else.
+"""First import of the server in fork_server.py.
 
-It outlives signals that tell a whole job to stop, and says nothing of a process that asked for a fork and ended before
-it had said what for: somebody has interrupted it.
+The server ignores a job's stop signals. The server prints no error if a client ends in the middle of a request for a
+fork: the client was interrupted.
 """
 
 from __future__ import annotations

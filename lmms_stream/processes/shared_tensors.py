@@ -1,4 +1,4 @@
-"""Tensors in memory that a process shares with those that it starts, in copies of their objects, too."""
+"""Tensors in memory shared by a process and its children, also in copies of objects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros in shared memory.
+    """Return a tensor of zeros in shared memory.
 
-    share_memory_() copies a tensor, larger ones in threads, which a forked process does not have: if its parent has
-    used these threads before, the process would wait for ever.
+    share_memory_() copies a tensor, with threads for large tensors. In a forked process the threads do not exist; the
+    copy would never end if the parent had used the threads before.
     """
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 class SharesTensors:
-    """A class whose tensors lie in memory that processes share.
+    """Class with tensors in shared memory.
 
-    A copy by copy.deepcopy, or by pickle for another program, has such memory of its own: without shared memory, its
-    processes would not see each other's writes.
+    A copy by copy.deepcopy, or by pickle for another program, gets its own shared memory: without shared memory, the
+    copy's processes would not see each other's writes.
     """
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
