@@ -11,6 +11,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ..compiled import compiled
+
 FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # outcomes of a pack; all but FITS come with a segment's number
 AHEAD = 2  # number of segments that tokens are prefetched ahead
 LINE = 64  # bytes of a cache line
@@ -59,7 +61,7 @@ def _array(data: NDArray[np.uint8], at: int, stop: int) -> tuple[int, int]:
     return (first, (stop - first) // 4) if first <= stop and (stop - first) % 4 == 0 else (at, -1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find(
     addresses: NDArray[np.int64],
     indices: NDArray[np.int64],
@@ -113,7 +115,7 @@ def _find(
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill(
     addresses: NDArray[np.int64],
     indices: NDArray[np.int64],

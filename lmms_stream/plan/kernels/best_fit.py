@@ -7,15 +7,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from ...compiled import compiled
 
 FEW_SAMPLES = 64  # of a window: sorting them by comparison is quicker than looking at every length there may be
 FILLER_SHARE = 0.2  # of a window's tokens: its shortest samples, kept back to fill gaps
 CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kept open for another window
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(inline="always")
 def mix(value: np.uint64) -> np.uint64:
     """splitmix64's finalizer: a bijection of 64-bit words without visible pattern (Steele et al., 2014)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -46,7 +47,7 @@ class Bins(NamedTuple):
     counts: NDArray[np.int32]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def new_bins(num_positions: int, window: int, limit: int) -> Bins:
     """Bins for up to `num_positions` positions, one after another, of which up to `window` are placed at a time."""
     slots = 1
@@ -70,7 +71,7 @@ def new_bins(num_positions: int, window: int, limit: int) -> Bins:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sort_window(
     lengths: NDArray[np.int32], start: int, stop: int, share: float, counts: NDArray[np.int32], turns: NDArray[np.int32]
 ) -> None:
@@ -114,7 +115,7 @@ def _sort_window(
     counts[shortest : longest + 1] = 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, turns: NDArray[np.int32]) -> None:
     """_sort_window for a window of a few samples: the same order, by insertion."""
     count = stop - start
@@ -149,7 +150,7 @@ def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, t
     turns[num_large:count] = by_length[num_large:]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_window(
     bins: Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
 ) -> int:
@@ -192,7 +193,7 @@ def fill_window(
     return num_open
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _enter(bins: Bins, num_open: int) -> None:
     """Enter the open bins into lists that are empty."""
     words, summary, by_room, next_bin = bins.words, bins.summary, bins.by_room, bins.next_bin
@@ -205,7 +206,7 @@ def _enter(bins: Bins, num_open: int) -> None:
         by_room[room] = chosen
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _close(
     bins: Bins, num_last: int, num_open: int, limit: int, max_samples: int, seed: np.uint64
 ) -> tuple[NDArray[np.int32], int]:
@@ -236,7 +237,7 @@ def _close(
     return sort_by_hash(keys[:num_closing], closing[:num_closing]), num_kept
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[np.int32]:
     """The bins by their keys, which are spread evenly: one bucket a bin by high bits, then insertion."""
     count = len(bins)
@@ -268,7 +269,7 @@ def sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[n
     return sorted_bins
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def emit(
     bins: Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
 ) -> int:
@@ -289,7 +290,7 @@ def emit(
     return num_packs
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _open_again(
     bins: Bins, lengths: NDArray[np.int32], offsets: NDArray[np.int64], firsts: NDArray[np.int64], limit: int
 ) -> None:
@@ -307,7 +308,7 @@ def _open_again(
     _enter(bins, len(firsts))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def best_fit(
     lengths: NDArray[np.int32],
     carried: NDArray[np.int64],
@@ -332,7 +333,7 @@ def best_fit(
     return best_fit_in(bins, lengths, carried, firsts, position, last, limit, max_samples, window, filler_share, seed)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def best_fit_in(
     bins: Bins,
     lengths: NDArray[np.int32],
@@ -385,14 +386,14 @@ for _bit in range(64):
     _LOW_BIT_TABLE[((1 << _bit) * int(_DE_BRUIJN) & (1 << 64) - 1) >> 58] = _bit
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(inline="always")
 def _low_bit(word: np.uint64) -> int:
     """Index of the lowest set bit of a word that is not 0 (de Bruijn multiplication)."""
     isolated = word & (~word + np.uint64(1))
     return _LOW_BIT_TABLE[(isolated * _DE_BRUIJN) >> np.uint64(58)]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def least_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> int:
     """The least set bit that is `bit` or more; -1 when there is none."""
     at = bit >> 6
@@ -413,13 +414,13 @@ def least_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) 
     return (at << 6) + _low_bit(words[at])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def set_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
     words[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
     summary[bit >> 12] |= np.uint64(1) << np.uint64((bit >> 6) & 63)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def clear_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
     words[bit >> 6] &= ~(np.uint64(1) << np.uint64(bit & 63))
     if words[bit >> 6] == np.uint64(0):
@@ -429,7 +430,7 @@ def clear_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) 
 # The compiled loops of next_fit and first_fit: int32 lengths, each from 1 to `limit`, in; order and offsets out.
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     count = len(lengths)
     offsets = np.empty(count + 1, np.int64)
@@ -449,7 +450,7 @@ def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[
     return np.arange(count).astype(np.int32), offsets[: num_packs + 1].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Each sample into the pack that was opened first among those with room, found in a tree of maxima."""
     count = len(lengths)

@@ -6,13 +6,14 @@ Most steps have few packs, so loading the compiled code dominates: they are smal
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from ...compiled import compiled
 
 PAD = -1  # in a rank's list: a pack without samples, so that every rank has the same number
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], rooms: NDArray[np.int64]) -> None:
     """Move the packs of a step from nodes that have no room, in their order, to the first that has some.
 
@@ -33,7 +34,7 @@ def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], rooms: NDArray[np
             sizes[node] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def deal(
     order: NDArray[np.int64],
     costs: NDArray[np.int64],
@@ -84,7 +85,7 @@ SWAPS_LOOKED_AT = 256  # for each pack of a node, so that dealing takes time in 
 GOOD_ENOUGH = 200  # swapping ends when no rank has more than 1/200 above the mean
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def deal_both(
     order: NDArray[np.int64],
     bounds: NDArray[np.int64],
@@ -117,7 +118,7 @@ def deal_both(
                 dealt[begins + turn] = order[first + mine[rank, turn]]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def deal_rounds(
     order: NDArray[np.int64],
     shares: NDArray[np.int64],
@@ -157,7 +158,7 @@ def deal_rounds(
     return max(means[0], means[1]) // ranks
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def swap(
     order: NDArray[np.int64],
     shares: NDArray[np.int64],

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from ...compiled import compiled
 from .best_fit import Bins, best_fit_in, first_fit, new_bins, next_fit
 from .window_fit import window_fit_in
 
@@ -82,12 +82,12 @@ class EpochPacks(NamedTuple):
     first_packs: _Numbers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _new_segments(count: int) -> Segments:
     return Segments(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _permutation(size: int, is_shuffled: bool, entropy: _Words, state: _Words) -> _Numbers:
     numbers = np.arange(size)
     if is_shuffled and size > 1:
@@ -96,7 +96,7 @@ def _permutation(size: int, is_shuffled: bool, entropy: _Words, state: _Words) -
     return numbers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Words:
     """Return the key of a block's stream: its words as SeedSequence splits them, an epoch from 2**32 on into two."""
     words = np.empty(6, np.uint64)
@@ -106,7 +106,7 @@ def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Word
     return words[: at + 3]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> None:
     """Write the samples of an epoch's shards, end to end."""
     turns = _permutation(len(facts.sizes), facts.shuffles, _entropy(facts.seed, epoch, 0, 0, 0)[:-3], state)
@@ -117,7 +117,7 @@ def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> No
             at += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
     """Write what there is to pack of some samples; the number of segments."""
     count = 0
@@ -131,7 +131,7 @@ def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64) -> tuple[NDArray[np.int32], _Numbers]:
     if rules.kind == NEXT_FIT:
         return next_fit(lengths, rules.limit, rules.max_samples)
@@ -148,7 +148,7 @@ def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64)
     return order, offsets
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _interleave(
     num_packs: int,
     node_firsts: _Numbers,
@@ -182,7 +182,7 @@ def _interleave(
     return num_packs
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pack_node(
     facts: SourceFacts,
     rules: Rules,
@@ -229,7 +229,7 @@ def _pack_node(
     return num_packs
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
     """The packs of the epochs [first, first + count), in the order of their numbers."""
     num_segments = int(facts.num_pieces.sum())
@@ -277,12 +277,12 @@ _MIX_L, _MIX_R = np.uint64(0xCA01F9DD), np.uint64(0x4973F715)
 _PCG_HIGH, _PCG_LOW = np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(inline="always")
 def _xor_high(value: np.uint64) -> np.uint64:
     return value ^ (value >> _16)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def seeded_words(entropy: Words, num_words: int) -> Words:
     """`SeedSequence(entropy).generate_state(num_words, uint64)`. entropy: uint64[1 or more], each below 2**32."""
     pool = np.zeros(4, np.uint64)
@@ -311,7 +311,7 @@ def seeded_words(entropy: Words, num_words: int) -> Words:
     return words
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mix_into(pool: Words, target: int, value: np.uint64, constant: np.uint64) -> np.uint64:
     """Mix a word into the pool's; the next constant of the hash."""
     value ^= constant
@@ -321,7 +321,7 @@ def _mix_into(pool: Words, target: int, value: np.uint64, constant: np.uint64) -
     return constant
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def begin_stream(entropy: Words, state: Words) -> None:
     """Make `state`, uint64[STATE_WORDS], that of `default_rng(entropy)`."""
     seed = seeded_words(entropy, 4)
@@ -335,7 +335,7 @@ def begin_stream(entropy: Words, state: Words) -> None:
     _advance(state)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(inline="always")
 def _advance(state: Words) -> None:
     """The next state: the last one times PCG's multiplier plus the increment, modulo 2**128."""
     low, other = state[1], _PCG_LOW
@@ -349,7 +349,7 @@ def _advance(state: Words) -> None:
     state[1] = total
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(inline="always")
 def _next_32(state: Words) -> np.uint64:
     if state[5]:
         state[5] = np.uint64(0)
@@ -362,7 +362,7 @@ def _next_32(state: Words) -> np.uint64:
     return value & _LOW
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def shuffle(state: Words, values: NDArray[np.int64]) -> None:
     """Shuffle at most 2**32 values as the generator's `shuffle` does, from the last to the first."""
     mask = np.uint64((1 << 32) - 1)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from ...compiled import compiled
 
 NEVER = np.int64(1) << 62
 
 _Numbers = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, ends: _Numbers, phase: int) -> int:
     """The last turn to which a source can wait that lacks so much before `turn`, and may lack no more than `most`."""
     for row in range(phase, len(ends)):
@@ -33,7 +34,7 @@ def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, en
     return NEVER
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
     """The turn in which a source lacks `least` or more that lacks so much before `turn`, if the phase goes on."""
     if lack + quota >= least:
@@ -41,7 +42,7 @@ def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
     return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else NEVER
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
     """Add a source to a heap of `size` of them: int64[sources, 2], keys and sources, ties to the first source."""
     here = size
@@ -54,7 +55,7 @@ def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
     heap[here, 0], heap[here, 1] = key, source
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pop(heap: _Numbers, size: int) -> None:
     """Take the first source out of a heap of `size` of them."""
     size -= 1
@@ -92,7 +93,7 @@ class _Turns(NamedTuple):
     givers: _Numbers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _begin(credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int) -> _Turns:
     """Return the state before the first turn: all sources wait."""
     num_sources = len(credits)
@@ -105,7 +106,7 @@ def _begin(credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least
     return _Turns(known, deadlines, waiting, ready, np.array([num_sources, 0, 0]), givers)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _take(
     turns: _Turns,
     turn: int,
@@ -158,14 +159,14 @@ def _take(
     return turn, num_givers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _end(turns: _Turns, turn: int, credits: _Numbers, quotas: _Numbers) -> None:
     """Bring what all sources lack up to date."""
     for source in range(len(credits)):
         credits[source] += quotas[turns.sizes[2], source] * (turn - turns.known[source])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_turns(
     count: int,
     left: _Numbers,
@@ -190,7 +191,7 @@ def take_turns(
     return turn
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_counts: _Numbers, until: _Numbers) -> int:
     """Return the packs that a source has left in its epoch, or up to the pack that is taken last."""
     if until[0] == source and at[source] == until[1]:
@@ -198,7 +199,7 @@ def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_co
     return counts[first_counts[source] + at[source]] - packs[source]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pass_epochs(count: int, at: _Numbers, packs: _Numbers, counts: _Numbers) -> tuple[int, int]:
     """Pass over packs of an only source. See take_epochs; returns the number of packs, and the source or -1."""
     done, epoch, pack, over = 0, at[0], packs[0], -1
@@ -214,7 +215,7 @@ def _pass_epochs(count: int, at: _Numbers, packs: _Numbers, counts: _Numbers) ->
     return done, over
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_epochs(
     count: int,
     at: _Numbers,

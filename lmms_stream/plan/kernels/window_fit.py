@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from ...compiled import compiled
 from .best_fit import FILLER_SHARE, Bins, emit, fill_window, mix, new_bins, sort_by_hash
 
 CLOSED_BELOW = 1 / 64  # of a pack: the samples of one with less room than that do not wait for the next window
 NUM_TURNS = 3
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: int, turns: NDArray[np.int32]) -> None:
     """Write the order in which the samples of a pool are placed.
 
@@ -42,7 +42,7 @@ def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: in
     turns[at:count] = by_length[at:]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _has_waited(bins: Bins, chosen: int, num_waiting: int, pool: NDArray[np.int32]) -> bool:
     """Whether a bin holds a sample of the window before: one of the first num_waiting of the pool."""
     if not num_waiting:
@@ -55,7 +55,7 @@ def _has_waited(bins: Bins, chosen: int, num_waiting: int, pool: NDArray[np.int3
     return False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _rooms(
     bins: Bins, num_bins: int, num_waiting: int, pool: NDArray[np.int32], least_room: int, closes: NDArray[np.bool_]
 ) -> int:
@@ -73,7 +73,7 @@ def _rooms(
     return lost
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pack_pool(
     bins: Bins,
     lengths: NDArray[np.int32],
@@ -107,13 +107,13 @@ def _pack_pool(
     return num_bins
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _position(firsts: NDArray[np.int64], position: int, index: int) -> int:
     """The position in the sequence of a sample of a stretch; see window_fit."""
     return firsts[index] if index < len(firsts) else index + position - len(firsts)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def window_fit(
     lengths: NDArray[np.int32],
     firsts: NDArray[np.int64],
@@ -136,7 +136,7 @@ def window_fit(
     return window_fit_in(bins, lengths, firsts, position, last, limit, max_samples, window, seed)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def window_fit_in(
     bins: Bins,
     lengths: NDArray[np.int32],

@@ -11,6 +11,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ...compiled import compiled
 from ...errors import ConfigError
 
 LANES = 8  # values that are copied together
@@ -60,7 +61,7 @@ def to_patches(
     return out
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill(
     frames: NDArray[np.uint8],
     patch_size: int,

@@ -17,6 +17,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ...compiled import compiled
+
 PRECISION_BITS = 22  # of a weight
 HALF = np.int32(1 << (PRECISION_BITS - 1))
 # Filter -> its number, and its reach in pixels on each side, times the scale if an image is made smaller.
@@ -68,7 +70,7 @@ def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArra
     return out
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _weights(
     size: int, new_size: int, filter: int, reach: float
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
@@ -115,7 +117,7 @@ def _sinc(x: float) -> float:
     return math.sin(x * math.pi) / (x * math.pi) if x != 0.0 else 1.0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _resize_rows(
     image: NDArray[np.uint8],
     weights: NDArray[np.int32],
@@ -142,7 +144,7 @@ def _resize_rows(
         _transpose(new_columns, 0, out.shape[1], band, target, row * out.shape[1], out.shape[1])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _resize_columns(
     frames: NDArray[np.uint8],
     weights: NDArray[np.int32],

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from ...compiled import compiled
 
 _Numbers = NDArray[np.int64]
 _Floats = NDArray[np.float64]
@@ -123,7 +124,7 @@ def wait_for_links(
     return waits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _wait(
     queues: _Queues, state: _State, link: Link, begins: NDArray[np.bool_], step_time_s: float, waits: _Floats
 ) -> None:
@@ -150,7 +151,7 @@ def _wait(
         now = ready + step_time_s
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
     """Whether a link has active or requested downloads, or new requests at a step."""
     end = queues.bounds[node + 1]
@@ -161,7 +162,7 @@ def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
     return state.needed[node] < end and queues.steps[queues.by_step[state.needed[node]]] <= step
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _ask(queues: _Queues, state: _State, node: int, step: int) -> None:
     """Add the requests of a step, and the downloads at hand from this step on."""
     end = queues.bounds[node + 1]
@@ -171,7 +172,7 @@ def _ask(queues: _Queues, state: _State, node: int, step: int) -> None:
         state.hand[node] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _take(queues: _Queues, state: _State, link: Link, node: int, step: int) -> None:
     """Take the shards of steps up to `step + taken_ahead`; this frees room for other shards ahead."""
     while state.taken[node] < queues.bounds[node + 1]:
@@ -182,7 +183,7 @@ def _take(queues: _Queues, state: _State, link: Link, node: int, step: int) -> N
         state.taken[node] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _have(queues: _Queues, state: _State, link: Link, node: int, step: int) -> float:
     """Run the link until all shards of a step have arrived; return the time of the last arrival."""
     ready = 0.0
@@ -197,13 +198,13 @@ def _have(queues: _Queues, state: _State, link: Link, node: int, step: int) -> f
     return ready
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _run(queues: _Queues, state: _State, link: Link, node: int, step: int, until: float) -> None:
     while state.now[node] < until and _go_on(queues, state, link, node, step, until):
         pass
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _go_on(queues: _Queues, state: _State, link: Link, node: int, step: int, until: float) -> bool:
     """Process the next event on a link, a first byte or the end of a download; False without an event by `until`."""
     now, count, slots = state.now[node], state.num_under_way[node], state.under_way.shape[1]
@@ -241,7 +242,7 @@ def _go_on(queues: _Queues, state: _State, link: Link, node: int, step: int, unt
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill(queues: _Queues, state: _State, link: Link, node: int, step: int) -> None:
     """Start the next downloads on idle threads."""
     slots = state.under_way.shape[1]
@@ -257,7 +258,7 @@ def _fill(queues: _Queues, state: _State, link: Link, node: int, step: int) -> N
         state.num_waiting[node] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _next(queues: _Queues, state: _State, link: Link, node: int, step: int) -> int:
     """Number of the next download for an idle thread; -1 without a download."""
     end = queues.bounds[node + 1]

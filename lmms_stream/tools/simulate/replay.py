@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from ...compiled import compiled
 from ...plan.next_use import NOW
 from ...plan.source_ranges import SourceBlock
 from .needs import EVERY_NODE, Entered, SimulatedOutlook, StepNeeds
@@ -263,7 +263,7 @@ def share(
 # The compiled loops of the simulation's caches.
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def use_needed_last(
     steps: _Numbers,
     shards: _Numbers,
