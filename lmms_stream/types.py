@@ -25,11 +25,11 @@ Processed = Mapping[str, Any]  # what a processor makes of it: input_ids, labels
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object of a store: its key there, its size, and what changes with its content.
+    """Object of a store: key, size, and a tag of the content.
 
-    tag: an entity tag, or a time of modification in nanoseconds; "" (and num_bytes 0) where the store does not say.
-    written_s: when it was written, by the store's clock, in seconds since 1970; 0 where the store does not say, and in
-    lists. has_opaque_tag: the tag is no digest of the content, though it looks like one; told by `stat` alone.
+    tag: entity tag, or time of modification in nanoseconds; "" (and num_bytes 0) if the store does not report a tag.
+    written_s: time of the write by the store's clock, in seconds since 1970; 0 if not reported, and in lists.
+    has_opaque_tag: the tag looks like a digest of the content but is not a digest; set only by `stat`.
     """
 
     key: str
@@ -40,7 +40,7 @@ class StoredObject:
 
 
 class Role(IntEnum):
-    """What a sequence of a sample is: an answer to those who compare answers, or a document beside others."""
+    """Role of a sequence in a sample: an answer in a comparison, or one of several documents."""
 
     REJECTED = 0  # of a pair, the worse one; by itself, one that is not wanted
     CHOSEN = 1
@@ -209,7 +209,7 @@ Kind = Literal["quarantined", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOutSample:
-    """A sample by its source's name and its number there, why it is left out, and from which step on.
+    """Left-out sample: name of the source, number in the source, reason, and first step as padding.
 
     since_step: the first step of the run in which it is padding; 0 is the beginning. Raises DataError.
     """
@@ -229,7 +229,7 @@ class LeftOutSample:
 
 
 class PackSegments(NamedTuple):
-    """Samples, or pieces of them, that stand one after another in packs: int64[num_segments] each.
+    """Consecutive samples or pieces of samples in packs: int64[num_segments] each.
 
     Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample sample_ids[s], which is sample indices[s] of
     shard shard_ids[s] and has expected[s] tokens in all (-1: that is not known).
@@ -244,9 +244,9 @@ class PackSegments(NamedTuple):
 
 
 class TokenRows(NamedTuple):
-    """What the tokens of packs, one after another, are written into: int64[1, T] each; see Batch.
+    """Output arrays for the tokens of consecutive packs: int64[1, T] each; see Batch.
 
-    position_ids: int64[axes, 1, T] where a family of models has axes of its own.
+    position_ids: int64[axes, 1, T] for families of models with their own axes.
     """
 
     input_ids: NDArray[np.int64]
@@ -258,24 +258,23 @@ class TokenRows(NamedTuple):
 class Batch:
     """One pack as one sequence, ready for a model.
 
-    input_ids, labels, position_ids: int64[1, T]; labels are -100 where nothing is learnt, and always at
-    the first token of a segment, so that no sample predicts the next; position_ids restart at 0 there.
-    With a family of models that has axes of its own (time, height, width), position_ids are int64[1 + axes, 1, T]:
-    those that restart by one a token, then the family's; float32 where the family's have fractions (Qwen3-Omni).
-    inputs: named tensors of the media, those of all samples one after another on axis 0, in the order of their tokens.
-    token_inputs: named values of tokens, int64[1, T] each, which some families' models take; 0 where a sample has none.
+    input_ids, labels, position_ids: int64[1, T]; labels are -100 for tokens not trained on, and always at the first
+    token of a segment, to prevent one sample from predicting the next; position_ids restart at 0 at each segment.
+    For families of models with their own axes (time, height, width), position_ids are int64[1 + axes, 1, T]: first the
+    token count within the segment, then the family's axes; float32 for families with fractions (Qwen3-Omni).
+    inputs: named tensors of the media, concatenated over samples on axis 0, in the order of their tokens.
+    token_inputs: named values per token, int64[1, T] each, for some families' models; 0 for samples without values.
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
-    num_loss_tokens: labels that are not -100. sample_ids: int64[num_samples]; empty in a pad pack.
-    source: the source of the samples. step: the step it belongs to, counted from where the loader began;
-    micro_batch: its number among this rank's packs of the step. num_patches: rows that its samples give to the tower
-    of their media, as measured.
-    sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does, or documents that do
-    not see each other: the index of its sample in sample_ids, its tokens [start, stop), and its role (see Role), in the
-    order of their tokens. Each is a segment of its own; padding is none of them. None where each sample is one segment.
-    left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py. And samples that
-    lanes passed over on the way to this pack, as they cannot be measured.
+    num_loss_tokens: number of labels other than -100. sample_ids: int64[num_samples]; empty in a pad pack.
+    source: the source of the samples. step: step of the pack, counted from the loader's start; micro_batch: number of
+    the pack among this rank's packs of the step. num_patches: measured rows of the samples for the media tower.
+    sequences: int64[n, 4] for samples of several sequences (a pair of answers, or documents without attention to each
+    other): index of the sample in sample_ids, tokens [start, stop), and role (see Role), in token order. Each sequence
+    is a segment; padding is excluded. None if each sample is one segment.
+    left_out: samples in sample_ids with padding in place of their tokens, see plan/left_out.py; and samples skipped by
+    lanes before this pack because their measurement failed.
 
-    Batches of tokenized samples share memory with others of their step: clone a tensor that is to be saved by itself.
+    Batches of tokenized samples share memory with other batches of their step: clone a tensor before saving the tensor.
     """
 
     input_ids: torch.Tensor
@@ -296,7 +295,7 @@ class Batch:
 
     @property
     def num_segments(self) -> int:
-        """Segments of samples; of one pack, the first ones of cu_seqlens. Padding is none of them."""
+        """Number of segments without padding; in one pack, the first segments of cu_seqlens."""
         return len(self.sample_ids if self.sequences is None else self.sequences)
 
     @property
@@ -309,7 +308,7 @@ class Batch:
         return list(pairwise(bounds))
 
     def sample_of(self, segment: int) -> int:
-        """The id of the sample that a segment of one pack is of."""
+        """Sample id of a segment of one pack."""
         index = segment if self.sequences is None else int(self.sequences[segment, 0])
         return int(self.sample_ids[index])
 
@@ -319,12 +318,12 @@ class Batch:
         return int(self.input_ids.shape[1])
 
     def for_model(self, model: Any, processor: Any = None) -> dict[str, Any]:
-        """The keyword arguments with which a transformers model keeps the samples of this pack apart.
+        """Keyword arguments for a transformers model to keep the samples of this pack separate.
 
-        model(**batch.for_model(model)).logits are those of each sample by itself; labels are not among the arguments.
-        model may be wrapped by DDP, fully_shard, torch.compile or peft. processor: of packs with media, the one that
-        made them. The first call for a model proves it, see check_isolation: all ranks make it together. Raises
-        ConfigError for a model, or an attention, that mixes samples.
+        model(**batch.for_model(model)).logits equal the logits of each sample alone; labels are not included. model may
+        be wrapped by DDP, fully_shard, torch.compile or peft. processor: for packs with media, the packs' processor.
+        The first call for a model checks the separation (check_isolation): all ranks must call together. Raises
+        ConfigError for a model or an attention with mixed samples.
         """
         own_loop = import_module(".train.model.choice", __package__)
         arguments: dict[str, Any] = own_loop.arguments_of(self, model, processor)
@@ -339,7 +338,7 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def record_stream(self, stream: Any) -> None:
-        """Have the memory of the tensors, which are on a GPU, stay until what a stream was given is done."""
+        """Keep the tensors' GPU memory until the stream has finished its queued work."""
         self._map(lambda tensor: (tensor.record_stream(stream), tensor)[1])
 
     def _map(self, change: Any) -> Batch:

@@ -1,4 +1,4 @@
-"""What a run will read of each source once its settings are changed. ledger + changed stretch -> changes. Pure."""
+"""Future reads of a run from each source after a change of settings. ledger + changed stretch -> changes. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .amounts import SourceAmounts, amounts_of, steps_to_end
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceChange:
-    """A source in the steps [first, stop) of a run that goes on with other settings.
+    """Source in the steps [first, stop) of a run resumed with other settings.
 
     status: kept, added (the run has read nothing of it so far) or removed (nothing of it is read any more).
     token_share: of what these steps read, and token_share_before, of what they would read with the settings that the
@@ -55,7 +55,7 @@ class SourceChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightPhase:
-    """Steps [first, stop) with the same weights. token_shares: of what they read, by source."""
+    """Steps [first, stop) with the same weights. token_shares: shares of the tokens read, by source."""
 
     first: int
     stop: int
@@ -80,9 +80,9 @@ class Change:
 
 
 def changed(ledger: StepLookup, mixture: Mixture, *, first: int, global_batch: int, skipped: Ranges = ()) -> StepLookup:
-    """The ledger of a run that goes on from step `first` with other settings.
+    """Ledger of a run resumed at step `first` with other settings.
 
-    CursorError where a source does not follow the plan that it had; ConfigError for one without packs.
+    CursorError for a source with a different plan; ConfigError for a source without packs.
     """
     cursor = mixture.adopt(ledger.cursor(first))
     stretches = [each for each in ledger.stretches if each.cursor.step <= first]
@@ -90,9 +90,9 @@ def changed(ledger: StepLookup, mixture: Mixture, *, first: int, global_batch: i
 
 
 def describe_change(before: StepLookup, after: StepLookup, *, stop: int, left_out: LeftOut | None = None) -> Change:
-    """What the last stretch of `after` reads up to a step, and what the settings of `before` would have read.
+    """Compare the reads of the last stretch of `after` up to a step with the reads under the settings of `before`.
 
-    left_out: samples that are padding from some step on. ConfigError where there is no step to describe.
+    left_out: samples replaced by padding from a given step. ConfigError without any step to describe.
     """
     stretch = after.stretches[-1]
     first, old = stretch.cursor.step, before.stretches[-1]
@@ -194,7 +194,7 @@ def _status(name: str, ledger: StepLookup) -> str:
 
 
 def _end(stretch: Stretch, name: str, *, stop: int) -> int | None:
-    """The step before `stop` that reads the last pack of a source's last epoch."""
+    """Step before `stop` with the last pack of a source's last epoch."""
     mixture, cursor = stretch.mixture, stretch.cursor
     if name not in mixture.max_epochs:
         return None
@@ -208,7 +208,7 @@ def _end(stretch: Stretch, name: str, *, stop: int) -> int | None:
 
 
 def _shares(before: Mapping[str, SourceAmounts], after: Mapping[str, SourceAmounts]) -> dict[str, float]:
-    """Of the tokens that were passed between two steps, by source."""
+    """Share of each source in the tokens between two steps."""
     tokens = {name: _passed(at) - (_passed(before[name]) if name in before else 0) for name, at in after.items()}
     total = sum(tokens.values())
     return {name: count / total if total else 0.0 for name, count in tokens.items()}
@@ -227,15 +227,15 @@ def _packs_before(plan: PackPlan, at: SourceCursor) -> int:
     return sum(plan.num_packs(epoch) for epoch in range(at.epoch)) + at.packs
 
 
-# Samples that steps read as padding, because they are left out. ledger + left-out samples -> amounts. Pure.
+# Left-out samples, read as padding. ledger + left-out samples -> amounts. Pure.
 
 _At = tuple[int, int]  # where a source stands: its epoch, and packs of that
 
 
 def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int, stop: int) -> tuple[int, int]:
-    """Samples and tokens of a source that are padding in the steps [first, stop): each sample once in each epoch.
+    """Samples and tokens of a source replaced by padding in the steps [first, stop): each sample once per epoch.
 
-    Those of steps that are passed over are none. The shuffle blocks that hold such samples are packed again.
+    Skipped steps do not count. Shuffle blocks with left-out samples are packed again.
     """
     found, plan = left_out.of_source(source), ledger.plan(source)
     if not len(found.sample_ids):
@@ -263,7 +263,7 @@ def _at(ledger: StepLookup, source: str, step: int) -> _At:
 
 
 def _skipped(ledger: StepLookup, source: str, first: int, stop: int) -> list[tuple[_At, _At]]:
-    """Packs that steps in [first, stop) pass over, of the last stretch."""
+    """Packs of the last stretch in skipped steps of [first, stop)."""
     ranges = [(max(begin, first), min(end, stop)) for begin, end in ledger.stretches[-1].skipped]
     return [(_at(ledger, source, begin), _at(ledger, source, end)) for begin, end in ranges if begin < end]
 
@@ -275,7 +275,7 @@ def _is_in(at: _At, ranges: list[tuple[_At, _At]]) -> bool:
 def _segments(
     plan: PackPlan, epoch: int, sample_ids: NDArray[np.int64], *, stop: _At
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of the segments of some samples in an epoch, in packs before `stop`: their packs, tokens, and which samples.
+    """Packs, tokens and samples of the segments of some samples in an epoch, in packs before `stop`.
 
     sample_ids: int64[n], sorted. Three arrays int64[num_segments], the last of positions in sample_ids.
     """

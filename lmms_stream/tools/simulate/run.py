@@ -1,7 +1,7 @@
 """A run on a cluster, simulated: datasets + cluster -> [this] -> figures. No shard is read.
 
-A run of many samples is not looked at step by step: windows of one round through the shuffle blocks are, evenly spread
-over the epoch, each after another round that says what the nodes have by then.
+A run of many samples is simulated in windows: rounds through the shuffle blocks, evenly spread over the epoch. Each
+window follows another round, to fill the nodes' caches.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_SAMPLES = 1 << 25  # of a run that is looked at step by step
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Which steps are simulated: those of `epochs` epochs (with weights: of the sources' max_epochs), or max_steps.
+    """Steps to simulate: `epochs` epochs (with weights: the sources' max_epochs), or max_steps.
 
-    max_samples: as many are looked at step by step; of a run with more, windows.
+    max_samples: limit for a simulation of every step; longer runs are simulated in windows.
     """
 
     global_batch: int
@@ -51,7 +51,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StepWindow:
-    """Steps [first, stop) that are counted, after those from `warm` on. weight: how many steps each stands for."""
+    """Counted steps [first, stop), after warmup steps from `warm` on. weight: number of steps represented by each."""
 
     warm: int
     first: int
@@ -93,7 +93,7 @@ def simulate(
 
 
 def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simulation:
-    """The same, of sources that are open."""
+    """Simulate a run on opened sources; see `simulate`."""
     is_limited = any(limit is not None for limit in sources.limits_on(cluster).values())
     if cluster.peers and is_limited:
         raise ConfigError(
@@ -122,7 +122,7 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
 
 
 def _step_config(sources: Sources, cluster: Cluster, steps: Steps, *, is_limited: bool) -> StepConfig:
-    """What loaders do at a time; see in_whole_steps."""
+    """Step config of the loaders; see in_whole_steps."""
     check_global_batch(steps.global_batch, cluster.world.num_groups)
     config = StepConfig(global_batch=steps.global_batch, world=cluster.world, drop_last=steps.drop_last)
     if not sources.fills:
@@ -136,7 +136,7 @@ def _items_ahead(sources: Sources, cluster: Cluster, config: StepConfig) -> int:
 
 
 def _count_steps(sources: Sources, steps: Steps) -> int:
-    """Steps of the run; ConfigError where it has no end."""
+    """Number of steps of the run; ConfigError for a run without end."""
     mixture = sources.mixture
     if mixture.schedule is None:
         packs = [sum(plan.num_packs(epoch) for plan in sources.plans.values()) for epoch in range(steps.epochs)]
@@ -156,7 +156,7 @@ def _count_steps(sources: Sources, steps: Steps) -> int:
 
 
 def _windows(sources: Sources, steps: Steps, total: int) -> list[_StepWindow]:
-    """What is looked at: all, or rounds through the blocks."""
+    """Windows to simulate: all steps, or rounds through the blocks."""
     plans = sources.plans.values()
     in_epoch = sum(plan.num_packs(0) for plan in plans) / sources.num_samples
     num_seen = total * steps.global_batch / in_epoch
@@ -186,7 +186,7 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_StepWindow]:
 
 
 def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache]:
-    """Those that have a limit, by the number of their source."""
+    """Caches with a limit, by number of the source."""
     group_nodes = cluster.world.group_nodes
     margin = steps_ahead(needs.config, num_workers=cluster.num_workers)
     found, first = {}, 0
@@ -214,7 +214,7 @@ def _look(
     asked_ahead: int,
     asked_at_once: int,
 ) -> list[Downloads]:
-    """The downloads of each window; its steps count through the windows."""
+    """Downloads of each window; steps are numbered across windows."""
     found = []
     seen = 0
     mixture = sources.walked
