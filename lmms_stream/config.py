@@ -1,4 +1,4 @@
-"""YAML and overrides -> a frozen dataclass. Strict; the only names it knows are the sections of a launch file."""
+"""YAML and overrides -> a frozen dataclass. Strict; the only names known here are the sections of a launch file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _of_older_launch_file(data: Any) -> Any:
 
 
 def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str) -> T:
-    """A plain mapping as a `config_class`; `source` names it in errors. Numbers in strings are accepted."""
+    """Build a `config_class` from a plain mapping. source: name for errors. Numbers in strings are accepted."""
     return _built(config_class, data, path="", source=source)
 
 
@@ -133,7 +133,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
-    """The mapping that holds a dotted key; an empty one where there is none."""
+    """Return the mapping with a dotted key; an empty mapping if missing."""
     for parent in key.split(".")[:-1]:
         data = data.get(parent) or {}
         if not isinstance(data, dict):
@@ -142,7 +142,7 @@ def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _with_known_keys(config_class: Any, data: Any, *, path: str, source: str) -> Any:
-    """The data with new keys in place of old ones; ConfigError for a key that is unknown."""
+    """Return the data with new keys in place of old keys; ConfigError for an unknown key."""
     if not dataclasses.is_dataclass(config_class) or not isinstance(data, Mapping):
         return data
     choose = getattr(config_class, "class_for", None)  # of these settings: the class or a subclass
@@ -199,8 +199,8 @@ _NO_DEFAULT = object()
 class OldKey:
     """A key of an earlier release.
 
-    new: the key to write instead. move: puts its value into the settings. is_old: whether a value is an old one, of a
-    key that has other values now.
+    new: the replacement key. move: puts the value into the settings. is_old: whether a value is old, for a key with new
+    values in this release.
     """
 
     new: str
@@ -209,9 +209,9 @@ class OldKey:
 
 
 def moved(new: str, changed: Callable[[Any], Any] = lambda value: value, *, default: Any = _NO_DEFAULT) -> OldKey:
-    """A key that has another name or section now.
+    """Return the OldKey for a renamed or moved key.
 
-    new: its dotted key. changed: old value -> new value. default: old value that is left out.
+    new: new dotted key. changed: old value -> new value. default: old value to leave out.
     """
 
     def move(settings: Settings, value: Any) -> None:
@@ -235,7 +235,7 @@ def put(settings: Settings, key: str, value: Any) -> None:
 
 
 def _given_values(section: Any) -> Settings:
-    """The values of a section that differ from its defaults."""
+    """Values of a section other than the defaults."""
     default = type(section)()
     names = [each.name for each in dataclasses.fields(section)]
     return {name: getattr(section, name) for name in names if getattr(section, name) != getattr(default, name)}
@@ -263,7 +263,7 @@ def old_keys(keys: Mapping[str, OldKey]) -> Callable[[type[T]], type[T]]:
 
 
 def section_of(config_class: type[Any], name: str) -> type[Any] | None:
-    """The dataclass of a field that holds a section, or may be None instead."""
+    """Dataclass of a field for a section or an optional section."""
     hint = typing.get_type_hints(config_class).get(name)
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return next((each for each in options if isinstance(each, type) and dataclasses.is_dataclass(each)), None)
@@ -272,7 +272,7 @@ def section_of(config_class: type[Any], name: str) -> type[Any] | None:
 def with_new_keys(
     config_class: Any, settings: Mapping[str, Any], *, path: str = "", source: str = "", tells: bool = True
 ) -> Settings:
-    """The settings with new keys in place of old ones. tells: warn of each once, on rank 0."""
+    """Return the settings with new keys in place of old keys. tells: warn once for each old key, on rank 0."""
     keys: Mapping[str, OldKey] = getattr(config_class, "OLD_KEYS", {})
     old = [name for name, key in keys.items() if name in settings and key.is_old(settings[name])]
     found = {name: value for name, value in settings.items() if name not in old}

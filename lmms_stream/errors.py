@@ -52,14 +52,14 @@ def _num_unmatched(name: object, known: str) -> int:
 
 
 def if_lfs_pointer(data: bytes) -> str:
-    """What is wrong with a file that begins with these bytes, if it is a pointer of Git LFS; "" for other files."""
+    """Explanation for a file with these first bytes, if a pointer of Git LFS; "" for other files."""
     if not data.startswith(b"version https://git-lfs.github.com/spec/"):
         return ""
     return "is a Git LFS pointer, which stands for data that was not downloaded: run git lfs pull in its repository"
 
 
 def if_folder_of_lfs_pointers(folder: str, pattern: str = "*") -> str:
-    """The first file of a folder whose name matches and that is a pointer of Git LFS, and what is wrong; or ""."""
+    """Name and explanation for the first Git LFS pointer among the matching files of a folder; or ""."""
     for path in sorted(Path(folder).glob(pattern)):
         with path.open("rb") as file:
             if problem := if_lfs_pointer(file.read(64)):
@@ -92,11 +92,11 @@ class ObjectMissingError(StorageError, FileNotFoundError):
 
 
 class TargetExistsError(StorageError, FileExistsError):
-    """Something lies already where a dataset is to be written."""
+    """The target of a dataset already exists."""
 
 
 class ObjectChangedError(StorageError):
-    """A file or an object is not the one any more that was asked for."""
+    """A file or an object has changed since the request."""
 
     def __init__(self, where: str):
         super().__init__(where)
@@ -106,7 +106,7 @@ class ObjectChangedError(StorageError):
 
 
 class ObjectHiddenError(ObjectMissingError):
-    """The named object does not exist, or a store shows it to known users alone, and does not say which."""
+    """The named object does not exist, or is visible only to known users; the store does not distinguish."""
 
 
 class ShardError(LmmsStreamError, ValueError):
@@ -114,7 +114,7 @@ class ShardError(LmmsStreamError, ValueError):
 
 
 class LengthsError(LmmsStreamError, ValueError):
-    """A lengths index is missing, or disagrees with the samples that it describes."""
+    """A lengths index is missing or disagrees with its samples."""
 
 
 class PackingError(LmmsStreamError, ValueError):

@@ -1,6 +1,6 @@
-"""Parts that are found by a name: those of this package, and those that other packages add by entry points.
+"""Parts by name: parts of this package, and parts added by other packages through entry points.
 
-A part is imported when it is first asked for. Another package adds one in its pyproject.toml, for example
+A part is imported at the first use. Another package adds a part in its pyproject.toml, for example
 
     [project.entry-points."lmms_stream.tasks"]
     my_task = "my_package.tasks:MyTask"
@@ -26,9 +26,9 @@ Part = TypeVar("Part")
 class Registry(Mapping[str, Part]):
     """The parts of one group, by name. Ours come first, in the order of the table; others follow, sorted by name.
 
-    Looking for one of ours does not look at what other packages have installed. ConfigError for a part of another
-    package that cannot be imported, that is no part of this group, that has the name of one of ours, or that two
-    packages add.
+    A lookup of one of our parts does not read other packages' entry points. ConfigError for a part of another package
+    if the import fails, if the object is not a part of this group, if the name is one of ours, or if two packages add
+    the name.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Registry(Mapping[str, Part]):
         _ = self.others
 
     def origin(self, name: str) -> str | None:
-        """The package and version that a part comes from; None for one of ours."""
+        """Package and version of a part; None for one of our parts."""
         return None if name in self.ours else _package(self.others[name])
 
 
@@ -107,7 +107,7 @@ def _entry_points(group: str) -> Mapping[str, EntryPoint]:
 
 @cache
 def imported(value: str) -> Any:
-    """An object of this package by its "module:object" below lmms_stream, imported when this is called."""
+    """Import and return an object of this package by its "module:object" below lmms_stream."""
     module, _, name = value.partition(":")
     return getattr(import_module(f".{module}", __package__), name)
 

@@ -1,4 +1,4 @@
-"""Signals that tell a run or a command to end, and the signal that has workers write their stacks.
+"""Signals to end a run or a command, and the signal for workers to write their stacks.
 
 A run takes note of the signal, and its workers work until the run has ended. Other commands end at once.
 """
@@ -79,15 +79,15 @@ def _terminate(number: int, _: FrameType | None) -> None:
 
 
 def outlive_stop_signals() -> None:
-    """Ignore stop signals in a server of forked processes, whose end would be taken for the end of its workers."""
+    """Ignore stop signals in a fork server: its end would look like the end of its workers."""
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def outlive_stop_signal(worker: int) -> None:
-    """Let a loader worker work for a while after its whole job was told to stop: the run still takes its batches.
+    """Let a loader worker continue for a while after a stop signal to the job: the run still takes batches.
 
-    One that crashes says where, which torch's handlers do not. worker: its number, which torch passes.
+    A crashed worker reports the location, unlike torch's handlers. worker: number of the worker, passed by torch.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes of a job

@@ -70,7 +70,7 @@ class _CountColumn(ProgressColumn):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bar:
-    """A progress bar with an end that `begin` sets, 0 for unknown; what was done before it is no part of the rate."""
+    """Progress bar. `begin` sets the end, 0 for unknown; earlier work is excluded from the rate."""
 
     _progress: Progress
     _task: TaskID
@@ -82,7 +82,7 @@ class Bar:
         self._progress.advance(self._task, count)
 
     def count_rows(self, count: int) -> None:
-        """Rows that are done, beside what the bar counts."""
+        """Count finished rows, in addition to the bar's own unit."""
         task = self._progress.tasks[self._task]
         num_rows = task.fields["num_rows"] + count
         rate = f", {num_rows / task.elapsed:,.0f}/s" if task.elapsed else ""
@@ -108,9 +108,9 @@ def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
 def print_record(
     title: str, record: Any, *, left_out: Sequence[str] = (), labels: Mapping[str, str] | None = None
 ) -> None:
-    """The fields of a dataclass as a table of two columns; arrays, mappings and `left_out` are left out.
+    """Print the fields of a dataclass as a table of two columns, without arrays, mappings and fields in `left_out`.
 
-    labels: what fields are called where their names do not say it.
+    labels: labels of fields with unclear names.
     """
     table = Table("", "", show_header=False)
     for field in dataclasses.fields(record):
@@ -122,7 +122,7 @@ def print_record(
 
 
 def print_table(title: str, table: Table) -> None:
-    """A table below its title, which is a line of its own: a long one is not squeezed into the table's width."""
+    """Print a table below its title. The title has its own line: long titles do not fit the table's width."""
     console.print(Text(visible(title), style="bold"), soft_wrap=True)
     console.print(table)
 
@@ -133,16 +133,16 @@ def print_next(command: str) -> None:
 
 
 def print_found(text: str) -> None:
-    """What was found in a source; what is left out of it is yellow."""
+    """Print a finding in a source; omissions are yellow."""
     shown = Text(visible(text))
     shown.highlight_regex(r"leaves out .*", "yellow")
     console.print(shown, soft_wrap=True)
 
 
 def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:
-    """Dataclasses, each with its name: one column a record, so that long names and many fields both fit.
+    """Print named dataclasses, one column per record, to fit long names and many fields.
 
-    left_out: fields that are not shown.
+    left_out: fields to hide.
     """
     table = Table("", *(Column(Text(visible(name))) for name, _ in records))
     for field in dataclasses.fields(records[0][1]):
@@ -206,7 +206,7 @@ def visible(text: str) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """The text, or its beginning and how much is left out."""
+    """Return the text; for a longer text than `limit`, its beginning and the size of the rest."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
 
 

@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
-    """What the parser is given of a command line: options of several values have one value each.
+    """Return a command line for the parser: options of several values are repeated with one value each.
 
     `convert` has several of them, other commands --setting.
     """
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def check_part(options: argparse.Namespace) -> None:
-    """ConfigError for what one part of a conversion cannot be asked."""
+    """Raise ConfigError for options incompatible with one part of a conversion."""
     others = {
         "--append": options.append,
         "--dry-run": options.dry_run,

@@ -1,4 +1,4 @@
-"""The options of `lmms-stream convert`, and what its help lists."""
+"""Options of `lmms-stream convert`, and lists for its help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Group = argparse._ArgumentGroup  # argparse gives it no public name
 
 
 def kinds_and_roles() -> str:
-    """What --kind, --columns and --roles may name."""
+    """Valid names for --kind, --columns and --roles, for the help."""
     from ..converters.rows.kinds import KINDS, column_roles
     from ..converters.rows.speakers import ROLES
 
@@ -40,7 +40,7 @@ def kinds_and_roles() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All that the command takes."""
+    """Add all arguments of the command."""
     parser.add_argument(
         "sources",
         nargs="+",
@@ -359,7 +359,7 @@ def one_value_each(
 def _parts(
     words: Sequence[str], flags: Collection[str], several: Mapping[str, Callable[[str], bool]]
 ) -> Iterator[tuple[str | None, list[str]]]:
-    """Each option with its values, each other word by itself."""
+    """Yield each option with its values, and each other word alone."""
     index = 0
     while index < len(words):
         word = words[index]

@@ -23,7 +23,7 @@ FORMATS = ("parquet", "jsonl", "webdataset")  # of unload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexReport:
-    """What `index` measured. seconds: of the whole command, without what earlier ones measured."""
+    """Measurements of `index`. seconds: duration of this command, without earlier measurements."""
 
     num_samples: int
     num_tokens: int

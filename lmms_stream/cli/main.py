@@ -1,4 +1,4 @@
-"""`lmms-stream COMMAND`: which commands there are, and what becomes of their errors."""
+"""`lmms-stream COMMAND`: the commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FIRST_STEPS = (
 
 
 class MainParser(CommandParser):
-    """The parser of all commands; its help shows them by what they are for."""
+    """Parser of all commands; the help groups commands by purpose."""
 
     def format_help(self) -> str:
         commands = _commands(self)
@@ -214,7 +214,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, CommandParser]:
 
 
 def _check_command(parser: MainParser, word: str) -> None:
-    """Exit with an error that names the command that a wrong one may be meant to be."""
+    """Exit with an error for a wrong command; suggest a similar command."""
     commands = _commands(parser)
     if word.startswith("-") or word in commands:
         return
@@ -222,11 +222,11 @@ def _check_command(parser: MainParser, word: str) -> None:
     parser.error(f"there is no command {word}{f' (did you mean {meant[0]}?)' if meant else ''}")
 
 
-# Standard output of a command, whose errors are those of the command and of nothing that it works on.
+# Standard output of a command, with errors separate from errors of the command's files.
 
 
 class OutputError(Exception):
-    """Standard output cannot be written; not an OSError, which handlers take for one of the disk that they write to."""
+    """Standard output cannot be written; not an OSError, because handlers treat an OSError as an error of the disk."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"standard output cannot be written ({cause.strerror}): free some room, or write elsewhere")

@@ -32,7 +32,9 @@ def new_figure(*, width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as the suffix of `path` says. ConfigError for another than SUFFIXES, StorageError by the disk."""
+    """Write a figure in the format of the suffix of `path`. ConfigError for a suffix not in SUFFIXES, StorageError by
+    the disk.
+    """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ConfigError(f"{path}: plots are files of {', '.join(SUFFIXES)}: name one of these")
@@ -63,14 +65,14 @@ class RunCurves:
     metrics: list[str]
 
     def curve(self, metric: str, *, x: str) -> tuple[Floats, Floats]:
-        """Where the records of a figure lie on the x-axis, and their values, NaN for null."""
+        """Positions of a metric's records on the x-axis, and their values, NaN for null."""
         records = [record for record in (*self.steps, *self.evaluations) if metric in record]
         steps = np.array([record["step"] for record in records], np.float64)
         values = [record[metric] if is_number(record[metric]) else np.nan for record in records]
         return self._positions(steps, x=x), np.array(values, np.float64)
 
     def _positions(self, steps: Floats, *, x: str) -> Floats:
-        """Of steps on the x-axis; an evaluation's step without a record of training lies between its neighbours."""
+        """Positions of steps on the x-axis; evaluation steps without a training record are interpolated."""
         if x == "step":
             return steps
         known = [record for record in self.steps if is_number(record.get(X_AXES[x]))]

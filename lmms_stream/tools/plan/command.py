@@ -245,7 +245,7 @@ def _positions(options: argparse.Namespace) -> int | None:
 
 
 def _next_step(options: argparse.Namespace) -> str:
-    """How the packs that were planned are trained on."""
+    """Next command, for training on the planned packs."""
     if (path := _run_file(options)) is not None:
         return f"lmms-stream train {quote(str(path))}"
     settings = {

@@ -34,7 +34,7 @@ def print_plan(
     *,
     as_json: bool,
 ) -> None:
-    """What `lmms-stream plan` found, as tables or as one JSON object."""
+    """Print the figures of `lmms-stream plan` as tables or as one JSON object."""
     if as_json:
         tables: dict[str, Sequence[Any]] = {
             "epochs": epochs,
@@ -104,7 +104,7 @@ def plan_change(options: argparse.Namespace) -> int:
 
 
 def _overrides(options: argparse.Namespace) -> list[str]:
-    """The options that change the run, as settings of its YAML file."""
+    """Return the options with changes of the run, as settings of the run's YAML file."""
     overrides = []
     for name, text in (("weights", options.weights), ("max_epochs", options.max_epochs)):
         if text:
@@ -172,7 +172,7 @@ def print_change(change: Change, *, as_json: bool) -> None:
 
 
 def _line(name: str, source: SourceChange) -> str:
-    """What becomes of a source, in words."""
+    """Describe the change of a source in words."""
     before = "" if source.status == "added" else f" (before: {source.token_share_before:.1%})"
     words = [f"{name}, {source.status}: {source.token_share:.1%} of the tokens{before}"]
     words.append(f"reads {source.num_samples:,} samples, {source.num_tokens:,} tokens")
@@ -186,6 +186,6 @@ def _line(name: str, source: SourceChange) -> str:
 
 
 def _phase_line(phase: WeightPhase) -> str:
-    """What the steps of a phase of the schedule read, in words."""
+    """Describe the reads of a phase of the schedule in words."""
     shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.token_shares.items())
     return f"steps {phase.first:,} to {phase.stop - 1:,}: {shares} of the tokens"

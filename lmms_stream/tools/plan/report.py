@@ -1,4 +1,4 @@
-"""What plans amount to, in numbers and as a picture."""
+"""Figures of plans, in numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class KindsReport:
 
 
 def report_kinds(plan: PackPlan, *, source: str) -> KindsReport | None:
-    """None where the source has no media, so that all tokens are of text."""
+    """Report the kinds of a source's tokens; None for a source without media, with text tokens only."""
     index = plan.index
     if not isinstance(index, LengthIndex) or index.num_tokens_of is None:
         return None
@@ -141,7 +141,7 @@ def _lower_bound(plan: PackPlan, num_tokens: int) -> int:
 
 
 def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen: int = 256) -> StepsReport:
-    """Look at the first steps of a mixture, as `world` would read them."""
+    """Report on the first steps of a mixture for the ranks of `world`."""
     cursor = mixture.start()
     packs_left = mixture.packs_left(cursor)
     shards: list[int] = []
