@@ -1,4 +1,4 @@
-"""The cluster that a run is simulated on, and what its store costs."""
+"""The simulated cluster, and the prices of its store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Nodes, what they have of each, and what a request costs.
+    """Nodes, resources of each node, and price of a request.
 
     num_workers: of each GPU's loader. bandwidth: between the store and one node, as "5gbit", or as bytes a second
     ("600mb"), headers of packets among them; None: without limit. cache: room for the shards of each source on each
@@ -56,7 +56,7 @@ class Cluster:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of the link of one node."""
+        """Bandwidth of the link of one node."""
         return math.inf if self.bandwidth is None else parse_bandwidth(self.bandwidth)
 
     @property

@@ -83,7 +83,7 @@ class DescribedSource:
 
     @property
     def num_samples(self) -> int:
-        """Of the source; where its tokens are given, as many as have them."""
+        """Number of samples of the source; computed from the tokens if given."""
         if self.samples is not None:
             return parse_count(self.samples, name="samples")
         return max(1, round(parse_count(self.tokens or 0, name="tokens") / float(self.table(0).mean())))
@@ -106,7 +106,7 @@ class DescribedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedSources:
-    """Sources that are to be converted and mixed, by name; weights and max_epochs are those of a run."""
+    """Sources to be converted and mixed, by name. weights, max_epochs: like in a run."""
 
     sources: dict[str, DescribedSource]
     weights: dict[str, float] | None = None
@@ -124,7 +124,7 @@ def describe(
     order: OrderConfig | None = None,
     fetch: FetchConfig | None = None,
 ) -> Sources:
-    """The sources as `simulate` takes them, all in packs and in an order of the same settings."""
+    """Return the sources for `simulate`, all with the same settings of packs and order."""
     if not isinstance(described, DescribedSources):
         described = DescribedSources(sources=dict(described))
     order, fetch = order or OrderConfig(), fetch or FetchConfig()
@@ -168,7 +168,7 @@ def _shards(source: DescribedSource, mean_length: float) -> tuple[NDArray[np.int
 def described_plan(
     index: Lengths, samples_per_shard: NDArray[np.int64], *, order: OrderConfig, packing: PackingConfig
 ) -> PackPlan:
-    """A plan over lengths that were drawn; of many samples the packs are not counted block by block."""
+    """Plan over drawn lengths; for many samples, packs are not counted block by block."""
     assert isinstance(index, _DrawnLengths)
     if index.num_samples <= COUNTED:
         return PackPlan(index, samples_per_shard, order=order, packing=packing)
@@ -212,7 +212,7 @@ class _Repeated:
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """All of them, in memory."""
+        """Return all lengths, in memory."""
         return self[np.arange(self._size)].astype(dtype or np.uint32)
 
 
@@ -274,7 +274,7 @@ def _total_below(sample_ids: NDArray[np.int64], *, sums: NDArray[np.int64]) -> N
 
 
 def parse_count(text: float | str, *, name: str) -> int:
-    """A number of samples or tokens as people write it; ConfigError for anything else.
+    """Parse a number of samples or tokens, for example "7b"; ConfigError for invalid text.
 
     >>> parse_count("10.5t", name="tokens"), parse_count(7e9, name="samples")
     (10500000000000, 7000000000)

@@ -1,4 +1,4 @@
-"""Downloads of the steps that were looked at -> figures of the whole run. Arithmetic only."""
+"""Downloads of the simulated steps -> figures of the whole run. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WindowTimes:
     def figures(
         self, config: StepConfig, *, num_steps: int, packs_ahead: int, planned_s: float, counted_s: float
     ) -> Simulation:
-        """planned_s, counted_s: seconds that planning the first step took here, and counting packs before it."""
+        """planned_s, counted_s: seconds here for planning the first step, and for counting packs before."""
         sources, cluster, shards = self._sources, self._cluster, self._sources.all_shards
         waits = self._waits(cluster.bytes_per_s, latency_s=cluster.latency_s)
         wait_s = float((waits * self._weights)[1:].sum())
@@ -114,7 +114,7 @@ class WindowTimes:
 
     @cached_property
     def _copies(self) -> NDArray[np.int64]:
-        """Nodes that download each shard, in the steps that were looked at."""
+        """Number of nodes with a download of each shard, in the simulated steps."""
         return np.bincount(self._shards[~self._again], minlength=len(self._sources.all_shards.stored))
 
     def _waits(self, bytes_per_s: float, *, latency_s: float) -> _Floats:
@@ -130,7 +130,7 @@ class WindowTimes:
         )  # fmt: skip
 
     def _needed_bandwidth(self) -> float:
-        """Bytes a second of each link with which steps wait less than NO_WAIT of the time, but the first of epochs."""
+        """Bytes per second of each link for waits below NO_WAIT of the time, except in the first steps of epochs."""
         time_s = self._seen * self._cluster.step_time_s
 
         def is_enough(bytes_per_s: float) -> bool:
@@ -254,7 +254,7 @@ def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFigures:
-    """What one node downloads from the store: shards, those of them that it had before, and bytes; and from peers."""
+    """Downloads of one node: shards from the store, repeated shards among them, and bytes; and from peers."""
 
     node: int
     num_downloads: int
@@ -266,7 +266,7 @@ class NodeFigures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Figures of each step that was looked at, each an array of as many values.
+    """Figures of the simulated steps, one array value per step.
 
     node_bytes: what the busiest node downloads for the step; mean_bytes: the mean of the nodes. wait_s: before it.
     shards: that nodes read, in all. imbalance: cost of the busiest rank over the mean.
@@ -301,7 +301,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """What a cluster does with a plan. Of a long run some steps are looked at, and their figures scaled to all.
+    """Figures of a plan on a cluster. For a long run, some steps are simulated and their figures scaled to all steps.
 
     num_downloads, download_bytes: of all nodes, from the store; num_from_peers, peer_bytes: from each other.
     bytes_of_busiest_node: from the store. copies: downloads of a shard, in the mean of those that were read;
@@ -364,7 +364,7 @@ class Simulation:
 
     @property
     def least_cache_bytes(self) -> int:
-        """What the caches of a node need together."""
+        """Total bytes of the caches of a node."""
         return sum(self.least_cache_limits.values())
 
     @property

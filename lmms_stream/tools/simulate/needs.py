@@ -1,7 +1,7 @@
-"""Which shards each node reads in each step. mixture + step config -> [needs] -> nodes and shards of steps.
+"""Shards read by each node in each step. mixture + step config -> [needs] -> nodes and shards of steps.
 
-It asks the code that runs: the mixture for the packs of a step, the planner for their dealing to groups of ranks and
-for the shards of their samples, and the plan for the shuffle blocks that workers fetch ahead.
+The simulation calls the code of real runs: the mixture for the packs of a step, the planner for the packs of each group
+of ranks and the shards of their samples, and the plan for the shuffle blocks fetched ahead.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ...plan.source_ranges import SourceBlock, SourceRanges
 from .sources import Sources
 
 STRETCH_SEGMENTS = 1 << 20  # looked at together
-EVERY_NODE = -1  # serves a block, where groups of ranks span nodes
+EVERY_NODE = -1  # serves a block, if groups of ranks span nodes
 
 _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entered:
-    """A shuffle block that packs of a step come from first: the node that fetches its shards, and theirs.
+    """Shuffle block, at the first step with packs of the block: the fetching node, and the block's shards.
 
     source: its number.
     """
@@ -45,7 +45,7 @@ class Entered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepNeeds:
-    """What some successive steps need. Steps count from where the simulation began; shards through all sources.
+    """Needs of consecutive steps. Steps count from the start of the simulation; shards count across all sources.
 
     steps, nodes, shards: int64[n], one for each shard that a node reads in a step, by step and node. entered: in the
     order of steps. begins: whether loaders begin anew with the first step, as they do with each epoch. imbalance:

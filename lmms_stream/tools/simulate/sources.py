@@ -1,4 +1,4 @@
-"""The datasets of a run as the simulation takes them: plans, and the shards as index.json lists them."""
+"""Datasets of a run for the simulation: plans, and shards from index.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shar
 
 @dataclass(frozen=True, slots=True)
 class ShardCosts:
-    """The shards of all sources: bytes on a node, bytes that are downloaded, and requests for each. int64[n]."""
+    """Shards of all sources: bytes on a node, downloaded bytes, and requests per shard. int64[n]."""
 
     stored: NDArray[np.int64]
     loaded: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Sources:
         weights: Weights | Mapping[int, Weights] | None = None,
         max_epochs: Mapping[str, int] | None = None,
     ) -> Sources:
-        """The sources of a run; ConfigError for one in lanes, whose packs are not known beforehand."""
+        """Return the sources of a run; ConfigError for a run in lanes, with packs unknown in advance."""
         named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
         cores = {name: core_of(each) for name, each in named.items()}
         for name, core in cores.items():
@@ -99,7 +99,7 @@ class Sources:
 
     @cached_property
     def walked(self) -> Mixture:
-        """The same mixture, to go through many steps: whole blocks are kept, as far as memory allows."""
+        """Mixture for walks over many steps: complete blocks are kept, within a memory limit."""
         return Mixture(
             {name: plan.keeping(self._kept_segments(plan)) for name, plan in self.plans.items()},
             weights=self.weights,
@@ -112,7 +112,7 @@ class Sources:
 
     @cached_property
     def all_shards(self) -> ShardCosts:
-        """Those of one source after another."""
+        """Shards of all sources, concatenated."""
         columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
         return ShardCosts(*map(np.concatenate, columns))
 
@@ -125,7 +125,7 @@ class Sources:
         return sum(plan.num_samples for plan in self.plans.values())
 
     def with_setting(self, name: str, value: int | str) -> Sources:
-        """The same sources with another value of one of COMPARED; ConfigError for what is none of them."""
+        """Return the sources with another value of a setting in COMPARED; ConfigError for other settings."""
         if name not in COMPARED:
             raise ConfigError(f"{name} cannot be compared: choose one of {', '.join(COMPARED)}")
         plans, shards = dict(self.plans), dict(self.shards)
