@@ -1,10 +1,10 @@
-"""What people use around a run, each with its commands. The core imports none of them.
+"""Tools around a run, each with its commands. The core does not import tools.
 
 inspect     the content of a stored dataset
-plan        what a run will read, before it starts, and after a change of settings
-simulate    what a cluster will do with a plan
-profile     the part of a run that limits it
-watch       the log of a run as it grows
+plan        reads of a run, before the start and after a change of settings
+simulate    a plan on a simulated cluster
+profile     the limiting part of a run
+watch       the growing log of a run
 ledger      past and future samples of a run
 demo        `make demo`
 """

@@ -1,4 +1,4 @@
-"""An inspection in a terminal, or as one HTML page that loads nothing: styles and images are in it, text is escaped."""
+"""Inspection in a terminal, or as one self-contained HTML page, with embedded styles and images and escaped text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 
 
 def write_page(inspection: Inspection, path: Path) -> None:
-    """Write the page to a file; ConfigError without matplotlib, where there are lengths to draw."""
+    """Write the page to a file; ConfigError without matplotlib if the page has lengths to draw."""
     text = render_page(inspection)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,12 +68,12 @@ def render_page(inspection: Inspection) -> str:
 
 
 def render_sample(sample: SampleView, *, num_samples: int, url: str) -> str:
-    """One sample of a dataset at a URL as such a page."""
+    """Return an HTML page of one sample of a dataset at a URL."""
     return _page(url, _sample(sample, num_samples, [MAX_PAGE_IMAGE_BYTES]))
 
 
 def render_note(title: str, note: str) -> str:
-    """A page that says why there is nothing to show."""
+    """Return a page with the reason for a missing sample."""
     return _page(title, [f'<p class="note">{_text(note)}</p>'])
 
 
@@ -203,7 +203,7 @@ BAR_CELLS = 40
 
 
 def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: bool) -> None:
-    """The dataset in tables, its lengths as bars, and the samples that were chosen."""
+    """Print the dataset in tables, lengths as bars, and the chosen samples."""
     if as_json:
         record = dataclasses.asdict(inspection, dict_factory=_without_bytes)
         print_json(record | {"saved": [str(path) for path in saved]})

@@ -120,7 +120,7 @@ def _ledger(options: argparse.Namespace) -> int:
 
 
 def _check_questions(options: argparse.Namespace) -> None:
-    """ConfigError for options of which one would not be heard."""
+    """Raise ConfigError for options with no effect together."""
     given = {"--step": options.step is not None, "--sample": bool(options.sample), "--drop": options.drop is not None}
     asked = [name for name, is_given in given.items() if is_given]
     if len(asked) > 1:
@@ -134,7 +134,7 @@ def _check_questions(options: argparse.Namespace) -> None:
 
 
 def _world(options: argparse.Namespace) -> World | None:
-    """The ranks that a run will have; None where they are not given."""
+    """Ranks of the run; None if not given."""
     from ...types import World
 
     if options.world_size is None and options.num_nodes is None:
@@ -144,7 +144,7 @@ def _world(options: argparse.Namespace) -> World | None:
 
 
 def _logged(options: argparse.Namespace, history: RunHistory) -> int:
-    """What the log of a run in lanes says."""
+    """Answer from the log of a run in lanes."""
     from .console import print_logged
     from .run import LoggedLedger, output_dir_of
 

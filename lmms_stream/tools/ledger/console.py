@@ -1,4 +1,4 @@
-"""What `lmms-stream ledger` prints."""
+"""Output of `lmms-stream ledger`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def print_samples(
 
 
 def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool) -> None:
-    """From which step on a run would have been another one without some samples."""
+    """Print the first step with an effect of some samples on the run."""
     first = ledger.first_step(samples)
     if as_json:
         _print_json({"samples": len(samples), "retraining": None if first is None else dataclasses.asdict(first)})
@@ -88,7 +88,7 @@ def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool
 
 
 def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:
-    """stop: steps before it count; default: those of the checkpoint, or all of a run that has not begun."""
+    """Print the amounts read before step `stop`; default: the checkpoint's steps, or all steps before a run starts."""
     if stop is None:
         stop = ledger.stop or ledger.end or 0
     amounts = ledger.amounts(stop)
@@ -174,7 +174,7 @@ def _print_growth(ledger: Ledger) -> None:
 
 
 def _shown(pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
-    """The first samples of a pack, each with its row where that is known."""
+    """First samples of a pack, each with its source row if known."""
     most, ids = SHOWN_IDS if rows is None else SHOWN_ROWS, pack.sample_ids.tolist()
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     shown = map(str, ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
@@ -187,7 +187,7 @@ def _short(row: SourceRow) -> str:
 
 
 def _ranks(ledger: Ledger, step: int, group: int) -> str:
-    """The rank that reads the packs of a group, or the ranks that share them."""
+    """Rank or ranks of a group, with shared packs."""
     size = ledger.plans.stretch(step).world.replication
     return str(group) if size == 1 else f"{group * size} to {group * size + size - 1}"
 

@@ -1,4 +1,4 @@
-"""What is measured of a run: values."""
+"""Measured rates of a run: values."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StepRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """The three measurements. more_workers: the loader alone with more workers; None where that was not asked.
+    """The three measurements. more_workers: only the loader, with more workers; None if not measured.
 
     num_cpus: that a rank's node has for it and the ranks beside it. num_ranks: processes of the run.
     """
@@ -89,12 +89,12 @@ class Rates:
 
 
 def rates_from(found: Any) -> Rates:
-    """Rates as JSON has them."""
+    """Build rates from JSON values."""
     return TypeAdapter(Rates).validate_python(found)
 
 
 def check_measured(*, steps: int, warmup_steps: int, seconds: float) -> None:
-    """ConfigError where nothing would be measured."""
+    """Raise ConfigError for settings without anything to measure."""
     if steps < 1:
         raise ConfigError(f"steps must be at least 1, got {steps}: a round needs one")
     if warmup_steps < 1:
@@ -103,7 +103,7 @@ def check_measured(*, steps: int, warmup_steps: int, seconds: float) -> None:
         raise ConfigError(f"seconds must be above 0, got {seconds:g}: each measurement takes at most as long")
 
 
-# Which part of a run is its limit, by how much, and what to change. rates -> [verdict] -> sentences. Pure.
+# The limiting part of a run, the ratio, and a remedy. rates -> [verdict] -> sentences. Pure.
 
 Limit = Literal["data", "model", "shared", "even"]
 AHEAD = 1.2  # a loader that makes so many times what the model takes is well ahead of it
@@ -141,7 +141,7 @@ def times(ratio: float) -> str:
 
 
 def verdict_of(rates: Rates) -> Verdict:
-    """What the measurements say; what they do not is not claimed."""
+    """Return the verdict of the measurements; no claims beyond the measurements."""
     limit = limit_of(rates)
     figures = (
         f"the loader alone makes {times(ratio_of(rates.loader, rates))} the tokens that the model alone takes, and "

@@ -1,4 +1,4 @@
-"""Runs as a page on 127.0.0.1: the page, what it draws as JSON, and samples. It answers GET alone, writes nothing."""
+"""Runs as a page on 127.0.0.1: page, JSON for its curves, and samples. The server answers only GET, writes nothing."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ logger = logging.getLogger("lmms_stream")
 
 
 class Watch:
-    """Several runs, which are read by one thread at a time."""
+    """Several runs, read by one thread at a time."""
 
     def __init__(self, runs: Sequence[WatchedRun]):
         self._runs, self._lock = runs, threading.Lock()
 
     def views(self) -> list[dict[str, Any]]:
-        """The runs as they are now."""
+        """Current views of the runs."""
         with self._lock:
             for run in self._runs:
                 run.update()
