@@ -183,7 +183,7 @@ def plain_number(number: Any) -> int | float:
 
 
 def _remedy(value: Any, kinds: list[str]) -> str:
-    """What to write instead of a number in another form."""
+    """Advice for a number in the wrong form."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -330,11 +330,11 @@ class Batch:
         return arguments
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory (called by torch's DataLoader)."""
+        """Return the batch in page-locked memory (called by torch's DataLoader)."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """Return the batch on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def record_stream(self, stream: Any) -> None:

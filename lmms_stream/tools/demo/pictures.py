@@ -1,4 +1,4 @@
-"""Pictures that installed packages ship, with their names as what there is to learn."""
+"""Pictures from installed packages, with their names as answers."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _ledger(options: argparse.Namespace) -> int:
 
 
 def _check_questions(options: argparse.Namespace) -> None:
-    """Raise ConfigError for options with no effect together."""
+    """Raise ConfigError for conflicting options, and for options without their question."""
     given = {"--step": options.step is not None, "--sample": bool(options.sample), "--drop": options.drop is not None}
     asked = [name for name, is_given in given.items() if is_given]
     if len(asked) > 1:

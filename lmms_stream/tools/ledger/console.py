@@ -55,7 +55,7 @@ def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
 def print_samples(
     ledger: Ledger, samples: Sequence[Sample], *, stop: int | None, renamed: str | None, as_json: bool
 ) -> None:
-    """Where samples were and will be, what they are called in another dataset, and what they were trained on first."""
+    """Print past and future positions of samples, their ids in another dataset, and the first step trained on any."""
     found = [ledger.sample(*sample, stop=stop) for sample in samples]
     names = [
         None if renamed is None else ledger.origins.renamed(source, [id], url=renamed)[0] for source, id in samples

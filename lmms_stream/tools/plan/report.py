@@ -203,7 +203,7 @@ def _imbalance(costs: NDArray[np.int64], dealt: NDArray[np.int64]) -> float:
 
 
 def with_strategy(plan: PackPlan, strategy: str) -> PackPlan:
-    """The same plan, packed by another strategy."""
+    """Return the plan packed by another strategy."""
     packing = dataclasses.replace(plan.packing, strategy=strategy)
     return PackPlan(plan.index, plan.samples_per_shard, order=plan.order, packing=packing)
 

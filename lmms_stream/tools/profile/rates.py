@@ -192,7 +192,7 @@ def _change_of_data(rates: Rates) -> str:
 
 
 def _missing(loader: LoaderRates, rates: Rates) -> str:
-    """What workers are short of, by the CPU time that they take."""
+    """Name the workers' bottleneck by their CPU time."""
     num_workers = max(1, loader.num_workers) * rates.num_ranks
     most = min(num_workers, rates.num_cpus)
     busy = f"they compute on {loader.busy_cpus:.1f} of {most} CPUs that they could have"

@@ -1,4 +1,4 @@
-"""What a cluster will do with a plan: bytes, requests, waiting, memory and cost, from indexes and lengths only.
+"""Simulation of a plan on a cluster: bytes, requests, waiting, memory and cost, from indexes and lengths only.
 
 cluster     nodes, links, caches and prices
 sources     the datasets of a run -> plans and shards

@@ -199,7 +199,7 @@ class _DrawnLengths(Lengths):
 
 
 class _Repeated:
-    """What plans ask of an array of lengths: how many there are, and those of some samples."""
+    """Array of lengths with the operations used by plans: number of lengths, and lengths of some samples."""
 
     def __init__(self, table: NDArray[np.uint32], size: int):
         self._table, self._size = table, size

@@ -173,7 +173,7 @@ class WindowTimes:
         )
 
     def _least_caches(self, num_packs: int) -> dict[str, int]:
-        """Of each source. num_packs: that the workers of a node look ahead."""
+        """Least cache limit of each source. num_packs: number of packs ahead for the workers of a node."""
         return {
             name: least_cache_limit(
                 self._sources.shards[name].stored,

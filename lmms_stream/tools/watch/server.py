@@ -138,7 +138,7 @@ class _Answer(BaseHTTPRequestHandler):
         logger.debug(form, *args)
 
 
-# One sample of a run's datasets as a page, as `inspect` shows it: escaped, and nothing of it is executed.
+# Page of one sample in a run's datasets, like in `inspect`: escaped, without execution of content.
 
 
 def sample_page(datasets: Mapping[str, Mapping[str, Any]], sample: str) -> str:
