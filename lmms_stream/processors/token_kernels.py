@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ..compiled import compiled
+from ..versions.numba import compiled
 
 FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # outcomes of a pack; all but FITS come with a segment's number
 AHEAD = 2  # number of segments that tokens are prefetched ahead

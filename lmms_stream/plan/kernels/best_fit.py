@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compiled import compiled
+from ...versions.numba import compiled
 
 FEW_SAMPLES = 64  # of a window: sorting them by comparison is quicker than looking at every length there may be
 FILLER_SHARE = 0.2  # of a window's tokens: its shortest samples, kept back to fill gaps

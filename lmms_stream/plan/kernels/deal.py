@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compiled import compiled
+from ...versions.numba import compiled
 
 PAD = -1  # in a rank's list: a pack without samples, so that every rank has the same number
 

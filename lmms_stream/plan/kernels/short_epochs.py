@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compiled import compiled
+from ...versions.numba import compiled
 from .best_fit import Bins, best_fit_in, first_fit, new_bins, next_fit
 from .window_fit import window_fit_in
 

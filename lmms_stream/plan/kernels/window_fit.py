@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compiled import compiled
+from ...versions.numba import compiled
 from .best_fit import FILLER_SHARE, Bins, emit, fill_window, mix, new_bins, sort_by_hash
 
 CLOSED_BELOW = 1 / 64  # of a pack: the samples of one with less room than that do not wait for the next window

@@ -11,8 +11,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ...compiled import compiled
 from ...errors import ConfigError
+from ...versions.numba import compiled
 
 LANES = 8  # values that are copied together
 

@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ...compiled import compiled
+from ...versions.numba import compiled
 
 PRECISION_BITS = 22  # of a weight
 HALF = np.int32(1 << (PRECISION_BITS - 1))

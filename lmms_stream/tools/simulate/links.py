@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compiled import compiled
+from ...versions.numba import compiled
 
 _Numbers = NDArray[np.int64]
 _Floats = NDArray[np.float64]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compiled import compiled
 from ...plan.next_use import NOW
 from ...plan.source_ranges import SourceBlock
+from ...versions.numba import compiled
 from .needs import EVERY_NODE, Entered, SimulatedOutlook, StepNeeds
 from .sources import ShardCosts
 
