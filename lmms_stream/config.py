@@ -225,13 +225,19 @@ def put(settings: Settings, key: str, value: Any) -> None:
     """Set a dotted key; ConfigError if the section has another value for it."""
     *sections, last = key.split(".")
     for name in sections:
-        section: Any = settings.get(name) or {}
-        if dataclasses.is_dataclass(section):  # given as a keyword
-            section = _given_values(section)
-        settings[name] = settings = dict(section)
+        settings = opened_section(settings, name)
     if settings.get(last) and settings[last] != value:
         raise ConfigError(f"{key} is {settings[last]!r}, and an old key of it {value!r}: leave the old key out")
     settings[last] = value
+
+
+def opened_section(settings: Settings, name: str) -> Settings:
+    """Return a section of settings as a dictionary of its own, set in place of the mapping or dataclass given."""
+    section: Any = settings.get(name) or {}
+    if dataclasses.is_dataclass(section):  # given as a keyword
+        section = _given_values(section)
+    settings[name] = opened = dict(section)
+    return opened
 
 
 def _given_values(section: Any) -> Settings:

@@ -164,9 +164,7 @@ class JsonScanner:
     def elements(self) -> Iterator[bytes]:
         """Yield texts of the elements of the next array."""
         self.take(b"[")
-        empty = self.peek() == b"]"
-        if empty:
-            self._at += 1
+        empty = self._is_empty(b"]")
         while not empty:
             yield self.value(b"]")
             if self.take(b",]") == b"]":
@@ -175,9 +173,7 @@ class JsonScanner:
     def members(self) -> Iterator[str]:
         """Yield keys of the next object; read the value of each key before the next key."""
         self.take(b"{")
-        empty = self.peek() == b"}"
-        if empty:
-            self._at += 1
+        empty = self._is_empty(b"}")
         while not empty:
             if self.peek() != b'"':
                 self.take(b'"')  # raises: not a quote
@@ -190,6 +186,13 @@ class JsonScanner:
                 raise self._error(f"{excerpt(text, 0)} is not a key ({error.msg})") from error
             if self.take(b",}") == b"}":
                 return
+
+    def _is_empty(self, closer: bytes) -> bool:
+        """Return whether the array or object just opened closes at once, and skip its end if it does."""
+        empty = self.peek() == closer
+        if empty:
+            self._at += 1
+        return empty
 
     def end(self) -> None:
         if self.peek():

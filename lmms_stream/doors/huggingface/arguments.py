@@ -14,7 +14,7 @@ import torch
 from ...errors import ConfigError, LmmsStreamError
 from ...processors.base import Compared
 from ...train.run.optimizers import OF_TORCH
-from ...train.run.settings import BETAS, BestConfig, TrainConfig, share_of_run
+from ...train.run.settings import BETAS, EPSILON, BestConfig, TrainConfig, share_of_run
 from ...types import World
 from . import trl_fields
 
@@ -29,7 +29,6 @@ SAME = (
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, if different
 _QUADRATIC = ("sdpa", "eager")  # their forward costs tokens times tokens, and masks other samples' tokens
 LAUNCHED = "launched_values"  # arguments of a launch file: values of TrainConfig without a field of transformers
-_EPSILON = 1e-8  # default of AdamW
 _REPORTERS = ("tensorboard", "wandb")
 
 
@@ -186,7 +185,7 @@ def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:
         name = "adamw"
     betas = [arguments.adam_beta1, arguments.adam_beta2]
     of_adam: dict[str, Any] = {} if betas == [*BETAS] else {"betas": betas}
-    if arguments.adam_epsilon != _EPSILON:
+    if arguments.adam_epsilon != EPSILON:
         of_adam["eps"] = arguments.adam_epsilon
     if of_adam and name in OF_TORCH:
         raise ConfigError(

@@ -12,11 +12,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import SchedulerType, get_scheduler
 
 from ...errors import ConfigError
-from .settings import TrainConfig
+from .settings import DECAY_RATIO, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 _NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # our names -> transformers'
-_DECAY_RATIO = 0.1  # share of a run in which wsd decays
 _WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 
 
@@ -151,7 +150,7 @@ def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
     details: dict[str, Any] = {}
     given = dict(config.lr_scheduler_kwargs)
     if name == "warmup_stable_decay":
-        details["num_decay_steps"] = round(given.pop("decay_ratio", _DECAY_RATIO) * length)
+        details["num_decay_steps"] = round(given.pop("decay_ratio", DECAY_RATIO) * length)
     if kind not in _WITH_MINIMUM:
         if given.get("min_lr") and not name.endswith("_with_min_lr"):
             raise ConfigError(

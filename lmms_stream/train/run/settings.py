@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...checks import check_fields, check_limits, is_number, local_path, plain_path, whole_number
-from ...config import OldKey, Settings, moved, old_keys, put
+from ...config import OldKey, Settings, moved, old_keys, opened_section, put
 from ...errors import ConfigError
 from ...loader.drop_list import drop_lists, first_steps
 from ...mds.core import HasCore, OpensLoader, PackedDataset
@@ -31,7 +31,8 @@ _AT_LEAST_0 = (
 )  # fmt: skip
 _LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
 _ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
-BETAS = (0.9, 0.999)  # of AdamW, if optim_args has none
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW, if optim_args has none
+DECAY_RATIO = 0.1  # share of a run in which wsd decays, if lr_scheduler_kwargs has none
 
 
 def _action(section: Settings, action: str) -> None:
@@ -213,12 +214,7 @@ def _number(value: Any) -> Any:
 def _in_bad_samples(move: Callable[[Settings, Any], None]) -> Callable[[Settings, Any], None]:
     """Move an old key into the section bad_samples."""
 
-    def moved_in(settings: Settings, value: Any) -> None:
-        given = settings.get("bad_samples") or {}
-        settings["bad_samples"] = section = dict(given) if isinstance(given, Mapping) else asdict(given)
-        move(section, value)
-
-    return moved_in
+    return lambda settings, value: move(opened_section(settings, "bad_samples"), value)
 
 
 def _profile(settings: Settings, section: Any) -> None:
@@ -235,8 +231,8 @@ OLD_KEYS = {
     **{f"{name}_strategy": _strategy(f"{name}_steps") for name in ("save", "eval", "logging")},
     "adam_beta1": OldKey("optim_args.betas, a list of both", _beta(0)),
     "adam_beta2": OldKey("optim_args.betas, a list of both", _beta(1)),
-    "adam_epsilon": moved("optim_args.eps", _number, default=1e-8),
-    "decay_ratio": moved("lr_scheduler_kwargs.decay_ratio", _number, default=0.1),
+    "adam_epsilon": moved("optim_args.eps", _number, default=EPSILON),
+    "decay_ratio": moved("lr_scheduler_kwargs.decay_ratio", _number, default=DECAY_RATIO),
     "min_learning_rate": moved("lr_scheduler_kwargs.min_lr", _number, default=0),
     "warmup_steps": OldKey("warmup", _warmup_steps),
     "warmup_tokens": OldKey("warmup", _warmup_tokens),
