@@ -59,7 +59,10 @@ def drop_lists(drop: Drop | None) -> list[DropList]:
 
 def first_steps(drop: Any) -> Any:
     """Convert a list of {file, from_step} to the first step of each file; return other values unchanged."""
-    return {each.file: each.from_step for each in drop_lists(drop)} if isinstance(drop, list) else drop
+    if not isinstance(drop, list):
+        return drop
+    latest_first = sorted(drop_lists(drop), key=lambda each: -each.from_step)
+    return {each.file: each.from_step for each in latest_first}
 
 
 def dropped(drop: Drop | None, datasets: Mapping[str, HasSamples]) -> LeftOut:

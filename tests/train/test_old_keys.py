@@ -45,6 +45,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"max_bad_samples": 3}, {}),
     ({"drop": [{"file": "a"}, {"file": "b", "from_step": 9}]}, {"bad_samples": {"drop": {"a": 0, "b": 9}}}),
+    (
+        {"drop": [{"file": "a", "from_step": 5}, {"file": "a"}, {"file": "a", "from_step": 9}]},
+        {"bad_samples": {"drop": {"a": 0}}},
+    ),
     ({"bad_samples": {"drop": [{"file": "a", "from_step": 9}]}}, {"bad_samples": {"drop": {"a": 9}}}),
     ({"bad_samples": {"action": "quarantine", "max": 3}}, {"bad_samples": {"quarantine": 3}}),
     ({"bad_samples": {"action": "error", "max": 3}}, {}),
