@@ -192,8 +192,7 @@ class Viewer:
         if self.processor is not None:
             try:
                 seen = seen_by(self.processor, sample)
-                reads = DocumentsProcessor() if self._has_documents(sample) else self.processor
-                tokens = self._view_tokens(reads.process(sample), seen)
+                tokens = self._view_tokens(self.processed(sample), seen)
             except Exception as error:  # noqa: BLE001 - a chat template may refuse a sample with any error
                 note = f"it does not become tokens: {error if isinstance(error, DataError) else repr(error)}"
         return SampleView(
@@ -209,8 +208,13 @@ class Viewer:
             note=note,
         )
 
-    def _has_documents(self, sample: Sample) -> bool:
-        return isinstance(self.processor, TokensProcessor) and "document_starts" in sample
+    def processed(self, sample: Sample) -> Processed:
+        """Return the tokens and labels of a sample. Raises the errors of the processor."""
+        if isinstance(self.processor, TokensProcessor) and "document_starts" in sample:
+            return DocumentsProcessor().process(sample)
+        if self.processor is None:
+            raise ConfigError("samples become tokens by a processor: pass one, or a tokenizer")
+        return self.processor.process(sample)
 
     def _view_tokens(self, processed: Processed, seen: Sequence[SeenView]) -> TokensView:
         input_ids = np.asarray(processed["input_ids"])

@@ -24,6 +24,7 @@ from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
 from lmms_stream.tools.inspect.page import MAX_IMAGE_BYTES, MAX_TEXT, render_page, write_page
 from lmms_stream.tools.inspect.summary import (
+    MAX_DRAWN,
     Inspection,
     histogram,
     inspect_dataset,
@@ -109,7 +110,8 @@ class Page(HTMLParser):
     @property
     def loaded(self) -> list[str]:
         names = ("src", "href", "xlink:href", "data", "action", "srcset", "poster")
-        return [str(value) for _, found in self.elements for name, value in found.items() if name in names]
+        values = [str(value) for _, found in self.elements for name, value in found.items() if name in names]
+        return [value for value in values if not value.startswith("#")]  # a figure's own glyphs
 
 
 def test_a_dataset_is_described_by_what_its_index_and_headers_say(tmp_path: Path) -> None:
@@ -393,12 +395,47 @@ def test_the_page_marks_what_is_trained_on_and_draws_the_lengths(
         expected += [f"{sample.tokens.num_trained:,} of them trained on"]
         expected += [visible(run.text) for run in sample.tokens.runs if run.trained]
     assert page.marked == expected
-    assert [tag for tag, _ in page.elements].count("svg") == 1
-    assert all(value.startswith("#") for value in page.loaded)  # the figure's own glyphs
+    assert [tag for tag, _ in page.elements].count("svg") == 2
+    assert page.loaded == []
     assert not re.search(r"url\((?!#)", text)
     assert text == render_page(found)  # the same bytes again
     with pytest.raises(StorageError, match="name another file with --html"):
         write_page(found, tmp_path)
+
+
+def test_samples_are_drawn_evenly_for_histograms_of_images_and_of_tokens_that_are_trained_on(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    sizes = [(8, 30), (40, 8), (5, 7)] * 100
+    chats = [
+        ([{"role": "user", "content": [{"type": "image", "span": [0, len(png(*size))]}]}], png(*size)) for size in sizes
+    ]
+    found = inspect_dataset(write_chats(tmp_path / "images", chats, size_limit=20_000)).drawn
+    assert found.image_sides is not None
+    assert found.trained_shares is None
+    assert 100 <= found.num_samples == sum(found.image_sides.counts) <= MAX_DRAWN
+    assert (found.image_sides.edges[0], found.image_sides.edges[-1]) == (7, 41)
+    lengths = write_tokens(tmp_path / "tokens", num_samples=40).astype(int)
+    found = inspect_dataset(str(tmp_path / "tokens")).drawn
+    assert found.trained_shares is not None
+    shares = (lengths - lengths // 2) / lengths
+    assert found.trained_shares.counts == tuple(np.histogram(shares, bins=np.linspace(0, 1, 11))[0])
+    bad = [*chats[:3], ([{"role": "user", "content": [{"type": "image", "span": [0, 10**9]}]}], b"x")]
+    note = "1 of 4 drawn samples are in no histogram, as they cannot be read; the first: shard.00000.mds: sample 3: "
+    assert any(each.startswith(note) for each in inspect_dataset(write_chats(tmp_path / "bad", bad)).notes)
+
+
+def test_settings_of_a_processor_are_a_table_and_axes_have_plain_numbers(
+    corpus: Corpus, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    convert([corpus.functions], str(tmp_path / "made"), processor=chat_processor)
+    write_tokens(tmp_path / "narrow", num_samples=30)
+    page = render_page(inspect_dataset(str(tmp_path / "made")))
+    assert "<tr><th>class<td>ChatProcessor<tr><th>" in page
+    assert "{&#x27;" not in page
+    assert "lengths of the samples, measured by ChatProcessor -->" in page
+    assert "<!-- 200 -->" in page
+    assert "\\times" not in page
 
 
 def test_images_that_are_too_large_for_the_page_and_long_texts_are_cut_and_counted(tmp_path: Path) -> None:

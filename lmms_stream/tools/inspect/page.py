@@ -8,7 +8,7 @@ import html
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,15 @@ from ...cli.console import clip, console, print_table, visible
 from ...cli.console_datasets import print_json, print_notes, print_view
 from ...converters.stored.sample_view import MediaView, SampleView, SeenView, TokensView
 from ...errors import ConfigError, StorageError
-from .summary import Inspection, LengthsView, describe_lengths, summary
+from .summary import (
+    DrawnView,
+    Histogram,
+    Inspection,
+    LengthsView,
+    describe_lengths,
+    describe_processor,
+    summary,
+)
 
 MAX_IMAGE_BYTES = 1 << 20  # an image of more bytes is not put into the page
 MAX_PAGE_IMAGE_BYTES = 1 << 24  # all images of the page together
@@ -27,7 +35,7 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777; --trained: #2ea04340; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2 { overflow-wrap: anywhere; line-height: 1.2; } h1 { font-size: 1.4rem; }
-h2 { font-size: 1.15rem; margin-top: 2rem; }
+h2 { font-size: 1.15rem; margin-top: 2rem; } h3 { font-size: 1rem; margin: 1rem 0 .2rem; }
 table { border-collapse: collapse; } td, th { text-align: left; padding: .15rem 1.5rem .15rem 0; vertical-align: top; }
 th { font-weight: normal; color: var(--dim); white-space: nowrap; } td { overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; font: 13px/1.5 ui-monospace, monospace; }
@@ -61,6 +69,7 @@ def render_page(inspection: Inspection) -> str:
             "<h2>Columns</h2>",
             _table(inspection.columns),
             *_lengths(inspection.lengths),
+            *_drawn(inspection.drawn),
             *(f'<p class="note">{_text(note)}</p>' for note in inspection.notes),
             *(line for sample in inspection.samples for line in _sample(sample, inspection.num_samples, budget)),
         ],
@@ -104,25 +113,72 @@ def _table(rows: Mapping[str, str]) -> str:
 def _lengths(lengths: tuple[LengthsView, ...]) -> Iterable[str]:
     if lengths:
         yield "<h2>Lengths</h2>"
-        yield from (_table(describe_lengths(one)) for one in lengths)
-        yield f"<figure>{_draw(lengths)}</figure>"
+        for one in lengths:
+            yield _table(describe_lengths(one))
+            yield f"<h3>Measured by</h3>{_table(describe_processor(one.processor))}"
+        yield f"<figure>{_draw([_plot_of(one) for one in lengths])}</figure>"
 
 
-def _draw(lengths: tuple[LengthsView, ...]) -> str:
-    """The histograms as an SVG element."""
+def _drawn(drawn: DrawnView) -> Iterable[str]:
+    if plots := plots_of(drawn):
+        yield f"<h2>Of {drawn.num_samples:,} samples drawn evenly</h2>"
+        yield f"<figure>{_draw(plots)}</figure>"
+
+
+class Plot(NamedTuple):
+    """A histogram to draw. unit: of its values. is_log: whether the axis is logarithmic."""
+
+    title: str
+    histogram: Histogram
+    unit: str
+    ylabel: str = "samples"
+    is_log: bool = True
+    median: float | None = None
+
+
+def _plot_of(lengths: LengthsView) -> Plot:
+    name = str(lengths.processor.get("class", "")) or lengths.fingerprint
+    title = f"lengths of the samples, measured by {name}"
+    histogram = Histogram(edges=lengths.edges, counts=lengths.counts)
+    return Plot(title, histogram, "tokens per sample", median=lengths.tokens.median)
+
+
+def plots_of(drawn: DrawnView) -> list[Plot]:
+    """Return histograms of drawn samples."""
+    plots = []
+    if (sides := drawn.image_sides) is not None:
+        plots.append(Plot(f"sizes of {sum(sides.counts):,} images", sides, "longer side in pixels", "images"))
+    if (shares := drawn.trained_shares) is not None:
+        title = f"tokens that are trained on, of {sum(shares.counts):,} samples"
+        plots.append(Plot(title, shares, "share of the sample's tokens", is_log=False))
+    return plots
+
+
+def _draw(plots: Sequence[Plot]) -> str:
+    """Draw histograms below each other; return an SVG element."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
     except ImportError as error:
         raise ConfigError("the page's figure needs matplotlib: pip install 'lmms-stream[demo]'") from error
 
-    figure = Figure(figsize=(9, 2.6 * len(lengths)), layout="constrained")
-    for axes, one in zip(figure.subplots(len(lengths), squeeze=False)[:, 0], lengths, strict=True):
-        axes.stairs(one.counts, one.edges, fill=True, color="#388bfd")
-        axes.axvline(one.tokens.median, color="black", linestyle=":", label=f"median {one.tokens.median:,.0f}")
-        axes.set(xscale="log", xlabel="tokens of a sample", ylabel="samples")
-        axes.set_title(one.fingerprint, fontsize="small", parse_math=False)
-        axes.legend()
+    figure = Figure(figsize=(9, 2.6 * len(plots)), layout="constrained")
+    for axes, plot in zip(figure.subplots(len(plots), squeeze=False)[:, 0], plots, strict=True):
+        edges = plot.histogram.edges
+        axes.stairs(plot.histogram.counts, edges, fill=True, color="#388bfd")
+        axes.set(xlabel=plot.unit, ylabel=plot.ylabel)
+        axes.set_title(plot.title, fontsize="small", parse_math=False)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        if plot.is_log:
+            is_wide = edges[-1] > 10 * max(edges[0], 1)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(nbins=8, integer=True))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        if plot.median is not None:
+            axes.axvline(plot.median, color="black", linestyle=":", label=f"median {plot.median:,.0f}")
+            axes.legend()
     file = io.StringIO()
     with rc_context({"svg.hashsalt": "lmms_stream"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
@@ -212,7 +268,11 @@ def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: 
     _print_rows("columns", inspection.columns)
     for lengths in inspection.lengths:
         _print_rows("lengths", describe_lengths(lengths))
-        _print_bars(lengths)
+        _print_rows("measured by", describe_processor(lengths.processor))
+        _print_bars(_plot_of(lengths))
+    for plot in plots_of(inspection.drawn):
+        console.print(f"{plot.title}: {plot.unit}")
+        _print_bars(plot)
     print_notes(inspection.notes)
     for sample in inspection.samples:
         print_view(sample, total=inspection.num_samples)
@@ -231,13 +291,18 @@ def _print_rows(title: str, rows: Mapping[str, str]) -> None:
     print_table(title, table)
 
 
-def _print_bars(lengths: LengthsView) -> None:
-    most = max(lengths.counts)
+def _print_bars(plot: Plot) -> None:
+    """Print a line for each bin of a histogram."""
+    edges, counts = plot.histogram.edges, plot.histogram.counts
+    most = max(counts)
     table = Table.grid(padding=(0, 1))
     for column in ("right", "left", "right"):
         table.add_column(justify=column)
-    for first, stop, count in zip(lengths.edges, lengths.edges[1:], lengths.counts, strict=False):
+    for first, stop, count in zip(edges, edges[1:], counts, strict=False):
         cells = -(-count * BAR_CELLS // most)  # a bar for any count but 0
-        span = f"{first:,}" if stop - first == 1 else f"{first:,} to {stop - 1:,}"
+        if isinstance(first, int):
+            span = f"{first:,}" if stop - first == 1 else f"{first:,} to {stop - 1:,}"
+        else:
+            span = f"{first:g} to {stop:g}"
         table.add_row(span, Text("█" * cells, style="cyan"), f"{count:,}")
     console.print(table)

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...converters.stored.catalog import Catalog, columns_of, local_file, open_lengths, read_catalog, stored_processor
 from ...converters.stored.sample_view import SampleView, Viewer
-from ...errors import ConfigError, LengthsError, ShardError, StorageError
-from ...mds.index import decoded_columns
+from ...errors import ConfigError, LengthsError, LmmsStreamError, ShardError, StorageError
+from ...mds.index import ShardInfo, decoded_columns
 from ...mds.provenance import Provenance
-from ...mds.shard import fetch_shard, open_shard
+from ...mds.shard import AnyShard, fetch_shard, open_shard
 from ...processors import ProcessorChoice
-from ...processors.base import Processor
+from ...processors.base import IGNORED_LABEL, Processor
 from ...processors.not_shown import counts_text
 from ...processors.text import TokensProcessor
 from ...storage.cache import LocalCache
@@ -31,6 +31,8 @@ MAX_HEADERS = 4096  # headers of local shards to read for the sizes of samples
 MAX_FETCHED = 4  # shards to download or decompress for the sizes of samples
 MAX_LENGTHS_BYTES = 1 << 28  # of a remote lengths index to download
 NUM_BINS = 16
+NUM_SHARES = 10  # bins of shares from 0 to 1
+MAX_DRAWN = 128  # samples read for the histograms of images and of tokens that are trained on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +56,29 @@ class LengthsView:
     processor: Mapping[str, Any]
     num_tokens: int
     tokens: Spread
-    edges: tuple[int, ...]
+    edges: tuple[float, ...]
     counts: tuple[int, ...]
     not_shown: Mapping[str, int]
+
+
+class Histogram(NamedTuple):
+    """counts[i]: values with edges[i] <= value < edges[i + 1]; the last bin has its upper edge, too."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnView:
+    """Facts of samples drawn evenly from the shards that are read.
+
+    image_sides: longer side of each of their images, in pixels; None without images. trained_shares: share of each
+    sample's tokens that is trained on, 0 to 1; None without a processor.
+    """
+
+    num_samples: int
+    image_sides: Histogram | None
+    trained_shares: Histogram | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +99,7 @@ class Inspection:
     num_measured_shards: int
     sample_bytes: Spread
     lengths: tuple[LengthsView, ...]
+    drawn: DrawnView
     samples: tuple[SampleView, ...]
     not_shown: Mapping[str, int]
     notes: tuple[str, ...]
@@ -119,8 +142,9 @@ def inspect_dataset(
             if (view := _view_lengths(catalog, key, Path(folder), notes)) is not None
         ]
         cache = LocalCache(storage, Path(folder))
+        draw = Draw(viewer)
         sizes, read = _read_shards(
-            catalog, chosen, viewer, cache=cache, notes=notes, on_start=on_start, on_shard=on_shard
+            catalog, chosen, viewer, draw=draw, cache=cache, notes=notes, on_start=on_start, on_shard=on_shard
         )
         samples = with_sources(read, storage, Path(folder), notes)
     kinds = sorted({info.compression or "none" for info in catalog.shards})
@@ -136,6 +160,7 @@ def inspect_dataset(
         num_measured_shards=len(sizes),
         sample_bytes=Spread.of(np.concatenate(sizes)),
         lengths=tuple(lengths),
+        drawn=draw.view(notes),
         samples=samples,
         not_shown=(catalog.dataset or {}).get("not_shown", {}),
         notes=tuple(notes),
@@ -185,17 +210,26 @@ def describe_lengths(lengths: LengthsView) -> dict[str, str]:
     tokens = lengths.tokens
     return {
         "fingerprint": lengths.fingerprint,
-        "measured by": ", ".join(
-            f"{key} {value}" for key, value in sorted(lengths.processor.items(), key=_class_first)
-        ),
         "tokens": f"{lengths.num_tokens:,}",
         "tokens of a sample": f"{tokens.minimum:,} to {tokens.maximum:,}, median {tokens.median:,.0f}",
         **({"not shown": counts_text(lengths.not_shown)} if lengths.not_shown else {}),
     }
 
 
-def _class_first(item: tuple[str, Any]) -> bool:
-    return item[0] != "class"
+def describe_processor(settings: Mapping[str, Any], *, section: str = "") -> dict[str, str]:
+    """Lines of a processor's settings, its class first: dotted name -> value.
+
+    >>> describe_processor({"frames": {"fps": 2.0, "end": None}, "class": "Media", "tokens": ["a", "b"]})
+    {'class': 'Media', 'frames.fps': '2.0', 'frames.end': 'none', 'tokens': 'a, b'}
+    """
+    lines: dict[str, str] = {}
+    for name, value in sorted(settings.items(), key=lambda item: item[0] != "class"):
+        if isinstance(value, Mapping) and value:
+            lines |= describe_processor(value, section=f"{section}{name}.")
+        else:
+            shown = value if isinstance(value, list | tuple) else [value]
+            lines[section + name] = ", ".join("none" if each is None else str(each) for each in shown) or "none"
+    return lines
 
 
 def save_media(inspection: Inspection, folder: Path) -> list[Path]:
@@ -231,6 +265,7 @@ def _read_shards(
     chosen: Sequence[int],
     viewer: Viewer,
     *,
+    draw: Draw,
     cache: LocalCache,
     notes: list[str],
     on_start: Callable[[int], None],
@@ -248,11 +283,12 @@ def _read_shards(
     shown = list(chosen_of)
     in_place = isinstance(storage, LocalStorage) and not any(info.zip_name for info in shards)
     limit = MAX_HEADERS if in_place else MAX_FETCHED
-    measured = np.unique(np.linspace(0, len(shards) - 1, min(limit, len(shards))).astype(int)).tolist()
+    measured = evenly(len(shards), limit)
     measured = sorted({*measured, *shown}) if in_place else sorted({*measured[: max(0, limit - len(shown))], *shown})
     on_start(len(measured))
     sizes, samples, num_unread = [], [], 0
-    for index in measured:
+    every = -(-len(measured) // MAX_DRAWN)  # a sample from each, or several
+    for position, index in enumerate(measured):
         info = shards[index]
         try:
             is_fetched = not in_place or index in chosen_of
@@ -268,12 +304,63 @@ def _read_shards(
                 within = number - first_ids[index]
                 num_bytes = int(sizes[-1][within])
                 samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=num_bytes))
+            if position % every == 0:
+                for within in evenly(len(shard), max(1, MAX_DRAWN // len(measured))):
+                    draw.add(shard, within, info)
             if path.is_relative_to(cache.folder):
                 path.unlink()
         on_shard()
     if num_unread:
         notes.append(f"{num_unread} of {len(measured)} shards cannot be read: lmms-stream verify lists what is wrong")
     return sizes, samples
+
+
+def evenly(total: int, most: int) -> list[int]:
+    """Return at most `most` numbers below a total, evenly spread, with the first and the last.
+
+    >>> evenly(10, 4)
+    [0, 3, 6, 9]
+    """
+    numbers: list[int] = np.unique(np.linspace(0, total - 1, min(most, total)).astype(int)).tolist()
+    return numbers
+
+
+class Draw:
+    """Collects facts of drawn samples."""
+
+    def __init__(self, viewer: Viewer):
+        self._viewer = viewer
+        self._every = 8 if hasattr(viewer.processor, "see_media") else 1  # media are decoded in full
+        self._num_samples = 0
+        self._sides: list[int] = []
+        self._shares: list[float] = []
+        self._unread: list[str] = []  # reasons
+
+    def add(self, shard: AnyShard, within: int, info: ShardInfo) -> None:
+        """Add a sample; an unreadable sample is counted, for a note."""
+        self._num_samples += 1
+        try:
+            sample = shard[within]
+            media = replace(self._viewer, processor=None).view(sample, number=within, shard=info, num_bytes=0).media
+            sizes = [(part.width, part.height) for part in media if part.kind == "image"]
+            self._sides += [max(width, height) for width, height in sizes if width and height]
+            if self._viewer.processor is not None and (self._num_samples - 1) % self._every == 0:
+                labels = np.asarray(self._viewer.processed(sample)["labels"])
+                self._shares += [float((labels != IGNORED_LABEL).mean())] if len(labels) else []
+        except Exception as error:  # noqa: BLE001 - a chat template may refuse a sample with any error
+            self._unread.append(f"{info.name}: {error if isinstance(error, LmmsStreamError) else repr(error)}")
+
+    def view(self, notes: list[str]) -> DrawnView:
+        """Return the histograms; add a note if samples could not be read."""
+        if self._unread:
+            notes.append(
+                f"{len(self._unread)} of {self._num_samples} drawn samples are in no histogram, as they cannot be "
+                f"read; the first: {self._unread[0]}"
+            )
+        sides = histogram(np.array(self._sides)) if self._sides else None
+        counts, edges = np.histogram(self._shares, bins=np.linspace(0, 1, NUM_SHARES + 1))
+        shares = Histogram(tuple(edges.round(2).tolist()), tuple(counts.tolist())) if self._shares else None
+        return DrawnView(num_samples=self._num_samples, image_sides=sides, trained_shares=shares)
 
 
 def _other_columns(catalog: Catalog) -> Iterator[str]:
@@ -308,17 +395,17 @@ def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[
     )
 
 
-def histogram(lengths: NDArray[np.integer[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def histogram(lengths: NDArray[np.integer[Any]]) -> Histogram:
     """Integer edges with a constant growth factor (rounded), and the number of lengths in each bin.
 
     >>> histogram(np.array([1, 1, 2, 3]))
-    ((1, 2, 3, 4), (2, 1, 1))
+    Histogram(edges=(1, 2, 3, 4), counts=(2, 1, 1))
     """
     low, high = int(lengths.min()), int(lengths.max()) + 1
     between = np.geomspace(max(low, 1), high, NUM_BINS + 1).round().astype(np.int64)
     edges = np.unique([low, *between, high])
     counts, _ = np.histogram(lengths, bins=edges)
-    return tuple(edges.tolist()), tuple(counts.tolist())
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
 
 
 # Sample -> its source row, and source row -> its samples.
