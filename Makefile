@@ -31,6 +31,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.seams --budget
 
 # Each process of tests would compile the loops for itself; mypy has a core to spare meanwhile.
 compiled: setup

@@ -70,12 +70,13 @@ def arrows() -> Counter[tuple[str, str]]:
 
 def circles() -> list[list[str]]:
     """Groups of files that import each other, directly or through others."""
-    reached = {module: _reached(module) for module in files()}
+    reached = {module: reached_from(module) for module in files()}
     groups = {tuple(sorted(other for other in reached[module] if module in reached[other]) or ()) for module in files()}
     return [list(group) for group in sorted(groups) if group]
 
 
-def _reached(module: str) -> set[str]:
+def reached_from(module: str) -> set[str]:
+    """Modules that a module imports, directly or through others."""
     found: set[str] = set()
     waiting = [module]
     while waiting:

@@ -1,8 +1,9 @@
-"""Tests of doors, tools and plugins that `make test` leaves out (seams.toml): `python -m tests.seams` prints them.
+"""Tests that `make test` leaves out (seams.toml): `python -m tests.seams` prints them.
 
 A part is left out if no file of its code, tests or seam changed since the commit of full_run.json, at which
 `make test-all` passed. All tests run without a history of commits, and if that commit is older than MOST_COMMITS.
-`python -m tests.seams --record` writes full_run.json after such a run.
+`python -m tests.seams --record` writes full_run.json after such a run, and `--budget` fails if the tests of that run
+took more CPU seconds than they may.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,9 @@ PARTS = Path(__file__).with_suffix(".toml")
 RECORD = Path(__file__).with_name("full_run.json")
 TIMES = ROOT / "build" / "test_times.json"  # of times.py
 MOST_COMMITS = 50
+MOST_FILE_CPU_S = 20  # of the tests of a file
+MOST_CPU_S = {"train": 1050, "data": 1050}  # of the tests that run after a change of this half of the core alone
+DEAREST = 20  # files to name
 
 
 class Choice(NamedTuple):
@@ -119,9 +123,33 @@ def record() -> None:
     sys.stdout.write(f"all tests passed at {commit[:8]}: commit {RECORD.relative_to(ROOT)}\n")
 
 
+def over_budget(files: Mapping[str, float]) -> list[str]:
+    """Return what is above the budget, a line each, and the dearest files. files: CPU seconds of each file."""
+    found = [
+        f"{name}: {cpu_s:.0f} CPU s, {MOST_FILE_CPU_S} are the most"
+        for name, cpu_s in files.items()
+        if cpu_s > MOST_FILE_CPU_S
+    ]
+    for part, most in MOST_CPU_S.items():
+        (code, *_) = tomllib.loads(PARTS.read_text())[part]["code"]
+        skipped = {str(path.relative_to(ROOT)) for path in choice([f"{code}/any.py"], since="0" * 40).skipped}
+        total = sum(cpu_s for name, cpu_s in files.items() if name not in skipped)
+        if total > most:
+            found.append(f"after a change of {code}: {total:.0f} CPU s, {most} are the most")
+    dearest = sorted(files.items(), key=lambda item: -item[1])[:DEAREST] if found else []
+    return found + [f"{cpu_s:6.0f} CPU s {name}" for name, cpu_s in dearest]
+
+
+def check_budget() -> None:
+    if RECORD.is_file() and (lines := over_budget(json.loads(RECORD.read_text())["files"])):
+        sys.exit("\n".join(["tests cost more than their budget:", *lines]))
+
+
 if __name__ == "__main__":
     if "--record" in sys.argv:
         record()
+    elif "--budget" in sys.argv:
+        check_budget()
     else:
         today = choose()
         sys.stdout.write(

@@ -1,4 +1,4 @@
-"""The choice of tests of doors, tools and plugins."""
+"""The choice of tests that can be left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .seams import MOST_COMMITS, PARTS, ROOT, choice, choose, git, pytest_report_header
+from .arrows import files, reached_from
+from .seams import MOST_COMMITS, PARTS, ROOT, choice, choose, git, over_budget, pytest_report_header
 
 SETTINGS = tomllib.loads(PARTS.read_text())
 NAMES = SETTINGS.keys() - {"all"}
@@ -29,9 +30,18 @@ def test_every_path_of_the_parts_exists() -> None:
 
 def test_every_door_tool_and_plugin_is_the_code_of_a_part() -> None:
     code = tuple(path for name in NAMES for path in SETTINGS[name]["code"])
-    files = [f"lmms_stream/{folder}" for folder in ("doors", "tools", "plugins")]
-    found = [str(each.relative_to(ROOT)) for folder in files for each in (ROOT / folder).rglob("*.py")]
+    folders = [f"lmms_stream/{folder}" for folder in ("doors", "tools", "plugins")]
+    found = [str(each.relative_to(ROOT)) for folder in folders for each in (ROOT / folder).rglob("*.py")]
     assert [each for each in found if not each.startswith(code) and not each.endswith("__init__.py")] == []
+
+
+def test_no_room_of_the_data_imports_one_of_training() -> None:
+    """So that a change of training cannot change the results of tests that are left out."""
+    code = tuple(f"{ROOT / path}/" for path in SETTINGS["data"]["code"])
+    modules = [name for name, path in files().items() if str(path).startswith(code)]
+    reached = {other for name in modules for other in reached_from(name)}
+    assert len(modules) > 100
+    assert [name for name in sorted(reached) if name.startswith("lmms_stream.train")] == []
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -52,6 +62,28 @@ def test_a_change_of_the_core_alone_leaves_out_parts_but_for_tests_of_their_seam
     assert named("tests/rl/test_datasets.py", "tests/parallel/test_tensor_parallel.py") <= chosen.skipped
     assert not named("tests/rl/test_data_source.py", "tests/peers/test_nodes.py") & chosen.skipped
     assert not any("tests/plan" in str(file) or "tests/storage/test_cache" in str(file) for file in chosen.skipped)
+
+
+def test_a_change_of_training_leaves_out_tests_of_the_data_and_one_of_converters_those_of_training() -> None:
+    chosen = choice(["lmms_stream/train/loop.py"], since="0" * 40)
+    assert named("tests/plan/test_packing.py", "tests/converters/test_append.py") <= chosen.skipped
+    assert not named("tests/train/test_checkpoint.py", "tests/jobs/test_resume.py") & chosen.skipped
+    chosen = choice(["converters/sources/json_array.py"], since="0" * 40)
+    assert named("tests/train/test_checkpoint.py", "tests/jobs/test_resume.py") <= chosen.skipped
+    assert not named("tests/converters/test_append.py", "tests/jobs/test_training.py") & chosen.skipped
+
+
+def test_a_file_and_a_half_of_the_core_that_cost_too_much_are_named_with_the_dearest_files() -> None:
+    files = {"tests/plan/test_packing.py": 19.0, "tests/train/test_model.py": 21.0, "tests/jobs/test_lora.py": 1040.0}
+    assert over_budget(files) == [
+        "tests/train/test_model.py: 21 CPU s, 20 are the most",
+        "tests/jobs/test_lora.py: 1040 CPU s, 20 are the most",
+        "after a change of lmms_stream/train: 1061 CPU s, 1050 are the most",
+        "  1040 CPU s tests/jobs/test_lora.py",
+        "    21 CPU s tests/train/test_model.py",
+        "    19 CPU s tests/plan/test_packing.py",
+    ]
+    assert over_budget({"tests/plan/test_packing.py": 19.0}) == []
 
 
 def test_all_tests_run_without_a_record_a_history_or_an_unchanged_frame(tmp_path: Path) -> None:

@@ -73,11 +73,11 @@ def stop_ranks(config: Path, output: Path) -> str:
 
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) -> None:
-    """In long rounds torchrun is told first, then each of the ranks, which are forked; loader workers read for both."""
+    """In long rounds torchrun is stopped first, and the resumed run again; loader workers read for both."""
     write_tokens(tmp_path / "data", num_samples=300)
     config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4000, num_workers=1)
     saved = []
-    for stop in (stop_torchrun, stop_ranks) if LONG else (stop_ranks, stop_ranks):
+    for stop in (stop_torchrun, stop_ranks) if LONG else (stop_ranks,):
         output = stop(config, tmp_path / "out")
         assert "told to stop by a signal: step " in output
         step = max(record["step"] for record in read_log(tmp_path / "out"))
@@ -85,8 +85,9 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) -> N
         assert checkpoints(tmp_path / "out" / "checkpoints")[-1].name == f"step-{step:08d}"
     train(config, tmp_path / "out", f"train.max_steps={saved[-1] + 2}", "train.lr_scheduler_type=constant")
     train(config, tmp_path / "whole", f"train.max_steps={saved[-1] + 2}", "train.lr_scheduler_type=constant")
-    assert 2 <= saved[0] < saved[1]
-    last = saved[1] + 2
+    assert saved[0] >= 2
+    assert saved == sorted(set(saved))
+    last = saved[-1] + 2
     assert differences(tmp_path / "whole", tmp_path / "out", last_step=last, tolerance=float("inf")) == []
 
 

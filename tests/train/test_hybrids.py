@@ -89,19 +89,16 @@ def test_small_weights_hide_no_layer_that_carries_state(model_type: str, dtype: 
 
 
 @pytest.mark.skipif(not IS_5, reason="transformers 4 does not tell kernels where samples begin")
-def test_kernels_that_can_are_told_where_samples_begin() -> None:
-    found, bounds = run_with_kernels("qwen3_next", "bamba"), [0, 7, 19, 28]
-    assert found["qwen3_next"]["given"] == {"causal_conv1d_fn": bounds, "chunk_gated_delta_rule": bounds}
-    assert found["bamba"]["given"] == {"causal_conv1d_fn": bounds, "mamba_chunk_scan_combined": bounds}
-    assert {each["kept_apart"] for each in found.values()} == {"kernels of recurrent layers are given the bounds"}
-
-
-@pytest.mark.skipif(not IS_5, reason="transformers 4 does not tell kernels where samples begin")
-def test_layers_run_by_sample_where_a_kernel_takes_no_bounds() -> None:
+def test_kernels_that_can_are_told_where_samples_begin_and_without_bounds_layers_run_by_sample() -> None:
     scans = "bamba:mamba_chunk_scan_combined", *(("mamba", "zamba") if LONG else ())  # whose convolutions take bounds
     kernels = "qwen3_next:causal_conv1d_fn", "qwen3_next:chunk_gated_delta_rule", "bamba:causal_conv1d_fn"
-    found = run_with_kernels(*scans, *(kernels if LONG else ()))
-    assert all(each["kept_apart"].endswith("run on each sample alone") for each in found.values())
+    without = [*scans, *(kernels if LONG else ())]
+    found, bounds = run_with_kernels("qwen3_next", "bamba", *without), [0, 7, 19, 28]
+    assert found["qwen3_next"]["given"] == {"causal_conv1d_fn": bounds, "chunk_gated_delta_rule": bounds}
+    assert found["bamba"]["given"] == {"causal_conv1d_fn": bounds, "mamba_chunk_scan_combined": bounds}
+    for name in ("qwen3_next", "bamba"):
+        assert found[name]["kept_apart"] == "kernels of recurrent layers are given the bounds"
+    assert [found[name]["kept_apart"].endswith("run on each sample alone") for name in without] == [True] * len(without)
 
 
 def run_with_kernels(*models: str) -> dict[str, Any]:
