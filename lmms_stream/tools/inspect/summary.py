@@ -142,9 +142,9 @@ def inspect_dataset(
             if (view := _view_lengths(catalog, key, Path(folder), notes)) is not None
         ]
         cache = LocalCache(storage, Path(folder))
-        draw = Draw(viewer)
+        drawing = Drawing(viewer)
         sizes, read = _read_shards(
-            catalog, chosen, viewer, draw=draw, cache=cache, notes=notes, on_start=on_start, on_shard=on_shard
+            catalog, chosen, viewer, drawing=drawing, cache=cache, notes=notes, on_start=on_start, on_shard=on_shard
         )
         samples = with_sources(read, storage, Path(folder), notes)
     kinds = sorted({info.compression or "none" for info in catalog.shards})
@@ -160,7 +160,7 @@ def inspect_dataset(
         num_measured_shards=len(sizes),
         sample_bytes=Spread.of(np.concatenate(sizes)),
         lengths=tuple(lengths),
-        drawn=draw.view(notes),
+        drawn=drawing.view(notes),
         samples=samples,
         not_shown=(catalog.dataset or {}).get("not_shown", {}),
         notes=tuple(notes),
@@ -265,7 +265,7 @@ def _read_shards(
     chosen: Sequence[int],
     viewer: Viewer,
     *,
-    draw: Draw,
+    drawing: Drawing,
     cache: LocalCache,
     notes: list[str],
     on_start: Callable[[int], None],
@@ -306,7 +306,7 @@ def _read_shards(
                 samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=num_bytes))
             if position % every == 0:
                 for within in evenly(len(shard), max(1, MAX_DRAWN // len(measured))):
-                    draw.add(shard, within, info)
+                    drawing.add(shard, within, info)
             if path.is_relative_to(cache.folder):
                 path.unlink()
         on_shard()
@@ -325,7 +325,7 @@ def evenly(total: int, most: int) -> list[int]:
     return numbers
 
 
-class Draw:
+class Drawing:
     """Collects facts of drawn samples."""
 
     def __init__(self, viewer: Viewer):
