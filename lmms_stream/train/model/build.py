@@ -1,4 +1,4 @@
-"""How a transformers model is built: from a name or a config, with an adapter if one is trained."""
+"""Build transformers models: from a folder, hub id or config, with an adapter if the run trains an adapter."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-# Models that are not transformers' language models, as their tasks run them: diffusers' and the user's own.
+# Models of diffusers and of the user.
 
 T = TypeVar("T")
 DIFFUSERS_CLASS = "_class_name"  # in a config of diffusers
 
 
 class PlainModel(torch.nn.Module):
-    """A model that its task runs as it likes: what FSDP shards as a whole.
+    """A wrapper of a model whose task calls the model's parts.
 
-    A call of it is one forward pass for FSDP, so a task makes one call for the packs that it is given, and all of the
-    model's parts that it runs it runs inside.
+    FSDP counts a call of the wrapper as one forward pass: a task makes one call for all packs of a batch, and runs
+    parts of the model inside this call only.
     """
 
     family = None
@@ -53,15 +53,15 @@ class PlainModel(torch.nn.Module):
         self.model = model
 
     def forward(self, run: Callable[[Any], T]) -> T:
-        """Return the result of `run` for the model: tensors, alone or in a mapping or tuple, which are not views."""
+        """Return the result of `run` for the model: tensors, no views, alone or in a mapping or tuple."""
         return run(self.model)
 
     def check_processor(self, processor: object) -> None:
-        """Its task knows what its inputs must be."""
+        """Accept any processor: the task checks its inputs."""
 
     @property
     def kept_whole(self) -> list[torch.nn.Module]:
-        """Blocks that are not sharded by themselves, because the model runs parts of them from outside.
+        """Blocks that FSDP must not shard separately, because the model calls their parts from outside.
 
         diffusers' DiT takes the condition of its last layer from its first block.
         """
@@ -72,7 +72,7 @@ class PlainModel(torch.nn.Module):
 
 
 def config_of(model: torch.nn.Module) -> dict[str, Any]:
-    """The config of a model of transformers or diffusers, as JSON values; of others, nothing."""
+    """Return the config of a transformers or diffusers model as JSON values; {} for other models."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
         return dict(config.to_dict())
@@ -84,7 +84,7 @@ def config_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def takes(call: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes an argument of this name."""
+    """Return whether a function takes an argument of this name."""
     parameters: Mapping[str, inspect.Parameter] = inspect.signature(call).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
@@ -94,33 +94,33 @@ logger = logging.getLogger("lmms_stream")
 
 _UNBUILT = (
     LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError, StrictDataclassError,
-)  # what transformers raises for configs that cannot be # fmt: skip
+)  # errors of transformers for invalid configs # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A causal language model, or one of images and text: exactly one of pretrained, config and class_path says which.
+    """A causal language model or a model of images and text: exactly one of pretrained, config and class_path is set.
 
-    Also a model of diffusers: pretrained is its folder, or config has its `_class_name`.
+    Or a diffusers model: pretrained is its folder, or config has its `_class_name`.
     """
 
     pretrained: str | None = None  # a local folder or hub id
-    # the fields of a transformers config: `model_type`, and whatever that class takes; the weights are random
+    # fields of a transformers config: `model_type` and arguments of its config class; the weights are random
     config: Mapping[str, Any] | None = None
-    # a class of your own, for tasks that take any model (flow_matching, reconstruction, bagel), as module:Class or
-    # path/to/file.py:Class, or a function that makes the model; the weights are random
+    # your own class or function that returns a model, for tasks that take any model (flow_matching, reconstruction,
+    # bagel): module:Class or path/to/file.py:Class; the weights are random
     class_path: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of class_path
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights, which the optimizer updates in it
-    # "auto" is transformers' own, until the trainer chooses the best that this machine has and that keeps the samples
-    # of a pack apart; on a GPU the fastest of those (see docs/speed.md)
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights and their updates
+    # "auto": the trainer chooses the fastest attention on this machine that keeps the samples of a pack apart
+    # (docs/speed.md)
     attention: Attention = "auto"
     seed: int = 0  # of random weights
-    # the fields of a peft config, peft_type "LORA" unless it says another: the adapter alone is trained and saved
+    # fields of a peft config (default peft_type: LORA): only the adapter is trained and saved
     adapter: Mapping[str, Any] | None = None
-    trust_remote_code: bool = False  # run the model's own Python files, which lie in its folder or repository
-    # of LLaVA-OneVision: frames of a video from one slow frame to the next, as processor.slow_every; the model then has
-    # a weight more (None: as its config says)
+    trust_remote_code: bool = False  # run the Python files in the model's folder or repository
+    # LLaVA-OneVision: frames from one slow frame of a video to the next, as processor.slow_every; adds a weight to the
+    # model (None: the config's value)
     slow_every: int | None = None
     use_liger_kernel: bool = False  # fused kernels of liger-kernel for norms, rotary positions and MLPs; with CUDA
 
@@ -139,19 +139,18 @@ class ModelConfig:
             raise ConfigError(f"model.{name} is for models of transformers, and class_path names another: leave it out")
 
     def build(self) -> PreTrainedModel:
-        """The model, on the CPU of rank 0; on other ranks without weights, on the meta device.
+        """Return the model, on the CPU of rank 0, and without weights on the meta device of other ranks.
 
-        The trainer shards it and gives each rank its part. Alone, or before the process group is there, a model has
-        its weights.
+        The trainer shards the model and gives each rank its part. Without a process group the model has its weights.
         """
         is_empty = dist.is_initialized() and dist.get_rank() != 0
         return self._made(torch.device("meta") if is_empty else None)
 
     def build_unread(self) -> PreTrainedModel:
-        """Build the model; if weights of `pretrained` can be read one by one, they stay in their files for now.
+        """Return the model; weights of `pretrained` stay in their files for now if they can be read one by one.
 
-        Parameters are on the meta device of rank 0 too then, and pretrained.unread_weights says where they are. Where
-        they cannot, they are loaded whole, and rank 0 of several says why.
+        Then the parameters of rank 0 are on the meta device, too, and pretrained.unread_weights names their files.
+        Otherwise rank 0 loads all weights, and logs the reason if there are several ranks.
         """
         if self.pretrained is None or (dist.is_initialized() and dist.get_rank() != 0):
             return self.build()
@@ -163,29 +162,28 @@ class ModelConfig:
             return self.build()
 
     def _unread(self) -> PreTrainedModel:
-        """WholeOnlyError where that is not what build gives."""
+        """Raise WholeOnlyError if the result would differ from `build`."""
         if reason := self._is_special():
             raise WholeOnlyError(reason)
         try:
             model = self._without_weights(self, self.pretrained)
         except ConfigError as error:
-            raise WholeOnlyError(str(error)) from error  # which is told when it is built whole
+            raise WholeOnlyError(str(error)) from error  # `build` raises it again
         leave_unread(model, find_tensors(str(self.pretrained), model))
         return model
 
     def _is_special(self) -> str | None:
-        """Why a model cannot be built without weights, to get them later; None where it can."""
+        """Return the reason why a model cannot be built before its weights are loaded; None if it can."""
         if self.class_path is not None or diffusers_config(self.pretrained, self.config) is not None:
             return "it is not built by transformers"
         return None if self.adapter is None else "it gets an adapter"
 
     def build_empty(self, saved: Path) -> PreTrainedModel | None:
-        """The model without weights, for a checkpoint to fill; None for one that is not built so.
+        """Return the model without weights, for a checkpoint to fill; None for models that need their weights.
 
-        Parameters are on the meta device. Buffers, of which a checkpoint holds some only, are on the CPU of rank 0, as
-        from_pretrained makes them. saved: a folder with the checkpoint's config, which counts where that of
-        `pretrained` is no longer there. None: models of diffusers, and those with an adapter, whose checkpoints do not
-        hold what is under it.
+        Parameters are on the meta device. Buffers are on the CPU of rank 0, with from_pretrained's values: a checkpoint
+        holds only some buffers. saved: a folder with the checkpoint's config, for a missing config of `pretrained`.
+        None: models of diffusers, and models with an adapter, whose checkpoints lack the weights under the adapter.
         """
         if self._is_special():
             return None
@@ -195,24 +193,24 @@ class ModelConfig:
         return self._without_weights(source, str(saved))
 
     def _without_weights(self, source: ModelConfig, generation: str | None) -> PreTrainedModel:
-        """source: what has its config; generation: the folder or hub id of its generation config, if it has one."""
+        """Return the model of a source's config. generation: folder or hub id of the generation config, if any."""
         from transformers import GenerationConfig
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         model = source._made(_parameters_on_meta() if is_first else torch.device("meta"))
-        model.tie_weights()  # which making them empty has undone
-        if self.pretrained is not None:  # from_pretrained writes it to all configs, from_config does not
+        model.tie_weights()  # empty parameters were untied
+        if self.pretrained is not None:  # from_pretrained writes dtype to all configs, from_config does not
             of_parts = (getattr(model.config, name, None) for name in model.config.sub_configs)
             for config in filter(None, (model.config, *of_parts)):
                 config.dtype = getattr(torch, self.dtype)
         model.config._name_or_path = model.name_or_path = self.pretrained or ""
         if generation is not None and model.can_generate():
-            with suppress(OSError):  # it has none
+            with suppress(OSError):  # no generation config
                 model.generation_config = GenerationConfig.from_pretrained(generation)
         return model
 
     def _made(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:
-        """empty: inside of which a model is built without weights; None: with them."""
+        """Return the model. empty: context in which parameters have no values; None builds the weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             try:
@@ -268,12 +266,12 @@ class ModelConfig:
         return built
 
     def _classes(self, config: PretrainedConfig) -> tuple[Any, Any]:
-        """transformers' auto class for a config, and the model's class; ConfigError for one that writes no text."""
+        """Return transformers' auto class for a config, and the model's class; ConfigError if it writes no text."""
         import transformers
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
-        if config.sub_configs.keys() - {"text_config"}:  # of a model that is registered as its text model, too
+        if config.sub_configs.keys() - {"text_config"}:  # a media model that is registered as a text model, too
             autos = autos[::-1]
         own = (getattr(config, "auto_map", None) or {}) if self.trust_remote_code else {}
         for auto in autos:
@@ -287,7 +285,7 @@ class ModelConfig:
         )
 
     def _family_class(self) -> Any:
-        """The class of transformers that a family of models names as its own; None where an auto class knows it."""
+        """Return the transformers class that the model's family names; None if an auto class loads the model."""
         from transformers import PretrainedConfig
 
         said = PretrainedConfig.get_config_dict(self.pretrained)[0] if self.pretrained is not None else self.config
@@ -314,7 +312,7 @@ class ModelConfig:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Inside, modules are made with parameters that have no values, and with buffers that have."""
+    """Make new modules' parameters on the meta device, and their buffers with values."""
 
     def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None:
@@ -329,7 +327,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _has_config(pretrained: str) -> bool:
-    """Whether the config of a folder or hub id can be had."""
+    """Return whether the config of a folder or hub id can be loaded."""
     from transformers import PretrainedConfig
 
     try:
@@ -339,7 +337,7 @@ def _has_config(pretrained: str) -> bool:
 
 
 def class_of_family(model_type: str) -> Any:
-    """The class of transformers that the family of models of this type names; None where an auto class loads it."""
+    """Return the transformers class that the family of this model type names; None if an auto class loads it."""
     import transformers
 
     family = family_of_model(model_type)
@@ -348,14 +346,14 @@ def class_of_family(model_type: str) -> Any:
 
 
 def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
-    """The class of a LLaVA-OneVision whose config says that its videos have slow and fast frames; None for others."""
+    """Return the class of a LLaVA-OneVision with slow and fast frames in its config; None for other models."""
     if config.get("model_type") != "llava_onevision" or not config.get("faster_token_stride"):
         return None
     return import_module(".slow_fast", __package__).LlavaOnevisionForConditionalGeneration
 
 
 def check_config(config: PretrainedConfig) -> None:
-    """ConfigError for a model whose weights are quantised."""
+    """Raise ConfigError for a model with quantised weights."""
     quantization = getattr(config, "quantization_config", None)
     if not quantization:
         return
@@ -369,10 +367,10 @@ def check_config(config: PretrainedConfig) -> None:
 
 
 def use_liger_kernels(model: PreTrainedModel) -> None:
-    """Run a model's norms, rotary positions and MLPs by liger-kernel.
+    """Run a model's norms, rotary positions and MLPs with liger-kernel.
 
-    Its losses stay out: they replace the forward that makes logits, which are computed some at a time here too (see
-    loss.py). ConfigError without it, without CUDA, and for a model that it does not know.
+    Its losses are not used: they replace the forward pass, and loss.py already computes logits in chunks. ConfigError
+    without liger-kernel or CUDA, and for an unknown model type.
     """
     if find_spec("liger_kernel") is None:
         raise ConfigError("model.use_liger_kernel needs liger-kernel: pip install liger-kernel, or set it to false")
@@ -384,13 +382,13 @@ def use_liger_kernels(model: PreTrainedModel) -> None:
     patches._apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
-# A model class of the user's own, by its name in a run's file: "module:Class" or "path/to/file.py:Class".
+# The user's own model class, named in a run's file: "module:Class" or "path/to/file.py:Class".
 
 
 def build_own(class_path: str, args: Mapping[str, Any], *, dtype: torch.dtype, is_empty: bool) -> torch.nn.Module:
-    """The model that the class, or a function, makes of the arguments; with is_empty on the meta device.
+    """Return the model that a class or function makes of the arguments; on the meta device if is_empty.
 
-    ConfigError for a name that leads to nothing, and for what makes no torch.nn.Module.
+    ConfigError for an unknown name, and for a result other than a torch.nn.Module.
     """
     _, make = own_code(class_path, setting="model.class_path", what="Class")
     with torch.device("meta" if is_empty else "cpu"):
@@ -403,11 +401,11 @@ def build_own(class_path: str, args: Mapping[str, Any], *, dtype: torch.dtype, i
     return made.to(dtype)
 
 
-# Models of diffusers, by their names or configs, as a run's file names them.
+# Models of diffusers, named in a run's file by folder or config.
 
 
 def diffusers_config(pretrained: str | None, config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The config of a model of diffusers, which names its class; None for another's, and for a hub id."""
+    """Return the config of a diffusers model; None for other models and for a hub id."""
     if config is None and pretrained is not None and (path := Path(pretrained) / "config.json").is_file():
         config = json.loads(path.read_text())
     return config if config is not None and DIFFUSERS_CLASS in config else None
@@ -416,7 +414,7 @@ def diffusers_config(pretrained: str | None, config: Mapping[str, Any] | None) -
 def build_diffusers(
     config: Mapping[str, Any], pretrained: str | None, *, dtype: torch.dtype, is_empty: bool
 ) -> torch.nn.Module:
-    """The model; with is_empty on the meta device. ConfigError without diffusers, and for a class that it lacks."""
+    """Return the model; on the meta device if is_empty. ConfigError without diffusers, and for an unknown class."""
     if find_spec("diffusers") is None:
         raise ConfigError(f"model {config[DIFFUSERS_CLASS]} needs diffusers: pip install 'lmms-stream[generation]'")
     import diffusers

@@ -1,4 +1,4 @@
-"""The attention that a run trains with, which keeps the samples of a pack apart, and the way to the logits."""
+"""Choose the attention that keeps the samples of a pack apart, and the way to compute logits."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from .model import PackedModel
 from .sharding import reshard
 from .towers import family_of
 
-_OWN_BACKWARD = ("flex_attention", VARLEN)  # whose backward pass is compiled, or a kernel, of its own
-_Way = Literal["positions", "bounds", "samples"]  # in which samples are kept apart
-_KERNELS = ("fla", "mamba_ssm", "causal_conv1d")  # packages of kernels that are told where samples begin
+_OWN_BACKWARD = ("flex_attention", VARLEN)  # with a backward pass of their own: compiled, or a kernel
+_Way = Literal["positions", "bounds", "samples"]  # to keep samples apart
+_KERNELS = ("fla", "mamba_ssm", "causal_conv1d")  # packages of kernels that take the bounds of samples
 logger = logging.getLogger("lmms_stream")
 
 
 def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False, trial: Trial | None = None) -> None:
     """Choose the model's attention and the way to its logits; all ranks call it.
 
-    Where no attention was named, the first implementation that passes the proof is taken, on a GPU the fastest of them,
-    and a line is logged that says why not the others. trial: what says how fast one is (default: on a GPU, a short
-    step; on the CPU none is tried). bf16: the model computes in bfloat16 whatever its parameters are. ConfigError where
-    none keeps samples apart.
+    Without a named attention, take the first implementation that passes the proof, on a GPU the fastest, and log the
+    reasons against the others. trial: measures the speed of an implementation (default: a short step on a GPU, nothing
+    on the CPU). bf16: the model computes in bfloat16 whatever its parameters are. ConfigError if no implementation
+    keeps samples apart.
     """
     tolerances = tolerances_of(model, bf16=bf16)
     if trial is None and device.type == "cuda":
@@ -69,8 +69,8 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
 
 
 def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
-    """ConfigError where a model whose blocks were compiled since does not keep samples apart; all ranks call it."""
-    with proving(model):  # with gradients, as in training: without them other code would be compiled
+    """Raise ConfigError if a model does not keep samples apart after its blocks were compiled; all ranks call it."""
+    with proving(model):  # with gradients, as in training: without gradients other code would be compiled
         fault = agreed(find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True))
     if fault is not None:
         attention = model.model.config._attn_implementation
@@ -83,7 +83,7 @@ def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = Fal
 def _choose_attention(
     model: PackedModel, tolerances: Tolerances, device: torch.device, trial: Trial | None
 ) -> Mapping[str, str]:
-    """Set the first implementation that passes the proof, of several the fastest; returns why others were not taken."""
+    """Set the first implementation that passes the proof, or the fastest by trial; return refused names and reasons."""
     inner = model.model
     refused: dict[str, str] = dict(getattr(inner, "attention_left_out", {}))
     choices: list[str] = getattr(inner, "attention_choices", [])
@@ -106,10 +106,8 @@ def _choose_attention(
 
 
 class AttentionTrials(NamedTuple):
-    """Results of the attentions that were tried, by name.
-
-    refused: why those that are not set are not. faults: of refused, those that were set and did not pass the proof.
-    """
+    """Results of a choice. refused: name of each attention that was not chosen -> reason. faults: of refused, failed
+    proofs."""
 
     is_chosen: bool
     refused: dict[str, str]
@@ -127,10 +125,9 @@ def keep_apart(
 ) -> AttentionTrials:
     """Set the first attention and way to keep samples apart that pass the proof; all ranks call it.
 
-    The ways: by the positions of tokens, as transformers does; by the bounds of samples, which kernels of recurrent
-    layers take; and by running layers that carry state on each sample alone. choices: implementations of attention
-    (default: the one that is set). with_backward: compare gradients, too, of those that have a backward pass of
-    their own.
+    Ways: positions of tokens, as in transformers; bounds of samples, for kernels of recurrent layers; and running
+    layers that carry state on each sample alone. choices: implementations of attention (default: the current one).
+    with_backward: compare gradients, too, of implementations with a backward pass of their own.
     """
     first: AttentionTrials | None = None
     for way in _ways(model):
@@ -164,16 +161,16 @@ def _choose(
     trial: Trial | None,
     with_backward: bool,
 ) -> AttentionTrials:
-    """Set the first attention that passes the proof, with a trial the fastest of those that do."""
+    """Set the first attention that passes the proof; with a trial the fastest."""
     inner = model.model
     refused: dict[str, str] = {}
     faults: dict[str, str] = {}
     passed: dict[str, float] = {}  # seconds of a step
     for choice in choices or [inner.config._attn_implementation]:
         if passed and choice == "eager":
-            break  # it makes all scores of a pack
+            break  # eager attention holds all scores of a pack
         if (fault := agreed(_set_fault(model, choice))) is None:
-            attention = inner.config._attn_implementation  # transformers may take another than it is told to
+            attention = inner.config._attn_implementation  # transformers may set another
             backward = with_backward or attention not in _OWN_BACKWARD
             if attention in faults or attention in passed:
                 fault = "cannot be set"
@@ -191,7 +188,7 @@ def _choose(
 
 
 def _run_by_sample(model: PackedModel, choices: Sequence[str], tolerances: Tolerances, device: torch.device) -> None:
-    """Run the layers that carry state between samples by sample, if any attention shows which they are."""
+    """Run layers that carry state on each sample alone, if these layers are found with any attention."""
     for choice in choices or [model.model.config._attn_implementation]:
         fault = _set_fault(model, choice)
         if fault is None:
@@ -217,7 +214,7 @@ def _remedy(model: PackedModel, choices: Sequence[str]) -> str:
 
 
 def _take_fastest(model: PackedModel, passed: Mapping[str, float]) -> dict[str, str]:
-    """Set the fastest implementation; returns by how much the others are slower. passed: seconds of a step."""
+    """Set the fastest implementation; return how much slower the others are. passed: name -> seconds of a step."""
     best = min(passed, key=lambda name: passed[name])
     if fault := agreed(_set_fault(model, best)):
         raise ConfigError(f"attention {best} {fault}, after it passed the proof: set model.attention to another")
@@ -227,14 +224,14 @@ def _take_fastest(model: PackedModel, passed: Mapping[str, float]) -> dict[str, 
 
 
 def _bound(choices: list[str], attentions: Sequence[str]) -> dict[str, str]:
-    """Leave those in `choices` that a family of models may have; returns why not the others."""
+    """Keep only a family's attentions in `choices`; return the reason against each other name."""
     others = {name: "is none for the media of this model" for name in choices if name not in attentions}
     choices[:] = [name for name in choices if name in attentions]
     return others
 
 
 def _set_fault(model: PackedModel, attention: str) -> str | None:
-    """Why an implementation cannot be set, or None."""
+    """Set an implementation of attention; return the reason if this fails."""
     if missing := missing_in(attention, model.model.config, (name for name, _ in model.named_parameters())):
         return missing
     if attention == model.model.config._attn_implementation:
@@ -248,7 +245,7 @@ def _set_fault(model: PackedModel, attention: str) -> str | None:
 
 
 def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch.device) -> None:
-    """Set the thriftiest way that gives the losses of the model's own logits."""
+    """Set the way with the least memory that gives the losses of the model's own logits."""
     batch = pack_of(text_samples(model)).to(device)
     learnt, targets = model.learnt(batch.labels)
     logits = model.logits(batch)[0, learnt]
@@ -258,7 +255,7 @@ def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch
         model.logits_way = way
         try:
             found = model(batch).tokens
-        except FAILURES as error:  # its forward does not call its base model, whose hidden states it is to be given
+        except FAILURES as error:  # the model's forward takes no hidden states of its base model
             if way == "whole":
                 raise
             fault: str | None = one_line(error)
@@ -270,7 +267,7 @@ def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch
 
 @contextmanager
 def proving(model: PackedModel) -> Iterator[None]:
-    """Inside, nothing of the model is random; afterwards each of its modules is as it was, and sharded."""
+    """Run the model without randomness inside; restore the mode of each module, and shard it again, afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -281,7 +278,7 @@ def proving(model: PackedModel) -> Iterator[None]:
         reshard(model)
 
 
-# How long a step takes with the attention that is set: a forward and a backward pass of a pack, a few times.
+# Seconds of a step with the current attention: a forward and a backward pass of a pack.
 
 Trial = Callable[[PackedModel, torch.device], float]  # seconds of a step on this rank; all ranks call it
 NUM_TOKENS = 4096
@@ -289,7 +286,7 @@ _REPEATS = 3
 
 
 def step_seconds(model: PackedModel, device: torch.device) -> float:
-    """The shortest of a few, after one that compiles what is to be compiled; infinity where memory does not suffice.
+    """Return the shortest time of a few steps, after a first step for compilation; infinity if memory runs out.
 
     Gradients are zeroed.
     """
@@ -315,7 +312,7 @@ def _seconds(model: PackedModel, pack: Batch, device: torch.device) -> float:
 
 
 def slowest(seconds: float) -> float:
-    """Maximum over ranks, so that all choose the same; all ranks call it."""
+    """Return the maximum over ranks, for the same choice on each rank; all ranks call it."""
     if not dist.is_initialized():
         return seconds
     return float(gather([seconds], dist.get_world_size()).max())
@@ -326,10 +323,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# The keyword arguments of a batch for a transformers model in a training loop that users write, and the proof.
+# Keyword arguments of a batch for a transformers model in a user's own loop, and the proof.
 #
-# A trainer proves its model once, before the first step. A user's loop has no such moment: the model is proven with its
-# first batch, and again with each other implementation of attention that is set on it.
+# A trainer proves its model once, before the first step. In a user's loop the model is proven with its first batch, and
+# again after each change of its attention.
 
 _ATTRIBUTE = "_lmms_stream_own_loop"
 _WRAPPED = ("module", "_orig_mod")  # names of the inner model in wrappers (DDP, torch.compile)
@@ -338,17 +335,17 @@ _ONE_SAMPLE = "make packs of one sample (max_samples_per_pack=1, without pad_to)
 
 @dataclass(eq=False)
 class _Known:
-    """State of a model that was given batches. proven: the attention with which it passed the proof last."""
+    """State of a model in a user's loop. proven: attention of the last passed proof."""
 
     packed: PackedModel
     proven: str | None = None
 
 
 def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
-    """The keyword arguments of Batch.for_model; see there."""
+    """Return the keyword arguments of a model's forward pass for a batch; see Batch.for_model."""
     known = _known(model, batch, processor)
     packed = known.packed
-    if len(batch.cu_seqlens) > 2:  # a sample alone is kept apart from none
+    if len(batch.cu_seqlens) > 2:  # several samples
         check_lengths(packed.model.config, batch)
         if packed.model.config._attn_implementation != known.proven:
             _prove(known)
@@ -358,10 +355,10 @@ def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -
 def check_isolation(model: Any, batch: Batch, processor: Processor | None = None) -> None:
     """Prove that a transformers model keeps the samples of a pack apart, given Batch.for_model; or raise ConfigError.
 
-    The proof runs the model, as it is, on random tokens in packs and by themselves, with its attention, its device and
-    its number format, that of autocast too. With a processor of media, on random media too. The model, its gradients
-    and the state of random numbers stay as they are. Then the batch is checked: that the model has its tokens, and that
-    its samples are no longer than positions reach. All ranks of a process group call it together.
+    The proof runs the model on random tokens, in packs and sample by sample, with its attention, device and number
+    format (of autocast, too), and with a media processor on random media. The model, its gradients and the state of
+    random numbers do not change. Then the batch is checked: the model must have all its tokens, and positions for its
+    longest sample. All ranks of a process group call it together.
     """
     known = _known(model, batch, processor)
     check_lengths(known.packed.model.config, batch)
@@ -370,7 +367,7 @@ def check_isolation(model: Any, batch: Batch, processor: Processor | None = None
 
 
 def _known(model: Any, batch: Batch, processor: Processor | None) -> _Known:
-    """State of the transformers model inside of wrappers; ConfigError for another model."""
+    """Return the state of the transformers model inside wrappers; ConfigError for another model."""
     from transformers import PreTrainedModel
 
     inner = model
@@ -396,7 +393,7 @@ def _known(model: Any, batch: Batch, processor: Processor | None) -> _Known:
 
 
 def _inside(wrapper: Any) -> Any:
-    """The model inside of what wraps one (DDP, torch.compile, peft), or None."""
+    """Return the model inside a wrapper (DDP, torch.compile, peft), or None."""
     modules: dict[str, Any] = getattr(wrapper, "_modules", {})
     inside = next((modules[name] for name in _WRAPPED if name in modules), None)
     if inside is None and hasattr(wrapper, "get_base_model"):
@@ -405,7 +402,7 @@ def _inside(wrapper: Any) -> Any:
 
 
 def _prove(known: _Known) -> None:
-    """ConfigError where the model does not keep samples apart; all ranks call it."""
+    """Raise ConfigError if the model does not keep samples apart; all ranks call it."""
     packed, attention = known.packed, known.packed.model.config._attn_implementation
     device = next(packed.parameters()).device
     named = type(packed.model).__name__

@@ -1,20 +1,20 @@
-"""The proof that a model keeps the samples of a pack apart, and the packs for which it would not.
+"""Prove that a model keeps the samples of a pack apart, and refuse packs that it would not keep apart.
 
-The proof is made with the very model, device and number format. Segments of random tokens are run as one pack, as packs
-of the same shape whose other segments hold other tokens, and one by one.
+The proof uses the model of the run with its device and number format. It runs segments of random tokens as a pack, as
+packs of the same shape with other tokens in the other segments, and segment by segment.
 
-In packs of one shape, a model that keeps samples apart computes the same for a segment whatever the others hold, also
-in bfloat16 and with many layers. (With experts, the number of tokens that meet in one depends on all of a pack.)
-A segment by itself is another shape, whose roundings differ, and deep models amplify them. Where that is more than
-shallow models show, the model's own noise decides. It is measured on the same tokens without packing: with roundings
-added to their embeddings, and with other tokens behind them.
+In packs of one shape, a model that keeps samples apart computes the same values for a segment whatever the other
+segments hold, also in bfloat16 and with many layers. (With experts, the number of tokens per expert depends on the
+whole pack.) A segment alone is another shape with other roundings, and deep models amplify roundings. If the difference
+is larger than in shallow models, the model's own noise decides. Noise is measured on the same tokens without packing:
+with roundings added to their embeddings, and with other tokens after them.
 
-Where weights are small, as those of a model that is not trained yet, a leak may be less than roundings. So the gradient
-of one segment's predictions in the embeddings of the others is computed, too: it is to be zero to the bit.
+With small weights, as in an untrained model, a leak may be smaller than roundings. Therefore the gradient of a
+segment's predictions in the embeddings of the other segments is computed, too: it must be zero to the bit.
 
-Measured with 28 architectures of two layers on a CPU, as shares of the spread of the logits. 23 keep samples apart:
-their predictions for a segment are the same to the bit in two packs, and differ between a pack and the segment alone by
-at most 5e-7 (9e-3 in bfloat16). Five mix samples: theirs differ by 1e-3 or more in both.
+Measured with 28 architectures of two layers on a CPU, as shares of the spread of the logits: 23 keep samples apart.
+Their predictions for a segment are equal to the bit in two packs, and differ between a pack and the segment alone by at
+most 5e-7 (9e-3 in bfloat16). The other five mix samples, and differ by 1e-3 or more in both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-_MOST_NOISE = 0.5  # of the spread of the logits; predictions that have nothing in common differ by 1.4
+_MOST_NOISE = 0.5  # share of the spread of the logits; unrelated predictions differ by 1.4
 _MIXES = "does not keep the samples of a pack apart: what one holds changes what is predicted in another"
 _WITH_MEDIA = " (samples with media)"
 FAILURES = (RuntimeError, ValueError, TypeError, ImportError, LookupError, AssertionError, AttributeError)
@@ -55,9 +55,9 @@ FAILURES = (RuntimeError, ValueError, TypeError, ImportError, LookupError, Asser
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerances:
-    """Largest difference of a token's logits that is no matter of noise, as shares of the spread of the logits.
+    """Largest difference of a token's logits that counts as noise, as a share of the spread of the logits.
 
-    two_packs: of one segment in two packs of one shape. alone: of a segment in a pack and by itself.
+    two_packs: between two packs of one shape. alone: between a pack and the segment alone.
     """
 
     two_packs: float
@@ -69,16 +69,16 @@ _BFLOAT16 = Tolerances(two_packs=1e-3, alone=5e-2)
 
 
 def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
-    """bf16: the model computes in bfloat16 whatever its parameters are."""
+    """Return the tolerances of a model's number format. bf16: it computes in bfloat16 whatever its parameters are."""
     parameter = next(model.parameters())
     is_exact = parameter.dtype in (torch.float32, torch.float64) and not uses_tf32(parameter.device)
     return _FLOAT32 if is_exact and not bf16 else _BFLOAT16
 
 
 def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.device, backward: bool) -> str | None:
-    """Why packs cannot be trained on, as the rest of a sentence on the model, or None; all ranks call it.
+    """Return the reason against training on packs, to follow the model's name, or None; all ranks call it.
 
-    backward: compare gradients, too, which finds the smallest leak. A model without a backward pass is not trained.
+    backward: compare gradients, too, which finds the smallest leak. A model without a backward pass is refused.
     """
     if model.by_sample is None and "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
@@ -103,9 +103,9 @@ def _fault_of(
 
 
 class _Proof:
-    """Compares what a model predicts for samples in packs and by themselves.
+    """Compares a model's predictions for samples in packs and alone.
 
-    With media, by themselves is as users of transformers run them, without a position that restarts.
+    Samples with media alone run as users of transformers run them, without restarting positions.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class _Proof:
         return None
 
     def _mixes_samples(self) -> bool:
-        """Each segment is compared in two packs between which all tokens of the other segments change."""
+        """Compare each segment in two packs with different tokens in the other segments."""
         if has_experts(self._model.model.config):
-            # The first and the last are as long, so that each expert has as many tokens in the pack that is turned.
+            # The first and last segment have equal lengths: each expert has as many tokens in the reversed pack.
             turned = self._run(*reversed(self._segments))
             if self._differs(self._packed[self._rows[1]], turned[self._rows[1]], noise=_no_noise):
                 return True
@@ -150,7 +150,7 @@ class _Proof:
         return False
 
     def _looks_ahead(self) -> bool:
-        """The last segment is compared in two packs between which its last token changes."""
+        """Compare the last segment in two packs with different last tokens."""
         *others, last = self._segments
         changed = self._run(*others, with_last(last, other(self._model, last)["input_ids"][-1]))
         rows = self._rows[-1]
@@ -167,18 +167,18 @@ class _Proof:
     def _differs(
         self, one: torch.Tensor, two: torch.Tensor, *, allowed: float | None = None, noise: Callable[[], float]
     ) -> bool:
-        """Whether the logits of some tokens differ by more than is allowed, and those of all by more than the noise."""
+        """Return whether some token's logits differ by more than allowed, and the mean difference exceeds the noise."""
         found = (one - two).square().mean(dim=-1) / self._spread**2
         if not _on_any_rank(not float(found.max()) ** 0.5 <= (allowed or self._tolerances.two_packs)):
             return False
         return _on_any_rank(not float(found.mean()) ** 0.5 <= min(2 * noise(), _MOST_NOISE))
 
     def _noise_of_experts(self) -> float:
-        """The tolerance for packs of one shape: 0, except for experts, whose inputs have other shapes."""
+        """Return the noise in packs of one shape: 0, except for experts, whose inputs have other shapes."""
         return self._noise_of_roundings() if has_experts(self._model.model.config) else 0.0
 
     def _noise_of_shapes(self) -> float:
-        """The difference of a segment when others follow it in the same sample, which must not change it."""
+        """Return the change of a segment's logits when other tokens follow in the same sample."""
         longer = self._run_alone(followed(self._segments))[self._rows[0]]
         return max(self._noise_of_roundings(), self._mean_difference(longer, self._alone[0]))
 
@@ -191,7 +191,7 @@ class _Proof:
         return float((one - two).square().mean().sqrt()) / self._spread
 
     def _run(self, *segments: Processed) -> torch.Tensor:
-        """The logits of a pack: float32[T, V]."""
+        """Return the logits of a pack: float32[T, V]."""
         return self._model.logits(pack_of(segments).to(self._device)).detach()[0].float()
 
     def _run_alone(self, segment: Processed) -> torch.Tensor:
@@ -209,7 +209,7 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
 
     def listen(_: torch.nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
         embeddings.append(output.detach().requires_grad_())
-        return embeddings[-1].clone()  # some models write into it
+        return embeddings[-1].clone()  # some models write into their embeddings
 
     embedding: Any = model.model.get_input_embeddings()
     hook = embedding.register_forward_hook(listen)
@@ -220,7 +220,7 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
         with torch.enable_grad():
             rows, is_other = second_of(samples, model)
             predicted = model.logits(pack_of(samples).to(device))[0, rows].float().square().mean()
-            predicted.backward()  # a whole backward pass, after which FSDP2 is as it was
+            predicted.backward()  # a whole backward pass restores the state of FSDP2
     finally:
         hook.remove()
         for name, parameter in model.named_parameters():
@@ -231,7 +231,7 @@ def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], de
 
 
 def second_of(samples: Sequence[Processed], model: PackedModel) -> tuple[slice, torch.Tensor]:
-    """Return the tokens of the second sample of a pack, and which of the tokens that this rank runs are others'."""
+    """Return the tokens of the second sample of a pack, and a mask of this rank's tokens of other samples."""
     start, stop = np.cumsum([len(each["input_ids"]) for each in samples])[:2].tolist()
     is_other = torch.ones(1, sum(len(each["input_ids"]) for each in samples), dtype=torch.bool)
     is_other[:, start:stop] = False
@@ -255,7 +255,7 @@ def _no_noise() -> float:
 
 @contextmanager
 def _rounded_embeddings(model: PackedModel) -> Iterator[None]:
-    """Inside, each value of an embedding is off by the last bit of its number format, at random up or down."""
+    """Change each value of an embedding by the last bit of its number format, up or down at random."""
     rng = torch.Generator().manual_seed(0)
 
     def change(_: torch.nn.Module, __: Any, embeddings: torch.Tensor) -> torch.Tensor:
@@ -272,7 +272,7 @@ def _rounded_embeddings(model: PackedModel) -> Iterator[None]:
 
 
 def agreed(fault: str | None) -> str | None:
-    """The fault of this rank, or a word that another rank has one; None where no rank has. All ranks call it."""
+    """Return the fault of this rank, or a note of a fault on another rank; None without a fault. All ranks call it."""
     has_failed = _on_any_rank(fault is not None)
     return fault or ("failed on another rank" if has_failed else None)
 
@@ -288,17 +288,17 @@ def one_line(error: Exception) -> str:
 
 
 def positions_of(config: Any) -> int | None:
-    """Return how many positions a sample of a model of text may have; None where its config says none."""
+    """Return the maximum positions of a sample from a text model's config; None if unlimited."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = getattr(text, "n_positions", None) or getattr(text, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
-    """ConfigError for a pack whose lengths make this model treat its samples otherwise than alone.
+    """Raise ConfigError for a pack whose lengths change the model's results for its samples.
 
     Before 5.23 transformers counts the chunks of chunked attention from the start of the pack. It scales "dynamic" and
-    "longrope" positions by the longest sample in it. A model that learnt its positions has only so many.
+    "longrope" positions by the longest sample of the pack. Trained position embeddings are limited in number.
     """
     text = config.get_text_config()
     chunk = None if COUNTS_CHUNKS_BY_SAMPLE else getattr(text, "attention_chunk_size", None)
@@ -323,25 +323,24 @@ def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
         )
 
 
-# Samples by which a model is proven to keep those of a pack apart: of random tokens, and of media among them.
+# Samples of the proof: random tokens, and media among random tokens.
 #
-# The media are several of the smallest that a family has, of random values. Their tokens have positions on the family's
-# axes that differ from those of a text of that length; which they are does not matter, as long as they are the same in
-# a pack and alone.
+# The media are several of a family's smallest, with random values. Their tokens' positions on the family's axes differ
+# from a text's; any positions will do if they are equal in the pack and alone.
 
 Segment = NDArray[np.int64]
-_LENGTHS = (131, 157, 131)  # tokens of the segments: each above the 128 below which flex_attention has other kernels
+_LENGTHS = (131, 157, 131)  # tokens of the segments: below 128 flex_attention uses other kernels
 _LIMITS = (
     "n_positions", "max_position_embeddings", "original_max_position_embeddings",
     *(() if COUNTS_CHUNKS_BY_SAMPLE else ("attention_chunk_size",)),
 )  # fmt: skip
-_NUM_MEDIA = 6  # of a kind in a sample
+_NUM_MEDIA = 6  # per kind in a sample
 _AROUND = 4  # tokens of text around the media of a kind
-_ROW = 3  # tokens in a row of what they show
+_ROW = 3  # tokens in a row of a medium
 
 
 def segments_of(model: PackedModel, *, least: int = 4) -> list[Segment]:
-    """Random tokens: three segments, shorter ones for a model of few positions; of so many tokens at least."""
+    """Return three segments of random tokens, shorter for a model of few positions. least: tokens of each."""
     text = model.model.config.get_text_config()
     limits = [limit for name in _LIMITS if isinstance(limit := getattr(text, name, None), int) and limit > 0]
     share = min([1.0, *(limit / sum(_LENGTHS) for limit in limits)])
@@ -350,7 +349,7 @@ def segments_of(model: PackedModel, *, least: int = 4) -> list[Segment]:
 
 
 def plain_tokens(model: PackedModel) -> Segment:
-    """The token ids of a model in order, without special ones such as those for an image or the end."""
+    """Return the token ids of a model in order, without special tokens such as image or end."""
     config = model.model.config
     fields = {**config.get_text_config().to_dict(), **config.to_dict()}
     special = [
@@ -362,14 +361,14 @@ def plain_tokens(model: PackedModel) -> Segment:
 
 
 def text_samples(model: PackedModel) -> list[Processed]:
-    """Three samples of text."""
+    """Return three samples of text."""
     return [_of_text(ids) for ids in segments_of(model)]
 
 
 def media_samples(model: PackedModel, device: torch.device) -> list[list[Processed]]:
-    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it.
+    """Return three samples: media of all kinds, only text, media of all kinds in another order; all ranks call it.
 
-    Once, or twice for a family whose model cannot read two kinds together: without the one, and without the other.
+    A family whose model cannot read two kinds together has two such lists: without the one kind, without the other.
     """
     num_tokens = model.dummy_tokens(device)
     left_out: tuple[str | None, ...] = getattr(model.family, "never_together", ()) or (None,)
@@ -394,14 +393,14 @@ def _of_text(ids: Segment) -> Processed:
 def _with_media(
     model: PackedModel, ids: Segment, kinds: Sequence[str], num_tokens: dict[str, int], rng: np.random.Generator
 ) -> Processed:
-    """Random tokens of which some are of media: as many of each kind as leave room for text around them."""
+    """Return random tokens with media of each kind among them, and text around the media."""
     assert model.family is not None
     ids = ids.copy()
     media: dict[str, NDArray[Any]] = {}
     room = len(ids) // max(1, len(kinds))
     positions = np.arange(len(ids))[None].repeat(model.family.num_axes, axis=0)
     layouts = []
-    between = int(model.counts_axes)  # tokens between media, which the model counts by their runs of tokens then
+    between = int(model.counts_axes)  # tokens between media: the model counts media by their runs of tokens
     for number, kind in enumerate(kinds):
         each = num_tokens[kind] + between
         num_media = min(_NUM_MEDIA, max(1, (room - _AROUND) // each))
@@ -409,7 +408,7 @@ def _with_media(
         at = np.arange(num_media * each).reshape(num_media, each)[:, : num_tokens[kind]].ravel()
         layouts += [Layout(kind, (num_tokens[kind],), 0, "", None)] * num_media
         ids[start + at] = media_token_id(model.family, model.model.config, kind)
-        for axis in range(len(positions)):  # time stands still; each other axis advances in steps of its own
+        for axis in range(len(positions)):  # constant time; each other axis advances in its own steps
             positions[axis, start + at] = start + (at // _ROW ** (2 - axis) % _ROW if axis else 0)
         media |= {name: _random(value.cpu().numpy(), num_media, rng) for name, value in model.dummies[kind].items()}
     made = {**_of_text(ids), "position_ids": positions, "media": media}
@@ -419,7 +418,7 @@ def _with_media(
 
 
 def _random(smallest: NDArray[Any], num_media: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Several of the smallest, one after another: of random values, but sizes as they are."""
+    """Return several of the smallest media, joined: random values, sizes unchanged."""
     several: NDArray[Any] = np.concatenate([smallest] * num_media)
     if np.issubdtype(several.dtype, np.floating):
         several[:] = rng.standard_normal(several.shape)
@@ -427,7 +426,7 @@ def _random(smallest: NDArray[Any], num_media: int, rng: np.random.Generator) ->
 
 
 def other(model: PackedModel, sample: Processed) -> Processed:
-    """A sample of the same shape of which each token of text is another one, and each value of its media."""
+    """Return a sample of the same shape with other text tokens and other values of media."""
     plain = plain_tokens(model)
     ids = sample["input_ids"]
     changed = plain[(np.searchsorted(plain, ids) + 1) % len(plain)]
@@ -441,12 +440,12 @@ def other(model: PackedModel, sample: Processed) -> Processed:
 
 
 def with_last(sample: Processed, last: int) -> Processed:
-    """A sample whose last token is another one."""
+    """Return a sample with another last token."""
     return {**sample, **_of_text(np.append(sample["input_ids"][:-1], last))}
 
 
 def followed(samples: Sequence[Processed]) -> Processed:
-    """One sample of several."""
+    """Join samples to one."""
     joined: dict[str, Any] = dict(_of_text(np.concatenate([sample["input_ids"] for sample in samples])))
     if "media" not in samples[0]:
         return joined

@@ -1,8 +1,8 @@
-"""The loss of packed sequences: one for each target, to be summed over the global batch.
+"""Losses of packed sequences: a loss per target, to be summed over the global batch.
 
-Logits are computed only where a target is predicted, some tokens at a time, and again in the backward pass, so that
-those of a whole pack are never in memory together. Those of the last part are kept instead: the backward pass begins
-with them, and nothing that needs memory comes in between.
+Logits are computed only for predicted targets, some tokens at a time, and again in the backward pass: the logits of a
+whole pack are never in memory together. Only the last chunk of logits is kept, as the backward pass begins with it and
+nothing in between needs memory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 def learnt_tokens(
     labels: torch.Tensor, *, num_learnt: int | None = None, ahead: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The positions at which a target is predicted, and those targets: int64[n] each, in their order.
+    """Return the positions that predict a target, in order, and their targets: int64[n] each.
 
-    labels: int64[1, T], aligned with the inputs, IGNORED_LABEL where there is no target; position t predicts the label
-    at t + ahead. num_learnt: number of targets, as a batch knows; without it the host waits for the device.
+    labels: int64[1, T], aligned with the inputs, IGNORED_LABEL without a target; position t predicts the label at
+    t + ahead. num_learnt: number of targets, from the batch; without this number the host waits for the device.
     """
     targets = labels[0, ahead:]
     is_learnt = targets != IGNORED_LABEL
@@ -43,7 +43,7 @@ def learnt_tokens(
         learnt = torch.nonzero(is_learnt)[:, 0]
         return learnt, targets[learnt]
     positions = torch.arange(len(targets), device=labels.device)
-    slots = torch.where(is_learnt, is_learnt.cumsum(0) - 1, num_learnt)  # the last one is for what is not learnt
+    slots = torch.where(is_learnt, is_learnt.cumsum(0) - 1, num_learnt)  # the last slot: positions without a target
     learnt = positions.new_zeros(num_learnt + 1).scatter_(0, slots, positions)[:num_learnt]
     return learnt, targets[learnt]
 
@@ -51,9 +51,9 @@ def learnt_tokens(
 def token_losses(
     hidden: torch.Tensor, targets: torch.Tensor, head: Head, *, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy of each target, and the logsumexp of its logits: float32[n] each.
+    """Return the cross entropy of each target, and the logsumexp of its logits: float32[n] each.
 
-    hidden: float[n, H]; targets: int64[n]. The result can be differentiated even where n is 0.
+    hidden: float[n, H]; targets: int64[n]. The result is differentiable even for n = 0.
     """
     size = max(64, LOGITS_AT_ONCE // vocab_size)
     *others, last = (slice(start, start + size) for start in range(0, max(1, len(targets)), size))
@@ -63,7 +63,7 @@ def token_losses(
 
 
 def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses from logits: float[n, V]."""
+    """Return cross entropies and logsumexps, as token_losses, from logits float[n, V]."""
     losses, logs = _CrossEntropy.apply(logits.float(), targets)
     return losses, logs
 
@@ -73,7 +73,7 @@ def _losses(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> tuple[to
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The gradient is made in one tensor as large as the logits, where autograd's own takes five."""
+    """Cross entropy whose gradient takes one tensor of the logits' size; autograd's own takes five."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,13 +89,13 @@ class _CrossEntropy(torch.autograd.Function):
         return made.scatter_add_(1, targets[:, None], -of_losses[:, None]), None
 
 
-# Gradients of a head that makes logits of some tokens at a time: summed in float32, whatever its own format.
+# Gradients of a head that computes logits in chunks: summed in float32, whatever the head's format.
 #
-# In bfloat16 each of many sums would lose bits: with 128 parts the gradient is 1 % off.
+# In bfloat16 each of many sums would lose bits: with 128 chunks the gradient is 1 % off.
 
 
 class SharedParameters:
-    """The parameters of a module that is called several times before one backward pass; None: no module."""
+    """Parameters of a module that is called several times before a backward pass. module: None for no module."""
 
     def __init__(self, module: torch.nn.Module | None):
         self._module = module
@@ -106,7 +106,7 @@ class SharedParameters:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Inside, a call of the module adds its gradients in float32."""
+        """Let calls of the module inside this context add their gradients in float32."""
         before = {name: self._module._parameters[name] for name in self._shared} if self._module is not None else {}
         try:
             for name, shared in self._shared.items():
@@ -123,7 +123,7 @@ class _Sum:
 
 
 class _Share(torch.autograd.Function):
-    """A parameter as it is; its gradient is the sum that its uses have made."""
+    """Return a parameter unchanged; its gradient is the sum over its uses."""
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, total: _Sum) -> torch.Tensor:
@@ -138,7 +138,7 @@ class _Share(torch.autograd.Function):
 
 
 class _Use(torch.autograd.Function):
-    """The shared parameter; its gradient is added to the sum and goes no further."""
+    """Return the shared parameter; add its gradient to the sum, and pass no gradient on."""
 
     @staticmethod
     def forward(ctx: Any, shared: torch.Tensor, total: _Sum) -> torch.Tensor:
@@ -152,14 +152,14 @@ class _Use(torch.autograd.Function):
         return None, None
 
 
-# Hidden states of a model that puts what its towers make among the text outside of its base model.
+# Hidden states of a model that inserts its towers' outputs into the text outside of its base model.
 #
-# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni do so in the forward that makes the logits too. It is run with its
-# head standing aside, and its decoder of text is listened to.
+# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni insert them in the forward pass that also computes logits. This
+# forward pass runs with an identity in place of the head, and a hook on the text decoder keeps the hidden states.
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
-    """The part that makes hidden states of embedded tokens; None where it is not told, or holds the head too."""
+    """Return the part that turns embedded tokens into hidden states; None if it is unknown or holds the head, too."""
     find = getattr(model, "get_decoder", None)
     decoder: Any = None if find is None else find()
     head = run_module(model.get_output_embeddings())
@@ -184,7 +184,7 @@ def run_to_hidden(model: PreTrainedModel, decoder: torch.nn.Module, inputs: Mapp
 
 @contextmanager
 def _aside(head: Any) -> Iterator[None]:
-    """Inside, the head gives what it is given."""
+    """Make the head an identity inside this context."""
     before = vars(head).get("forward")
     head.forward = lambda hidden: hidden
     try:
@@ -197,22 +197,23 @@ def _aside(head: Any) -> Iterator[None]:
 
 # The auxiliary loss of a mixture of experts, which keeps its router from sending most tokens to few experts.
 #
-# That of a pack is the one of Switch Transformer (arXiv 2101.03961, equations 4 to 6), as transformers computes it,
-# over the pack's tokens without its padding: it does not depend on the packs beside it, so neither on ranks.
+# The loss of a pack is from Switch Transformer (arXiv 2101.03961, equations 4 to 6), as in transformers, over the
+# pack's tokens without padding: it does not depend on other packs, and therefore not on the number of ranks.
 
-_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call it
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # fields of configs
 _NUM_CHOSEN = ("num_experts_per_tok", "moe_k")
 
 
 def has_experts(config: Any) -> bool:
-    """Whether tokens go to experts by the model's config, so that how many meet in one depends on all of a pack."""
+    """Return whether a model routes tokens to experts: tokens per expert then depend on the whole pack."""
     return _field(config.get_text_config(), _NUM_EXPERTS) > 0
 
 
 def router_weight(model: torch.nn.Module) -> float:
-    """The weight of the auxiliary loss by the model's config; 0 where it has none, or does not return its router.
+    """Return the weight of the auxiliary loss from the model's config.
 
-    Also 0 where no layer has experts, whatever the config says of them (Flint, Doge).
+    0 without a weight, for models that do not return router logits, and for models without experts in any layer,
+    whatever their config says (Flint, Doge).
     """
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     returns_router = "output_router_logits" in inspect.signature(model.forward).parameters
@@ -222,10 +223,10 @@ def router_weight(model: torch.nn.Module) -> float:
 
 
 def router_loss(logits: Sequence[torch.Tensor], packs: Sequence[Batch], *, config: Any) -> torch.Tensor:
-    """The sum over packs of tokens times auxiliary loss; over all tokens of a global batch it is their mean: float32[].
+    """Return the sum over packs of auxiliary loss times tokens, to be divided by a global batch's tokens: float32[].
 
-    logits: float[T, experts] of each layer with experts. packs: those that T holds, one after another. ConfigError for
-    logits of other shapes.
+    logits: float[T, experts] of each layer with experts. packs: the packs in T, in order. ConfigError for logits of
+    other shapes.
     """
     text = config.get_text_config()
     num_experts, num_chosen = _field(text, _NUM_EXPERTS), _field(text, _NUM_CHOSEN)
