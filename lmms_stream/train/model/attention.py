@@ -1,4 +1,4 @@
-"""Implementations of attention to try for a model on this machine, the best first; and those that are written here."""
+"""Implementations of attention to try for a model on this machine, the best first; and our own implementations."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 # Attention of each sample of a pack by itself, with torch's scaled_dot_product_attention: "sdpa_varlen".
 #
-# With a mask, sdpa on the CPU computes T x T scores for a pack of T tokens, and discards most of them. This computes
-# t x t scores for each sample of t tokens. transformers makes no mask for an implementation that it does not know. The
-# towers of models with media use it for one medium, or one window, at a time.
+# With a mask, sdpa on the CPU computes T x T scores for a pack of T tokens, and discards most scores. "sdpa_varlen"
+# computes t x t scores for each sample of t tokens. transformers makes no mask for an unknown implementation. Media
+# towers attend within a medium or window at a time.
 
 SDPA_VARLEN = "sdpa_varlen"
-_MORE = 8  # numbers of a head that sinks add
+_MORE = 8  # numbers that sinks add to a head
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "linear_attention", "mamba", "conv", "recurrent", "moe", "mlp"}
 
 
 def has_varlen(model_class: Any, config: Any) -> bool:
-    """Return whether a transformers model can run with it: its layers of text see all tokens before them, or a window.
-    In a model with media, positions must have axes: otherwise tokens of media may see later tokens, as in Gemma 3.
+    """Return whether a transformers model can run with sdpa_varlen: tokens of text see all earlier tokens, or a window.
+
+    A model with media must have positions along axes: without axes media tokens may see later tokens, as in Gemma 3.
     """
     text = config.get_text_config()
     return (
@@ -44,20 +45,20 @@ def has_varlen(model_class: Any, config: Any) -> bool:
 
 
 def has_axes(config: Any) -> bool:
-    """Whether positions have axes of their own, as time, height and width (Qwen2-VL)."""
+    """Return whether positions have axes, such as time, height and width (Qwen2-VL)."""
     return "mrope_section" in (getattr(config.get_text_config(), "rope_scaling", None) or {})
 
 
 def register_sdpa_varlen() -> None:
-    """Make this attention known to transformers."""
+    """Register this attention with transformers."""
     from transformers import AttentionInterface
 
-    # Not compiled: each sample is attended to by itself, and packs have any number of them.
+    # Not compiled: the loop runs once per sample, and packs have any number of samples.
     AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend_to_all))
 
 
 def may_be_set(attention: str) -> AbstractContextManager[None]:
-    """Inside, a model may be given this attention, also if it is this file's and transformers' sdpa is not for it."""
+    """Allow setting this attention inside, also sdpa_varlen for a model without transformers' sdpa."""
     return attention_is_ours() if attention == SDPA_VARLEN else nullcontext()
 
 
@@ -71,7 +72,7 @@ def _attend_to_all(
     sequence_group: dist.ProcessGroup | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as _attend does. sequence_group: ranks with parts of the tokens, each of which takes some of the heads."""
+    """Attend as _attend does. sequence_group: ranks with parts of the tokens; each rank computes some of the heads."""
     if sequence_group is None:
         return _attend(module, query, key, value, attention_mask, **others)
     attend_over_heads = imported("plugins.parallel.sequence:attend_over_heads")
@@ -93,10 +94,11 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T, heads, d].
+    """Attend within samples. query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T,
+    heads, d].
 
-    cu_seq_lens_q: int32[samples + 1] on the CPU, offsets at which samples begin and end; a tensor, as a block would be
-    compiled again for each list of numbers that it is given. ValueError for what sdpa cannot do.
+    cu_seq_lens_q: int32[samples + 1] on the CPU, bounds of samples; a tensor, because a list of numbers would compile
+    a block again for each list. ValueError for options that sdpa does not have.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -132,10 +134,10 @@ def _with_sink(
     sinks: torch.Tensor,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """A sample with a token before it that takes as much attention as the sinks of heads say, and gives nothing.
+    """Return a sample with a first token that takes the attention of the heads' sinks, and adds nothing to the result.
 
-    A sink is a score of its own in the softmax (gpt-oss). sinks: float[heads]. Each query has its head's sink as one
-    more number, which alone the first key has too; what is added is a multiple of 8, as kernels ask for.
+    A sink is a further score in the softmax (gpt-oss). sinks: float[heads]. Each query gets its head's sink as one more
+    number, and only the first key has this number, too; heads grow by 8, as kernels need multiples of 8.
     """
     queries, keys, values = (torch.nn.functional.pad(each, (0, _MORE, 1, 0)) for each in (queries, keys, values))
     queries[..., -1] = sinks.to(queries.dtype)[None, :, None]
@@ -156,10 +158,10 @@ def _attend_both_ways(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Each stretch between two bounds by itself, as towers of sound attend.
+    """Attend within each pair of bounds, in both directions, as towers of sound do.
 
-    In Qwen3-Omni's transformers before 5.9 gives sdpa and eager no mask, so that clips see each other; here they do
-    not. A mask can only say more inside of a stretch.
+    For Qwen3-Omni, transformers before 5.9 gives sdpa and eager no mask, and clips see each other; here clips are kept
+    apart. A mask applies within its pair of bounds.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -175,7 +177,7 @@ def _attend_both_ways(
 
 
 def _window(length: int, sliding_window: int | None, device: torch.device) -> torch.Tensor | None:
-    """bool[1, 1, length, length]: which tokens each one sees; None where it sees all before it."""
+    """Return the mask of a window, bool[1, 1, length, length]; None if each token sees all earlier tokens."""
     if sliding_window is None or length <= sliding_window:
         return None
     seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -189,14 +191,14 @@ VARLEN = "varlen"
 
 
 def reason_against_varlen() -> str | None:
-    """Return why this machine cannot train with it, or None."""
+    """Return the reason why this machine cannot train with "varlen", or None."""
     if find_spec("torch.nn.attention.varlen") is None:
         return "needs torch 2.10 or later"
     return None if torch.cuda.is_available() else "needs CUDA"
 
 
 def register_varlen() -> None:
-    """Register this attention with transformers, which makes no mask for it."""
+    """Register "varlen" with transformers, which makes no mask for unknown implementations."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(VARLEN, _attend_by_kernel)
@@ -218,10 +220,11 @@ def _attend_by_kernel(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T, heads, d].
+    """Attend within samples. query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T,
+    heads, d].
 
-    cu_seq_lens_q: int32[samples + 1], offsets at which samples begin and end; max_length_q: the longest sample.
-    ValueError for what the kernel cannot do.
+    cu_seq_lens_q: int32[samples + 1], bounds of samples; max_length_q: length of the longest sample. ValueError for
+    options that the kernel does not have.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -229,7 +232,7 @@ def _attend_by_kernel(
         raise ValueError(f"{VARLEN} is for packs, of models that tell their attention where samples begin")
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
-    behind = 0 if getattr(module, "is_causal", True) else -1  # tokens that are seen behind each one; -1: all
+    behind = 0 if getattr(module, "is_causal", True) else -1  # later tokens that each token sees; -1: all
     found = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -259,9 +262,9 @@ _BEST_FIRST = ("flash_attention_2", VARLEN, "flex_attention", SDPA_VARLEN, "sdpa
 def implementations(
     attention: Attention, model_class: Any, config: PretrainedConfig
 ) -> tuple[list[str], dict[str, str]]:
-    """The implementations to try for a transformers class, the best first, and why others are not tried, by name.
+    """Return the implementations to try for a transformers class, the best first, and reasons against others by name.
 
-    A named attention is the only one. ConfigError for one that this machine or this class cannot train with.
+    A named attention is the only implementation to try. ConfigError if this machine or class cannot train with it.
     """
     register_sdpa_varlen()
     register_varlen()
@@ -274,10 +277,9 @@ def implementations(
 
 
 def missing_in(attention: str, config: PretrainedConfig, parameters: Iterable[str] = ()) -> str | None:
-    """Return the part of a model's attention that an implementation leaves out, silently in some versions of
-    transformers.
+    """Return the part of a model's attention that an implementation leaves out, in some transformers without an error.
 
-    parameters: the names of the model's. Samples alone and in packs come out the same, so no proof finds it.
+    parameters: names of the model's parameters. No proof finds the omission: samples alone and in packs are equal.
     """
     if attention == "flash_attention_2" and any(name.endswith(".sinks") for name in parameters):
         return "leaves out the sinks of its heads"

@@ -1,4 +1,4 @@
-"""Models from transformers as they are run on packs."""
+"""Run transformers models on packs."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ LogitsOf = Callable[[slice], torch.Tensor]  # tokens of a batch -> their logits,
 
 
 class PackLosses(NamedTuple):
-    """The loss of each target in order, and the logsumexp of its logits: float32[num_loss_tokens] each.
+    """Loss of each target in order, and the logsumexp of its logits: float32[num_loss_tokens] each.
 
-    router: the sum over packs of their tokens times the auxiliary loss of their experts, without its weight; None where
-    the model has none, and outside of training.
+    router: sum over packs of tokens times the auxiliary loss of experts, before weighting; None without experts and
+    outside of training.
     """
 
     tokens: torch.Tensor
@@ -87,24 +87,24 @@ class TokenParts(Protocol):
 
 
 class PackedModel(torch.nn.Module):
-    """A transformers model with its loss on packs: what FSDP shards as a whole.
+    """A transformers model with its loss on packs; FSDP shards this module as a whole.
 
-    logits_way: how the logits that predict a target are computed, always by the model's own forward, so that its
-    scales, caps and biases are applied. "chunks": some tokens at a time, from hidden states computed once. "kept": for
-    all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. choice.prove_packing finds
-    the thriftiest that gives the same losses. family: that of the processors, where any reads media.
+    logits_way: computation of the logits that predict a target, always by the model's own forward pass, with its
+    scales, caps and biases. "chunks": some tokens at a time, from hidden states computed once. "kept": all these tokens
+    at once, by the argument logits_to_keep. "whole": all tokens. choice.prove_packing finds the way with the least
+    memory and the same losses. family: of the media processors; None for text.
 
-    sequence: where it is set, the ranks of a group run the blocks on parts of the tokens; each has the losses, logits
-    and router's losses of whole packs, and gradients of its own part.
+    sequence: if set, the ranks of a group run the blocks on parts of the tokens; each rank has the losses, logits and
+    router's losses of whole packs, and gradients of its own part.
 
-    by_sample: where it is set, some layers are run on each sample alone. gives_bounds: the model is told where samples
-    begin by the arguments that the kernels of recurrent layers take.
+    by_sample: if set, some layers run on each sample alone. gives_bounds: pass the bounds of samples in the arguments
+    of kernels of recurrent layers.
 
-    is_causal: whether a token sees only tokens before it, and predicts the next one. A subclass whose tokens see all of
-    their sample and predict themselves sets it to False.
+    is_causal: whether a token sees only earlier tokens and predicts the next token. A subclass whose tokens see their
+    whole sample and predict themselves sets is_causal to False.
 
-    read_logits: where it is set, each forward pass that makes logits of all tokens of a batch at little cost calls it
-    with the batch and them, before it ends.
+    read_logits: if set, forward passes with cheap logits of all tokens of a batch call it with the batch and these
+    logits, before they end.
     """
 
     is_causal = True
@@ -131,7 +131,7 @@ class PackedModel(torch.nn.Module):
             tower.register_forward_pre_hook(without_bounds_of_text, with_kwargs=True)
 
     def __getattr__(self, name: str) -> Any:
-        """Parameters and modules of its own; AttributeError that names where transformers' model is for others."""
+        """Return a parameter or module; AttributeError names the transformers model for its other attributes."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -147,36 +147,36 @@ class PackedModel(torch.nn.Module):
 
     @property
     def counts_axes(self) -> bool:
-        """Whether the model counts positions of media along axes, and its processor does not."""
+        """Whether positions of media along axes are counted by the model, not by its processor."""
         return self.family is not None and not self.family.num_axes and hasattr(self.media_model, "get_rope_index")
 
     @property
     def config(self) -> Any:
-        """The config of transformers' model."""
+        """Config of the transformers model."""
         return self.model.config
 
     @property
     def base_model(self) -> PreTrainedModel | None:
-        """The part that computes the hidden states, of media too; None where that is the whole model."""
+        """Part that computes the hidden states, of media, too; None if this is the whole model."""
         inner: Any = self.model.base_model
         base: PreTrainedModel | None = inner if inner is not self.model else getattr(self.model, "model", None)
         return base if base is None or has_modules(base, self._tower_paths.values()) else None
 
     @property
     def kept_apart(self) -> str:
-        """How samples of a pack are kept apart, in words."""
+        """Description of how samples of a pack are kept apart."""
         if self.by_sample is not None:
             return f"{', '.join(self.by_sample.names)} run on each sample alone"
         return "kernels of recurrent layers are given the bounds" if self.gives_bounds else "by positions and bounds"
 
     @property
     def media_model(self) -> PreTrainedModel:
-        """The part that the towers of media lie in: the base model, or the whole model where they lie beside that."""
+        """Part with the media towers: the base model, or the whole model if the towers are outside the base model."""
         return self.base_model or self.model
 
     @property
     def towers(self) -> Mapping[str, torch.nn.Module]:
-        """Kind of media -> the part that reads it; none for a model without a family."""
+        """Kind of media -> its tower; {} for a model without a family."""
         return {kind: self.media_model.get_submodule(path) for kind, path in self._tower_paths.items()}
 
     @property
@@ -187,7 +187,7 @@ class PackedModel(torch.nn.Module):
 
     @property
     def num_predicted(self) -> int:
-        """Token ids that the model can predict, from 0; Mllama's embedding has more rows."""
+        """Number of token ids that the model can predict, from 0; Mllama's embedding has more rows."""
         head = run_module(self.model.get_output_embeddings())
         rows = getattr(getattr(head, "weight", None), "shape", None)
         return min(self.vocab_size, int(rows[0])) if rows else self.vocab_size
@@ -204,7 +204,7 @@ class PackedModel(torch.nn.Module):
 
     @masks_of_packs()
     def forward(self, batch: Batch, packs: Sequence[Batch] = ()) -> PackLosses:
-        """packs: those that the batch is joined of (default: it is one)."""
+        """Return the losses of a batch. packs: the packs joined in the batch (default: the batch is a single pack)."""
         learnt, targets = self.learnt(batch.labels, num_learnt=batch.num_loss_tokens)
         inputs = self._run_inputs(batch, packs)
         if self.router_weight and self.training:
@@ -224,7 +224,7 @@ class PackedModel(torch.nn.Module):
         return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
 
     def learnt(self, labels: torch.Tensor, *, num_learnt: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The positions at which this model predicts a target, and the targets: see learnt_tokens."""
+        """Return the positions that predict a target, and the targets: see learnt_tokens."""
         return learnt_tokens(labels, num_learnt=num_learnt, ahead=int(self.is_causal))
 
     def _losses(
@@ -254,7 +254,7 @@ class PackedModel(torch.nn.Module):
 
     @contextmanager
     def _towers_run(self, batch: Batch, inputs: dict[str, Any]) -> Iterator[torch.Tensor | None]:
-        """Gives 0, of towers of which the batch has no medium; inside, the model runs."""
+        """Yield a 0 that depends on the towers without media in the batch; the model runs inside this context."""
         device = batch.input_ids.device
         if self._dummies is None:
             yield None
@@ -265,16 +265,16 @@ class PackedModel(torch.nn.Module):
                 yield zero
 
     def dummy_tokens(self, device: torch.device) -> dict[str, int]:
-        """Tokens of the smallest medium of each kind; none for a model without a family."""
+        """Return the tokens of the smallest medium of each kind; {} for a model without a family."""
         return {} if self._dummies is None else self._dummies.num_tokens(self.media_model, device)
 
     @property
     def dummies(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """The smallest medium of each kind, by the names of its tensors."""
+        """Smallest medium of each kind: kind -> name -> tensor."""
         return {} if self._dummies is None else self._dummies.of_kind
 
     def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
-        """The head, hidden states -> logits: the model itself, called with the output of its base model."""
+        """Return the head, hidden states -> logits: the model itself, called with its base model's output."""
         quiet = {"output_router_logits": False} if self.router_weight else {}
         own = SharedParameters(run_module(self.model.get_output_embeddings()))
 
@@ -288,34 +288,34 @@ class PackedModel(torch.nn.Module):
 
     @masks_of_packs()
     def logits(self, batch: Batch) -> torch.Tensor:
-        """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
+        """Return the logits of all tokens: float[1, T, V]; no view, because FSDP's hooks do not follow views."""
         logits = self._whole(self.model(**self._own(self._run_inputs(batch), batch)).logits, batch, dim=1)
         if self.read_logits is not None:
             self.read_logits(batch, lambda part: logits[0, part])
         return logits
 
     def _tell(self, batch: Batch, values: Callable[[], torch.Tensor], head: Head = lambda logits: logits) -> None:
-        """Give read_logits what the head makes of values of tokens: float[T, …], or those of this rank's part."""
+        """Call read_logits with the head's logits. values: hidden states of all tokens, or of this rank's part."""
         if self.read_logits is not None:
             every = self._whole(values(), batch)
             self.read_logits(batch, lambda part: head(every[part]))
 
     def _own(self, inputs: dict[str, Any], batch: Batch) -> dict[str, Any]:
-        """The arguments of the model for the tokens that this rank runs; call it once the bounds of samples are set."""
+        """Return the model's arguments for this rank's tokens; call this after the bounds of samples are set."""
         if self.sequence is None:
             return inputs
         return self.sequence.own(inputs, of_tokens=("input_ids", *batch.token_inputs))
 
     def _whole(self, of_tokens: torch.Tensor, batch: Batch, *, dim: int = 0) -> torch.Tensor:
-        """Values of all tokens of a batch, where those of this rank's part may be given."""
+        """Return values of all tokens of a batch from all tokens' values, or from this rank's part."""
         return of_tokens if self.sequence is None else self.sequence.whole(of_tokens, batch.num_tokens, dim=dim)
 
     def plain_logits(self, sample: Batch) -> torch.Tensor:
-        """Logits of one sample without packing, as users of transformers run the model: float[1, T, V]."""
+        """Return the logits of a sample without packing, as users of transformers run the model: float[1, T, V]."""
         positions = sample.position_ids
         bounds: dict[str, Any] = {}
         if self.model.config._attn_implementation == SDPA_VARLEN:
-            bounds = {"cu_seq_lens_q": sample.cu_seqlens.cpu()}  # which has no other way
+            bounds = {"cu_seq_lens_q": sample.cu_seqlens.cpu()}  # always needs bounds
         elif self.model.config._attn_implementation == VARLEN:
             bounds = {"cu_seq_lens_q": sample.cu_seqlens, "max_length_q": sample.max_seqlen}
         if "position_ids" in inspect.signature(self.model.forward).parameters and not self.counts_axes:
@@ -331,7 +331,7 @@ class PackedModel(torch.nn.Module):
         return logits
 
     def check_tokens(self, pack: Batch) -> None:
-        """ConfigError for a pack, on the CPU, with a token id that the model does not have."""
+        """Raise ConfigError for a pack, on the CPU, with a token id outside the model's vocabulary."""
         lowest, highest = (int(bound) for bound in torch.aminmax(pack.input_ids))
         label = int(pack.labels.max())
         if lowest >= 0 and highest < self.vocab_size and label < self.num_predicted:
@@ -345,7 +345,7 @@ class PackedModel(torch.nn.Module):
         )
 
     def check_processor(self, processor: Processor | None) -> None:
-        """ConfigError for one with a tokenizer that has tokens which the model does not have."""
+        """Raise ConfigError for a processor whose tokenizer has token ids outside the model's vocabulary."""
         tokenizer = getattr(processor, "tokenizer", None)
         if isinstance(tokenizer, FastTokenizer) and tokenizer.num_ids > self.vocab_size:
             raise ConfigError(
@@ -354,7 +354,7 @@ class PackedModel(torch.nn.Module):
             )
 
     def _run_inputs(self, batch: Batch, packs: Sequence[Batch] = ()) -> dict[str, Any]:
-        """The arguments of the model; packs: those that the batch is joined of, on the CPU, where they are known."""
+        """Return the model's arguments. packs: the packs joined in the batch, on the CPU, if known."""
         inputs = self._inputs(batch)
         attention = self.model.config._attn_implementation
         if self.by_sample is not None or (attention == SDPA_VARLEN and not self.gives_bounds):
@@ -366,10 +366,10 @@ class PackedModel(torch.nn.Module):
         return inputs
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
-        """The arguments of a transformers model that keep the segments of a pack apart.
+        """Return the arguments with which a transformers model keeps the segments of a pack apart.
 
-        sdpa, eager and flex_attention do so where position_ids restart, but only without an attention mask and without
-        a cache; flash_attention_2, varlen and sdpa_varlen take the bounds of the segments.
+        sdpa, eager and flex_attention separate segments by restarting position_ids, but only without an attention mask
+        and a cache; flash_attention_2, varlen and sdpa_varlen take the bounds of the segments.
         """
         positions = batch.position_ids
         inputs: dict[str, Any] = {
@@ -396,24 +396,24 @@ class PackedModel(torch.nn.Module):
         return inputs
 
     def _token_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """One value a token of each input that the family has of this kind: 0 where the batch has none."""
+        """Return the family's inputs with a value per token: 0 for inputs that the batch lacks."""
         names: tuple[str, ...] = getattr(self.family, "token_inputs", ())
         made = {name: torch.zeros_like(batch.input_ids) for name in names} | dict(batch.token_inputs)
         if not made:
             return {}
-        known = inspect.signature(self.model.forward).parameters  # processors make some that models only read elsewhere
+        known = inspect.signature(self.model.forward).parameters  # processors may make more inputs
         return {name: values for name, values in made.items() if name in known}
 
 
 def _numbers_of_samples(bounds: torch.Tensor) -> torch.Tensor:
-    """int32[n + 1] -> which sample each token is of: int32[1, T]."""
+    """Return the number of each token's sample: bounds int32[n + 1] -> int32[1, T]."""
     numbers = torch.arange(len(bounds) - 1, dtype=torch.int32, device=bounds.device)
     return numbers.repeat_interleave(bounds.diff())[None]
 
 
 @contextmanager
 def _given(base: torch.nn.Module, output: Any, hidden: torch.Tensor) -> Iterator[None]:
-    """Inside, the base model returns an output that it gave before, but with these hidden states."""
+    """Make the base model return an earlier output with other hidden states inside this context."""
     given = type(output)(**{**output, "last_hidden_state": hidden})
     before = vars(base).get("forward")
     base.forward = lambda *_, **__: given

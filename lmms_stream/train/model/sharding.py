@@ -1,4 +1,4 @@
-"""A model -> the part of it that each rank holds and runs: frozen, checkpointed, compiled, sharded as the run asks."""
+"""Freeze, checkpoint, compile and shard a model by the run's settings: model -> each rank's part."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ def shard_model(
     device: torch.device,
     is_filled_later: bool = False,
 ) -> None:
-    """Shard the model itself over the ranks, with the weights that rank 0 has, or reads now; all ranks call it.
+    """Shard the model in place over the ranks, with the weights that rank 0 holds or reads now; all ranks call it.
 
-    is_filled_later: it has no weights yet; a checkpoint will fill each rank's part.
+    is_filled_later: the model has no weights yet; a checkpoint will fill each rank's part.
 
-    Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
-    in float32.
+    Parameters keep their number format; config.bf16 computes in bfloat16 and sums gradients in float32.
     """
     fsdp = config.fsdp
     blocks = blocks_of(model, fsdp.wrap)
@@ -61,14 +60,14 @@ def shard_model(
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
-        again = None if part is model else fsdp.reshard_after_forward  # of the whole, what is left stays gathered
+        again = None if part is model else fsdp.reshard_after_forward  # the root's own parameters stay gathered
         fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
     if dtype is not None:
         for block in blocks:
             cast_hidden_states(block, dtype)
     prefetch(blocks, fsdp.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
-        # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
+        # Experts without a token on a rank have no gradient there, and ranks would reduce different tensors.
         model.set_reduce_scatter_unused_params(True)
     if isinstance(model, PackedModel):
         for method in ("logits", "plain_logits", "dummy_tokens"):
@@ -79,7 +78,7 @@ def shard_model(
 def _divide(
     model: PackedModel | PlainModel, meshes: Meshes, *, policy: MixedPrecisionPolicy, config: TrainConfig
 ) -> None:
-    """Leave each rank its parts of matrices, or its experts; ranks with the same part shard it among each other."""
+    """Leave each rank its parts of matrices, or its experts; ranks with the same part shard this part."""
     for setting, mesh in (("tensor_parallel", meshes.tp), ("expert_parallel", meshes.ep)):
         if mesh is not None and not isinstance(model, PackedModel):
             raise ConfigError(
@@ -98,7 +97,7 @@ def _divide(
 def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
     """Cast the hidden states of a block, and their masks, to a number format; other inputs stay unchanged.
 
-    FSDP's own cast takes every input: in bfloat16 a timestep of 123.4 is 123.5, and so are sines of positions rounded.
+    FSDP's own cast takes every input: bfloat16 rounds a timestep of 123.4 to 123.5, and sines of positions, too.
     """
     names = list(inspect.signature(block.forward).parameters)
 
@@ -115,8 +114,9 @@ def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:
-    """Let each block prefetch the next `num_blocks` blocks, forward and backward; 0: the order of torch. Blocks of one
-    class are a sequence: those of a media tower, and those of text.
+    """Let each block prefetch the next `num_blocks` blocks, forward and backward; 0: the order of torch.
+
+    Blocks of a class form a sequence: media blocks and text blocks are separate.
     """
     if not num_blocks:
         return
@@ -130,20 +130,20 @@ def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Shard the model again: parts of it stay gathered after a forward pass that no backward pass follows."""
+    """Shard the model again: parts stay gathered after a forward pass without a backward pass."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor") -> None:
-    """Compile each block that was sharded, for packs of any length and number of samples.
+    """Compile each sharded block, for packs of any length and number of samples.
 
-    Call it once the attention is chosen: for another one blocks would be compiled again. Those of a tower of media are
-    left as they are: transformers' code there splits patches by the list of their images or windows, so that each
-    number of these would be compiled anew. backend: torch's name of what compiles.
+    Call this after the attention is chosen: another attention compiles the blocks again. Blocks of media towers are not
+    compiled: transformers splits patches there by a list of images or windows, and each length of this list would be
+    compiled again. backend: torch's name of the compiler.
     """
-    # Else a graph is for packs of which two sizes happen to be equal, as those of the proof.
+    # Otherwise torch takes two sizes that are equal in the first pack for equal in all packs.
     shape_config.use_duck_shape = False
     of_tower = {module for tower in model.towers.values() for module in tower.modules()}
     for block in model.model.modules():
@@ -156,9 +156,9 @@ def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor"
 def _leave_out_wrappers(block: torch.nn.Module) -> None:
     """Let parts of a block run their own forward methods, without the wrapper that renames keywords of older versions.
 
-    transformers wraps forward methods by one function for all of them, whose graphs torch counts together, so that
-    each layer's and each attention's would be compiled until none is any more. So it does, since 5, with what runs a
-    layer again in the backward pass, where that is not asked for.
+    transformers wraps all forward methods with one function. torch counts this function's graphs together, and stops
+    compiling once all layers exceed the limit. Since transformers 5 the wrapper for gradient checkpointing does the
+    same, also without gradient checkpointing.
     """
     for module in block.modules():
         own: Any = type(module).forward
@@ -170,7 +170,7 @@ def _leave_out_wrappers(block: torch.nn.Module) -> None:
 
 
 def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:
-    """The blocks of a model that are gathered one by one; of one that does not name them, none."""
+    """Return the blocks of a model that FSDP gathers one by one; [] for a plain model without named blocks."""
     if isinstance(model, PackedModel):
         return blocks_to_shard(model.model, wrap)
     if not wrap and not any(getattr(part, "_no_split_modules", None) for part in model.model.modules()):
@@ -180,10 +180,10 @@ def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torc
 
 
 def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[torch.nn.Module]:
-    """The repeated blocks of a model, which are gathered one by one, by the names of their classes.
+    """Return the repeated blocks of a model, by the names of their classes; FSDP gathers them one by one.
 
-    wrap: these names (default: those that transformers does not split between devices, in all parts of the model).
-    ConfigError for a name that no block has, with the names that there are.
+    wrap: names of classes (default: `_no_split_modules` of all parts of the model). ConfigError for an unknown name,
+    with the names of the model's blocks.
     """
     repeated = [
         block
@@ -222,7 +222,7 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 
 
 def checkpoint_blocks(model: Any) -> None:
-    """Run blocks of a model of transformers or diffusers again in the backward pass: what they computed is not kept."""
+    """Run blocks of a transformers or diffusers model again in the backward pass, instead of keeping activations."""
     if getattr(model, "_supports_gradient_checkpointing", False):  # of diffusers
         model.enable_gradient_checkpointing()
         return
@@ -233,23 +233,23 @@ def checkpoint_blocks(model: Any) -> None:
     checkpoint_activations(model)
 
 
-# Weights that rank 0 alone has -> each rank's part of them.
+# Weights on rank 0 -> each rank's part.
 #
-# A model is sharded without weights (on the meta device), then each tensor goes from rank 0 to the ranks that hold
-# parts of it, one after another: no rank but the first needs room for more than its part and the largest tensor, and
-# neither does the first where its weights are still in their files. Parameters that a checkpoint will fill do not go:
-# each rank makes room for its part of them.
+# A model is sharded without weights (on the meta device). Then each tensor goes from rank 0 to the ranks with parts of
+# the tensor, one tensor after another: a rank needs memory for its part and the largest tensor only, and so does rank 0
+# if its weights are still in their files. Parameters that a checkpoint will fill are not sent: each rank allocates its
+# part.
 
-_GIVE_BACK_BYTES = 1 << 26  # of weights, after which what they took is returned to the system
+_GIVE_BACK_BYTES = 1 << 26  # bytes of freed weights after which memory is returned to the system
 
 
 def take_weights(
     model: torch.nn.Module, *, is_filled_later: bool = False, unread: PretrainedTensors | None = None
 ) -> dict[str, torch.Tensor]:
-    """The model's tensors by name; it is left with tensors of the same shapes on the meta device.
+    """Return the model's tensors by name, and leave tensors of the same shapes on the meta device in the model.
 
-    Parameters that are tied stay so. Only those of rank 0 are used later. is_filled_later: its parameters are on the
-    meta device of rank 0 too, as those are that `unread` has, by their names in the transformers model.
+    Tied parameters stay tied. Only the tensors of rank 0 are used later. is_filled_later: parameters are on the meta
+    device of rank 0, too. unread: tensors that are still in files, by their names in the transformers model.
     """
     taken: dict[str, torch.Tensor] = {}
     empty: dict[int, torch.Tensor] = {}
@@ -268,10 +268,10 @@ def give_weights(
     model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device, is_filled_later: bool = False,
     unread: PretrainedTensors | None = None,
 ) -> None:  # fmt: skip
-    """Fill a model that was sharded since, on each rank's device, with the weights that rank 0 took; all call it.
+    """Fill a sharded model, on each rank's device, with the weights taken by rank 0; all ranks call it.
 
-    Each weight is freed as soon as it is given. unread: has those that rank 0 reads when they are given.
-    is_filled_later: parameters hold nothing of meaning afterwards.
+    Each weight is freed after it is sent. unread: weights that rank 0 reads from files when they are sent.
+    is_filled_later: parameters hold arbitrary values afterwards.
     """
     given: dict[int, torch.nn.Parameter] = {}
     kept_bytes = 0
@@ -288,7 +288,7 @@ def give_weights(
         if isinstance(tensor, torch.nn.Parameter):
             part = given[id(tensor)] = torch.nn.Parameter(part, requires_grad=tensor.requires_grad)
         setattr(module, name, part)
-        if kept_bytes >= _GIVE_BACK_BYTES:  # parts lie between the whole tensors that were freed, and hold the heap up
+        if kept_bytes >= _GIVE_BACK_BYTES:  # parts between the freed tensors keep the heap from shrinking
             del source
             give_back_memory()
             kept_bytes = 0
@@ -302,7 +302,7 @@ def _part(
     device: torch.device,
     unread: PretrainedTensors | None,
 ) -> torch.Tensor:
-    """This rank's part of a tensor that rank 0 has, or reads: of a buffer, all of it."""
+    """Return this rank's part of a tensor that rank 0 holds or reads; a buffer whole."""
     whole = _whole(full_name, source, unread) if dist.get_rank() == 0 else torch.empty_like(source, device=device)
     whole = whole.to(device)
     if isinstance(tensor, DTensor):
@@ -313,18 +313,18 @@ def _part(
 
 
 def _whole(full_name: str, source: torch.Tensor, unread: PretrainedTensors | None) -> torch.Tensor:
-    """A tensor of rank 0, read from its file if it was not read before."""
+    """Return a tensor of rank 0, read from its file if still unread."""
     name = _name_in_files(full_name)
     return source.detach() if unread is None or name not in unread else unread.read(name)
 
 
 def _name_in_files(full_name: str) -> str:
-    """The name that a tensor has in the transformers model, which is called `model` in what is sharded."""
+    """Return a tensor's name in the transformers model, the attribute `model` of the sharded module."""
     return full_name.removeprefix("model.")
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
-    """Parameters, buffers and plain tensors (rotary embeddings keep some): their module, name there, and full name."""
+    """Yield parameters, buffers and plain tensors (of rotary embeddings): module, name in it, full name, tensor."""
     for path, module in model.named_modules():
         named = (
             module.named_parameters(recurse=False, remove_duplicate=False),
@@ -336,7 +336,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str
 
 
 def _check(weights: dict[str, torch.Tensor], *, is_filled_later: bool, unread: PretrainedTensors | None) -> None:
-    """ConfigError, on all ranks, where rank 0 has no weights or some rank another model."""
+    """Raise ConfigError, on all ranks, if rank 0 lacks weights or a rank has another model."""
     mine = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
     missing = [
         name
@@ -358,20 +358,21 @@ def _check(weights: dict[str, torch.Tensor], *, is_filled_later: bool, unread: P
         raise ConfigError(f"the model differs from that of rank 0{where}: build the same on all ranks")
 
 
-# When ranks sum the gradients of a step: after each micro-batch, or once, after the last one.
+# When ranks sum the gradients of a step: after each micro-batch, or once, after the last micro-batch.
 #
 # Summed once, each rank keeps float32 gradients of the whole model between micro-batches, and a step of n micro-batches
 # has one reduce-scatter a block instead of n. Copies of the model (HSDP) are always summed once, without more memory.
 
 
-MEMORY_SHARE = 0.25  # of what is free once weights, gradients and the optimizer's states are counted
-_STATES = 3 * 4  # bytes of a parameter's own gradient and of two states of AdamW, in float32
+MEMORY_SHARE = 0.25  # of the memory free beside weights, gradients and the optimizer's states
+_STATES = 3 * 4  # bytes per parameter: a gradient and two states of AdamW, in float32
 
 
 class Accumulation:
-    """Says to a sharded model what happens to the gradients of a micro-batch. All ranks make the same calls.
+    """Tells a sharded model when to sum gradients of micro-batches. All ranks make the same calls.
 
-    is_unsharded: gradients stay on their rank until the last micro-batch. stays_gathered: so do parameters.
+    is_unsharded: gradients stay on their rank until the last micro-batch. stays_gathered: parameters stay gathered
+    until then, too.
     """
 
     def __init__(self, model: torch.nn.Module, *, is_unsharded: bool, stays_gathered: bool = False):
@@ -379,7 +380,7 @@ class Accumulation:
         self.is_unsharded = is_unsharded
 
     def begin(self, *, is_last: bool) -> None:
-        """Call it before the forward pass of each micro-batch. is_last: of its step."""
+        """Prepare a micro-batch; call this before its forward pass. is_last: last micro-batch of its step."""
         model = self._model
         if not isinstance(model, FSDPModule):
             return
@@ -392,8 +393,10 @@ class Accumulation:
 def accumulation_of(
     model: torch.nn.Module, config: TrainConfig, *, device: torch.device, num_micro_batches: int, world_size: int
 ) -> Accumulation:
-    """Return the Accumulation of train.fsdp.accumulate; "auto" depends on the memory of GPUs. All ranks call it with
-    the sharded model."""
+    """Return the Accumulation of train.fsdp.accumulate; "auto" depends on the memory of GPUs.
+
+    All ranks call this with the sharded model.
+    """
     is_unsharded = config.fsdp.accumulate == "unsharded"
     if config.fsdp.accumulate == "auto" and num_micro_batches > 1:
         is_unsharded = _fits(model, device, world_size)
@@ -402,7 +405,7 @@ def accumulation_of(
 
 
 def _fits(model: torch.nn.Module, device: torch.device, world_size: int) -> bool:
-    """Whether every rank has room for the gradients of the whole model. On CPUs it is not looked at: no."""
+    """Return whether all ranks have memory for the gradients of the whole model; False on CPUs."""
     if device.type != "cuda":
         return False
     trained = [each for each in model.parameters() if each.requires_grad]
@@ -418,9 +421,9 @@ def _fits(model: torch.nn.Module, device: torch.device, world_size: int) -> bool
 
 
 def fits(num_trained: int, *, num_own: int, free_bytes: int) -> bool:
-    """Whether gradients of all trained parameters, in float32, take a small share of the memory that is free.
+    """Return whether gradients of all trained parameters, in float32, take a small share of the free memory.
 
-    num_own: of the trained parameters, those in this rank's shard, whose gradients and states are still to come.
+    num_own: trained parameters in this rank's shard, whose gradients and states are not allocated yet.
 
     >>> fits(10**9, num_own=10**9 // 8, free_bytes=70 * 10**9), fits(8 * 10**9, num_own=10**9, free_bytes=50 * 10**9)
     (True, False)
@@ -433,14 +436,14 @@ def _num_own(parameter: torch.Tensor) -> int:
     return int(local().numel() if local is not None else parameter.numel())
 
 
-# Zero gradients for parameters that a rank did not use, for a torch whose FSDP2 does not make them (below 2.15).
+# Zero gradients for parameters that a rank did not use, for torch below 2.15, whose FSDP2 does not make them.
 #
-# Ranks reduce the gradients of a block together, so all ranks need gradients of the same parameters.
+# Ranks reduce the gradients of a block together: all ranks need gradients of the same parameters.
 
 
 def use_all_parameters(block: torch.nn.Module) -> None:
-    """Let all parameters of a block take part in its backward pass; call it before the block is sharded."""
-    block.register_forward_hook(_use)  # FSDP's own hook, which frees the parameters, comes after it
+    """Let all parameters of a block take part in its backward pass; call this before the block is sharded."""
+    block.register_forward_hook(_use)  # FSDP's own hook, which frees the parameters, comes later
 
 
 def _use(block: torch.nn.Module, _: Any, output: Any) -> Any:
@@ -453,7 +456,7 @@ def _use(block: torch.nn.Module, _: Any, output: Any) -> Any:
 
 
 def with_zeros(tensor: torch.Tensor, unused: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The tensor; in the backward pass, what did not take part in making it gets gradients of zeros."""
+    """Return the tensor; the backward pass gives the unused tensors gradients of zeros."""
     made: torch.Tensor = _Zeros.apply(tensor, *unused)
     return made
 
