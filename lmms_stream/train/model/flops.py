@@ -1,16 +1,16 @@
-"""How much arithmetic a model's training takes, and how much a device can do. model, lengths -> FLOPs.
+"""FLOPs of training a model, and peak FLOP/s of devices. model, lengths -> FLOPs.
 
-The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T a token, of N parameters, L layers, H
-heads of size Q, and T tokens that attend to one another. Backward counts as twice the forward, recomputation does not
-count, and attention counts as if it were not causal. T is the length of the token's own segment, so that the sum over a
-pack is exact. N leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target.
-Experts count by the share of them that a token passes. A frozen parameter counts 4 instead of 6, and 2 where nothing
-before it is trained, as gradients end there: with an adapter, at what reads the input of the first block. What towers
-do with media is in media_flops.py.
+The formula is from PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T per token, with N parameters, L layers, H
+heads of size Q, and T tokens in the token's segment. The backward pass counts as two forward passes, recomputation does
+not count, and attention counts as if it were not causal. T is the segment's own length: the sum over a pack is exact. N
+leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target. Experts count by
+the share that a token passes. A frozen parameter counts 4 instead of 6, and 2 if no parameter before it is trained,
+because gradients end there: with an adapter, at the matrices that read the input of the first block. media_flops.py
+counts media towers.
 
-Tests compare the formulas with torch's FlopCounterMode, which cannot replace them: on the meta device it fails at
-towers that read grids (14 of 21 kinds of media of 13 families) and at most models of transformers 4, it counts pairs
-beyond a window, and it takes 1 s at 7B parameters and 4 s at 671B, the formulas 2 to 6 ms.
+Tests compare the formulas with torch's FlopCounterMode. FlopCounterMode cannot replace the formulas: on the meta device
+it fails at towers that read grids (14 of 21 kinds of media of 13 families) and at most models of transformers 4, it
+counts pairs beyond a window, and it takes 1 s at 7B parameters and 4 s at 671B; the formulas take 2 to 6 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# Dense bf16 of tensor cores, in TFLOP/s, as the makers' data sheets give it; a device by words of its name.
+# Peak dense bf16 TFLOP/s of tensor cores from the makers' data sheets, by words of a device's name.
 PEAK_TFLOPS = (
     ("B200", 2250.0), ("GB200", 2500.0),
     ("H200 NVL", 835.5), ("H200", 989.4), ("GH200", 989.4),
@@ -41,24 +41,23 @@ PEAK_TFLOPS = (
     ("MI300X", 1307.4), ("MI325X", 1307.4), ("MI250X", 383.0),
 )  # fmt: skip
 _SQUARES = {"full_attention": None, "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-_READS_INPUT = re.compile(r"\.(q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?\.|\.(Wqkv|query_key_value|c_attn)\.")  # of a block
+_READS_INPUT = re.compile(r"\.(q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?\.|\.(Wqkv|query_key_value|c_attn)\.")  # in a block
 _NOT_MULTIPLIED = (
-    ".original_module.", ".lora_embedding_A.",  # of peft: copies that are not run, and tables
-    ".encoder_attn.", ".embed_tokens_extend.",  # not run on text alone: attention to an encoder, towers of Phi-4
+    ".original_module.", ".lora_embedding_A.",  # of peft: unused copies, and tables
+    ".encoder_attn.", ".embed_tokens_extend.",  # not run on text only: attention to an encoder, towers of Phi-4
 )  # fmt: skip
-# Models with layers that run several times, with further products, or with experts that compute nothing.
+# Models with repeated layers, with further products, or with experts that compute nothing.
 _OTHER_FORMULAS = ("diffllama", "dory", "git", "hrm_text", "longcat_flash")
-_LAST = 1 << 30  # the stage of the last norm and the head
+_LAST = 1 << 30  # stage of the last norm and the head
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_RECURRENT = ("mamba_", "lru_")  # begin settings of layers without pairs, in configs that list no kinds of layers
+_RECURRENT = ("mamba_", "lru_")  # prefixes of settings of layers without pairs, in configs without kinds of layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
-    """FLOPs of a token, of a token that predicts a target (the head), and of a pair of tokens of one segment.
+    """FLOPs per token, per token that predicts a target (the head), and per pair of tokens of a segment.
 
-    per_pair: by the window of a layer's attention, None where it sees the whole segment. towers: of the parts that read
-    media.
+    per_pair: by the window of a layer's attention; None is the whole segment. towers: FLOPs of media towers.
     """
 
     per_token: float
@@ -69,7 +68,7 @@ class ModelFlops:
     def of(
         self, lengths: NDArray[np.int64], *, num_loss_tokens: int, inputs: Sequence[Mapping[str, torch.Tensor]] = ()
     ) -> float:
-        """Forward and backward over segments of these lengths, and over the media of batches with these inputs."""
+        """Return FLOPs, forward and backward, of segments of these lengths, and of the media in batches' inputs."""
         total = self.per_token * float(lengths.sum()) + self.per_loss_token * num_loss_tokens
         for window, flops in self.per_pair.items():
             seen = lengths if window is None else np.minimum(lengths, window)
@@ -78,9 +77,9 @@ class ModelFlops:
 
 
 def model_flops(model: PreTrainedModel, *, towers: Mapping[str, torch.nn.Module] | None = None) -> ModelFlops | None:
-    """The formula for a decoder of text, with the towers that read its media: kind of media -> tower.
+    """Return the formula of a text decoder with media towers. towers: kind of media -> tower.
 
-    None for other models, for which it does not hold, and where the formula of a tower is not known.
+    None for other models, and for towers without a known formula.
     """
     config: Any = model.config
     text = config.get_text_config()
@@ -117,7 +116,7 @@ def model_flops(model: PreTrainedModel, *, towers: Mapping[str, torch.nn.Module]
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """TFLOP/s of a device by its name as torch gives it; None for one that is not in the table.
+    """Return peak TFLOP/s of a device by its name in torch; None for a device outside the table.
 
     >>> peak_tflops("NVIDIA A100-SXM4-80GB")
     312.0
@@ -129,9 +128,9 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 class _Stages:
-    """Which parts of a model take part in the backward pass: embeddings, then block by block, then the head.
+    """Parts of a model in the backward pass: embeddings (stage 0), then block by block, then the head.
 
-    media: the parameters, by id, of what makes vectors of media, which stand where embeddings do.
+    media: ids of the parameters of media towers, in the stage of the embeddings.
     """
 
     def __init__(self, model: PreTrainedModel, media: Collection[int]):
@@ -142,18 +141,18 @@ class _Stages:
         ]
         self.first = min((stage for stage, _ in trained), default=0)
         of_first = [each for stage, each in trained if stage == self.first]
-        # With a norm that is trained all of its block has an input with a gradient.
+        # With a trained norm the inputs of all matrices in its block have gradients.
         self._reads_plain = 0 < self.first < _LAST and all(each.ndim > 1 for each in of_first)
 
     def flops(self, name: str, parameter: torch.nn.Parameter) -> float:
-        """FLOPs of a parameter for one token; per weight 2 forward, 2 for the input's gradient, 2 for its own."""
+        """Return a parameter's FLOPs per token: per weight 2 forward, 2 for the input's gradient, 2 for its own."""
         stage = self._stage(name)
         reads_plain = self._reads_plain and stage == self.first and _READS_INPUT.search(name) is not None
         has_plain_input = stage < self.first or (reads_plain and ".lora_B." not in name) or stage == self.first == _LAST
         return parameter.numel() * (2.0 + 2.0 * (not has_plain_input) + 2.0 * parameter.requires_grad)
 
     def backward_share(self, layer: int) -> float:
-        """The share of a layer's attention that is computed, forward and backward."""
+        """Return the share of a layer's attention FLOPs, forward and backward, that training computes."""
         return 1.0 if layer + 1 >= self.first else 1 / 3
 
     def _stage(self, name: str) -> int:
@@ -163,7 +162,7 @@ class _Stages:
 
 
 def _pairs(config: Any, stages: _Stages) -> dict[int | None, float] | None:
-    """12 H Q of each layer, summed by its window; heads whose values have another size count half by either."""
+    """Return 12 H Q, summed over the layers of each window; Q is the mean size of keys and values."""
     num_layers = getattr(config, "num_hidden_layers", None) or 0
     of_layers = getattr(config, "per_layer_config", None) or [config] * num_layers
     kinds = getattr(config, "layer_types", None) or [None] * num_layers
@@ -184,14 +183,14 @@ def _pairs(config: Any, stages: _Stages) -> dict[int | None, float] | None:
 
 
 def _sizes_of_heads(config: Any) -> float:
-    """Width of keys and values, summed over the heads of a layer."""
+    """Return the width of keys plus the width of values, summed over the heads of a layer."""
     head = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
     head = head or config.hidden_size // config.num_attention_heads
     return float((head + (getattr(config, "v_head_dim", None) or head)) * config.num_attention_heads)
 
 
 def _experts(config: Any) -> tuple[int, float] | None:
-    """Number of experts and the share of them that a token passes; None if layers have different numbers."""
+    """Return the number of experts and the share that a token passes; None if layers have different numbers."""
     names = (*_NUM_EXPERTS, "num_experts_per_tok")
     if not {*names}.isdisjoint(getattr(config, "per_layer_attributes", None) or ()):
         return None
@@ -200,30 +199,31 @@ def _experts(config: Any) -> tuple[int, float] | None:
     return (num_experts, of_token / num_experts) if num_experts and of_token else None
 
 
-# FLOPs of models that make images, of any class: counted by torch on one image. model, what runs it -> FLOPs.
+# FLOPs of models of any class that make images, counted by torch on an image. model, forward pass -> FLOPs.
 #
-# The model runs forward and backward once on the meta device, which computes shapes alone, so that nothing is read or
-# written. Frozen parts beside the model, as an autoencoder or an encoder, do not count.
+# The model runs forward and backward once on the meta device, which computes only shapes: no data is read or written.
+# Frozen parts outside the model, such as an autoencoder or an encoder, do not count.
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFlops:
-    """See ModelFlops, of which these are the same for tasks whose units are images."""
+    """FLOPs of tasks with images as units; see ModelFlops."""
 
     per_image: float
 
     def of(
         self, lengths: NDArray[np.int64], *, num_loss_tokens: int, inputs: Sequence[Mapping[str, torch.Tensor]] = ()
     ) -> float:
-        """Forward and backward over the images of batches, which num_loss_tokens counts (see collate_images)."""
+        """Return FLOPs, forward and backward, of num_loss_tokens images (see collate_images)."""
         return self.per_image * num_loss_tokens
 
 
 def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None]) -> ImageFlops | None:
-    """run: the task's forward pass of one image on the meta device. None if it has none, and, with a line in the log,
-    if the model cannot run there.
+    """Return the FLOPs of an image; None if the task has no forward pass, or the model cannot run on the meta device.
+
+    run: the task's forward pass of an image on the meta device. A model that cannot run there is logged.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -231,14 +231,14 @@ def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None
     tensors = {name: _empty(each) for name, each in (*model.named_parameters(), *model.named_buffers())}
     inside = {f"model.{name}": each for name, each in tensors.items()}
     try:
-        # Other kernels than that of products compute some of the scores again in the backward pass.
+        # Kernels other than MATH compute some scores again in the backward pass.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.device("meta"):
             made = torch.func.functional_call(_Run(model, run), inside, ())
             if made is None:
                 return None
             if made.requires_grad:
                 made.sum().backward()
-    except Exception as error:  # noqa: BLE001 - a model of the user's own, that may ask for values
+    except Exception as error:  # noqa: BLE001 - the user's own model may read values
         reason = " ".join(str(error).split())[:200]
         log.info(
             "the arithmetic of %s is not known, which does not run on the meta device: %s", type(model).__name__, reason
@@ -248,7 +248,7 @@ def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None
 
 
 class _Run(torch.nn.Module):
-    """A model as a task runs it."""
+    """A model with the forward pass of a task."""
 
     def __init__(self, model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None]):
         super().__init__()

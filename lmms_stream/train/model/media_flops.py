@@ -1,6 +1,6 @@
-"""Which formula counts a part that reads media. model, its towers -> FLOPs of a batch's inputs.
+"""FLOPs of media towers. model, towers -> FLOPs of a batch's inputs.
 
-tower_flops has patches of images of any size, tile_flops tiles of one size, sound_flops clips.
+tower_flops counts patches of images of any size, tile_flops tiles of a fixed size, sound_flops clips.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MediaFlops", "TowerPart", "media_flops", "media_parts"]
 
 
 class TowerPart(NamedTuple):
-    """A tower, the kinds of media that it reads, and what lies between it and the text."""
+    """A tower, the kinds of media that it reads, and the modules between tower and text."""
 
     tower: torch.nn.Module
     kinds: tuple[str, ...]
@@ -26,9 +26,9 @@ class TowerPart(NamedTuple):
 
 
 def media_parts(model: torch.nn.Module, towers: Mapping[str, torch.nn.Module]) -> list[TowerPart]:
-    """The towers of a model, each once; what lies beside them belongs to the only one.
+    """Return the towers of a model, each once; modules beside a single tower belong to this tower.
 
-    Of a model with several towers, what lies beside them is taken for a part of the text.
+    In a model with several towers, modules beside them count as parts of the text model.
     """
     each_once = {id(tower): tower for tower in towers.values()}
     kinds = {key: tuple(kind for kind, tower in towers.items() if id(tower) == key) for key in each_once}
@@ -37,7 +37,7 @@ def media_parts(model: torch.nn.Module, towers: Mapping[str, torch.nn.Module]) -
 
 
 def _beside(model: Any, tower: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
-    """The modules of the part that the tower lies in, without those that embed tokens or make logits."""
+    """Return the tower's sibling modules, without modules that embed tokens or make logits."""
     parent = next((each for each in model.modules() if any(child is tower for child in each.children())), None)
     if parent is None:
         return ()
@@ -47,7 +47,7 @@ def _beside(model: Any, tower: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
 
 
 def media_flops(part: TowerPart, config: Any) -> MediaFlops | None:
-    """The formula of a tower; None where none is known. config: of the model."""
+    """Return the formula of a tower; None for an unknown tower. config: of the model."""
     is_sound = set(part.kinds) == {"audio"}
     own = getattr(config, "audio_config" if is_sound else "vision_config", None)
     own = getattr(part.tower, "config", None) or own
@@ -58,26 +58,26 @@ def media_flops(part: TowerPart, config: Any) -> MediaFlops | None:
     return tile_flops(part.tower, own, behind=part.behind, kinds=part.kinds, of_model=config)
 
 
-# FLOPs of the products of a tower: by which of its parts are trained. parameters by stage -> FLOPs of a position.
+# FLOPs of the products of a tower, by its trained parts. parameters by stage -> FLOPs of a position.
 #
-# As in flops.py, but without norms and biases: 2 FLOPs a parameter and position forward, 2 more for the gradient of a
-# trained parameter, 2 more for the gradient of the input if a part before it is trained. So a frozen tower counts only
-# its forward pass, and the first product never counts the last 2.
+# As in flops.py, but without norms and biases: 2 FLOPs per parameter and position forward, 2 more for the gradient of a
+# trained parameter, 2 more for the gradient of the input if an earlier part is trained. A frozen tower counts only its
+# forward pass, and the first product never counts the last 2.
 
 _MATRICES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _BLOCK = re.compile(r"(?:^|\.)(?:layers?|blocks)\.(\d+)\.")
 
 
 class MediaFlops(Protocol):
-    """FLOPs of what reads media of some kinds."""
+    """FLOPs of reading some kinds of media."""
 
     def of(self, inputs: Mapping[str, torch.Tensor]) -> float:
-        """Forward and backward over a batch's inputs."""
+        """Return FLOPs, forward and backward, of a batch's inputs."""
         ...
 
 
 class Matrix(NamedTuple):
-    """A parameter that positions are multiplied by. stage: when it is used, 0 by what reads pixels or samples."""
+    """A parameter of a matrix product. stage: order of use, 0 for the first product of pixels or sound samples."""
 
     stage: int
     name: str
@@ -85,23 +85,23 @@ class Matrix(NamedTuple):
 
 
 class Products:
-    """stages: of all parameters, of parts that are not multiplied too, as a trained norm needs gradients as well."""
+    """FLOPs of products. stages: of all parameters, also without products: a trained norm needs gradients, too."""
 
     def __init__(self, stages: Iterable[tuple[int, torch.nn.Parameter]]):
         self._first_trained = min((stage for stage, each in stages if each.requires_grad), default=1 << 30)
 
     def of(self, stage: int, parameter: torch.nn.Parameter) -> float:
-        """FLOPs of a position."""
+        """Return FLOPs per position."""
         backward = 2.0 * parameter.requires_grad + 2.0 * (stage > 0 and self._first_trained <= stage)
         return parameter.numel() * (2.0 + backward)
 
     def of_pair(self, stage: int, width: int) -> float:
-        """FLOPs of one attention score in a block: two products forward, four backward."""
+        """Return FLOPs per attention score in a block: two products forward, four backward."""
         return 4.0 * width * (3 if self._first_trained <= stage else 1)
 
 
 def stage_of_block(name: str) -> int | None:
-    """The number of the block that a parameter lies in; None for one in no block.
+    """Return the number of a parameter's block; None outside blocks.
 
     >>> stage_of_block("encoder.layers.3.fc1.weight"), stage_of_block("conv1.weight")
     (3, None)
@@ -111,13 +111,13 @@ def stage_of_block(name: str) -> int | None:
 
 
 def num_blocks(tower: torch.nn.Module) -> int:
-    """Number of blocks in the tower's first list of blocks; 0 without one."""
+    """Return the number of blocks in the tower's first list of blocks; 0 without a list."""
     lists = (each for name, each in tower.named_modules() if name.rpartition(".")[2] in ("layers", "layer", "blocks"))
     return next((len(each) for each in lists if isinstance(each, torch.nn.ModuleList)), 0)
 
 
 def matrices(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The weights of linear layers and convolutions, and of projections that are parameters themselves."""
+    """Yield weights of linear layers and convolutions, and projections that are plain parameters."""
     for number, module in enumerate(modules):
         for path, part in module.named_modules():
             for name, parameter in part.named_parameters(recurse=False):
@@ -127,19 +127,18 @@ def matrices(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn
 
 # FLOPs of towers that read patches of images and frames of any size. model, grids of media -> FLOPs.
 #
-# Mergers see one token for merge * merge patches. Attention is of all pairs of patches in a frame, or,
-# in blocks with windows, of all pairs in each window: those at the edge hold fewer. What a rank runs on the smallest
-# media because others have more does not count.
+# Mergers see one token for merge * merge patches. Attention counts all pairs of patches in a frame, or, in blocks with
+# windows, all pairs in each window: windows at the edge hold fewer. Runs on the smallest media, which a rank without
+# media makes for the other ranks, do not count.
 
 _FIRST, _BLOCKS = ("patch_embed", "pos_embed"), "blocks"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TowerFlops:
-    """FLOPs of a patch, and of a pair of patches that attend to one another: in blocks that see a frame, in windows.
+    """FLOPs per patch, per pair of patches in blocks that see a frame, and per pair in windows.
 
-    window: of how many tokens' side, where a token is merge * merge patches; 0 where no block has any. kinds: of media
-    that it reads.
+    window: side of a window in tokens, with merge * merge patches per token; 0 without windows. kinds: kinds of media.
     """
 
     per_patch: float
@@ -155,7 +154,7 @@ class TowerFlops:
         return sum(self.of_grids(inputs[name].numpy()) for name in names if name in inputs)
 
     def of_grids(self, grids: NDArray[np.int64]) -> float:
-        """Forward and backward of media of these grids: int64[n, 3], frames, rows and columns of patches."""
+        """Return FLOPs, forward and backward, of grids: int64[n, 3], frames, rows and columns of patches."""
         frames, rows, columns = grids.T.astype(np.float64)
         total = float((frames * rows * columns).sum()) * self.per_patch
         total += float((frames * (rows * columns) ** 2).sum()) * self.per_pair
@@ -165,13 +164,13 @@ class TowerFlops:
         return total
 
     def _squares(self, sides: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of the squares of what windows take of a side."""
+        """Return the sum of the squares of the windows' parts of a side."""
         squares: NDArray[np.float64] = sides // self.window * self.window**2 + (sides % self.window) ** 2
         return squares
 
 
 def tower_flops(tower: torch.nn.Module, config: Any, *, kinds: Sequence[str]) -> TowerFlops | None:
-    """config: of the tower; None for a tower without patches and blocks, which has another formula."""
+    """Return the formula of a tower of patches and blocks; None for another tower. config: of the tower."""
     blocks = getattr(tower, _BLOCKS, None)
     width = getattr(config, "embed_dim", None) or getattr(config, "hidden_size", None)
     merge = getattr(config, "spatial_merge_size", None)
@@ -199,7 +198,7 @@ def tower_flops(tower: torch.nn.Module, config: Any, *, kinds: Sequence[str]) ->
 
 
 def _stage(name: str, num_blocks: int) -> int:
-    """When a parameter is used: 0 by what reads pixels, then by each block, at last by what gives tokens."""
+    """Return the order of a parameter's use: 0 for the embedding of pixels, then block by block, then the merger."""
     part, _, rest = name.partition(".")
     if part == _BLOCKS:
         return 1 + int(rest.partition(".")[0])
@@ -207,7 +206,7 @@ def _stage(name: str, num_blocks: int) -> int:
 
 
 def _windows(config: Any, num_blocks: int, merge: int) -> tuple[int, set[int]]:
-    """The side of a window in tokens, and the blocks that have none."""
+    """Return the side of a window in tokens, and the blocks without windows."""
     side = getattr(config, "window_size", None)
     whole = getattr(config, "fullatt_block_indexes", None)
     if not side or whole is None:
@@ -215,19 +214,18 @@ def _windows(config: Any, num_blocks: int, merge: int) -> tuple[int, set[int]]:
     return side // merge // config.patch_size, {*whole}
 
 
-# FLOPs of towers that read square tiles of one size: the same of each tile. model, tiles -> FLOPs.
+# FLOPs of towers that read square tiles of a fixed size: a constant per tile. model, tiles -> FLOPs.
 #
-# All patches of a tile attend to one another, with a token of the tile's own where the tower has one. What lies between
-# the tower and the text, and an adapter at the tower's end, sees as many positions as its first product makes of the
-# patches: one that reads the values of k patches has a k-th of them. A head that pools the tile, whose outcome nothing
-# reads, does not count.
+# All patches of a tile attend to each other, with the tile's own token in some towers. Modules between the tower and
+# the text, and an adapter at the tower's end, see as many positions as their first product makes of the patches: a
+# product of the values of k patches makes a k-th of the positions. A pooling head does not count: its result is unused.
 
 _NAMES = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TileFlops:
-    """names: of the inputs whose tiles are their last three axes."""
+    """FLOPs per tile. names: inputs with tiles in their last three axes."""
 
     per_tile: float
     names: tuple[str, ...]
@@ -240,9 +238,9 @@ class TileFlops:
 def tile_flops(
     tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.nn.Module], kinds: Sequence[str], of_model: Any
 ) -> TileFlops | None:
-    """None for a tower that is not built of tiles and blocks, and for one that is not read from its last block.
+    """Return the formula of a tower of tiles and blocks; None for another tower, or if an earlier block is read.
 
-    config: of the tower; of_model: of the model. behind: the parts between tower and text.
+    config: of the tower; of_model: config of the model. behind: the parts between tower and text.
     """
     side, patch = (_number(getattr(config, name, None)) for name in ("image_size", "patch_size"))
     width, depth = getattr(config, "hidden_size", None), num_blocks(tower)
@@ -256,7 +254,7 @@ def tile_flops(
     stages = [(_tile_stage(name, last), each) for name, each in tower.named_parameters() if ".head." not in name]
     products = Products([*stages, *((last, each) for module in behind for each in module.parameters())])
     total = sum(products.of_pair(1 + number, width) for number in range(depth)) * positions**2
-    of_text: float | None = getattr(of_model, "mm_tokens_per_image", None)  # Gemma 3's, which are means of patches
+    of_text: float | None = getattr(of_model, "mm_tokens_per_image", None)  # Gemma 3: means of patches
     for name, parameter in matrices([tower, *behind]):
         stage = _tile_stage(name, last) if name.startswith("0.") else last
         if ".head." in name:
@@ -270,7 +268,7 @@ def tile_flops(
 
 
 def _tile_stage(name: str, last: int) -> int:
-    """0 for what makes vectors of pixels, then block by block, then an adapter at the end."""
+    """Return 0 for the embedding of pixels, then the number of the block, then an adapter at the end."""
     block = stage_of_block(name)
     if block is not None:
         return 1 + block
@@ -278,25 +276,25 @@ def _tile_stage(name: str, last: int) -> int:
 
 
 def _number(value: Any) -> int:
-    """A side that a config gives once, or for both axes."""
+    """Return a side from a config's number, or from its pair of axes."""
     return int(value[0] if isinstance(value, list | tuple) else value or 0)
 
 
 # FLOPs of towers that read mel frames of sounds, as Whisper's encoder does. model, clips -> FLOPs.
 #
-# Convolutions halve the frames, blocks attend within stretches of what is left, and pairs of positions may be joined at
-# the end. A clip counts with its own frames, in chunks if the tower reads chunks; Qwen2-Audio's with those that every
-# clip is padded to.
+# Convolutions halve the frames, blocks attend within windows of the resulting positions, and pairs of positions may be
+# joined at the end. A clip counts with its own frames, in chunks if the tower reads chunks; in Qwen2-Audio with the
+# frames after padding.
 
-_CONVOLUTIONS = {"conv1": 0, "conv2": 1, "conv2d1": 1, "conv2d2": 2, "conv2d3": 3}  # halvings when they have been run
+_CONVOLUTIONS = {"conv1": 0, "conv2": 1, "conv2d1": 1, "conv2d2": 2, "conv2d3": 3}  # halvings after each convolution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundFlops:
-    """per_position: FLOPs of a position after 0, 1, … halvings; per_pooled: of a joined pair of the last.
+    """FLOPs of clips. per_position: per position after 0, 1, … halvings; per_pooled: per joined pair of last positions.
 
-    chunk: frames that are convolved together (0: a clip). window: positions that attend to one another (0: those of a
-    chunk). padded: frames that every clip has (0: its own).
+    chunk: frames that are convolved together (0: a clip). window: positions that attend to each other (0: a chunk).
+    padded: frames of each clip after padding (0: no padding).
     """
 
     per_position: tuple[float, ...]
@@ -315,7 +313,7 @@ class SoundFlops:
         return 0.0 if lengths is None else self.of_clips(lengths.numpy())
 
     def of_clips(self, frames: NDArray[np.int64]) -> float:
-        """Clips of so many mel frames."""
+        """Return FLOPs of clips by their mel frames."""
         return sum(self._of_clip(int(each)) for each in frames)
 
     def _of_clip(self, frames: int) -> float:
@@ -333,7 +331,10 @@ class SoundFlops:
 
 
 def sound_flops(tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.nn.Module]) -> SoundFlops | None:
-    """config: of the tower; None for one that has no such convolutions and blocks. behind: between tower and text."""
+    """Return the formula of a tower with convolutions and blocks; None for another tower.
+
+    config: of the tower. behind: modules between tower and text.
+    """
     found = [name for name in _CONVOLUTIONS if hasattr(tower, name)]
     width, depth = getattr(config, "d_model", None), num_blocks(tower)
     bins = getattr(config, "num_mel_bins", None)
@@ -373,7 +374,7 @@ def sound_flops(tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.n
 
 
 def _halved(count: int, times: int) -> int:
-    """Length after convolutions with stride 2."""
+    """Return the length after some convolutions with stride 2."""
     for _ in range(times):
         count = (count - 1) // 2 + 1
     return count
