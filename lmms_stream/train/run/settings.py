@@ -1,4 +1,4 @@
-"""How a run trains, checked: the section `train` of its YAML file."""
+"""Settings of training, checked: the section `train` of a run's YAML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...mds.dataset_config import check_names
 Packed = PackedDataset | HasCore | OpensLoader
 Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
-# When something is done: each so many steps, at the end of each epoch, or never (False: a bare no of YAML).
+# Interval: a number of steps, the end of each epoch, or never (False: a bare no of YAML).
 When = int | Literal["no", "epoch", False]
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "tensor_parallel", "sequence_parallel", "expert_parallel",
@@ -29,7 +29,7 @@ _AT_LEAST_0 = (
     "num_workers", "warmup", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "weight_decay", "eval_delay", "max_grad_norm",
 )  # fmt: skip
-_LONGEST_PER_WARMUP = 10_000  # a run with max_tokens is at most so many times as long as its warm-up
+_LONGEST_PER_WARMUP = 10_000  # maximum length of a run with max_tokens, as a multiple of its warm-up
 _ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW, if optim_args has none
 DECAY_RATIO = 0.1  # share of a run in which wsd decays, if lr_scheduler_kwargs has none
@@ -46,7 +46,7 @@ def _most(section: Settings, most: int) -> None:
         section["quarantine"] = most
 
 
-_MOST_QUARANTINED = 100  # by the old key action alone
+_MOST_QUARANTINED = 100  # for the old key `action` without `max`
 _OF_BAD_SAMPLES = {
     "drop": OldKey("drop: {FILE: STEP}", moved("drop", first_steps).move, lambda value: isinstance(value, list)),
     "action": OldKey("quarantine: 0 for error, or a number of samples", _action),
@@ -57,14 +57,14 @@ _OF_BAD_SAMPLES = {
 @old_keys(_OF_BAD_SAMPLES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSamplesConfig:
-    """Samples that are left out of a run."""
+    """Samples to leave out of a run."""
 
     # maximum number of samples that cannot be processed, over all ranks and the whole run; each becomes padding without
-    # loss, is listed in left_out/ of the output_dir, and is never tried again (see docs/left_out.md). 0: the first ends
-    # the run with its name
+    # loss, is listed in left_out/ of the output_dir, and is never tried again (docs/left_out.md). 0: the first bad
+    # sample ends the run with its name
     quarantine: int = 0
-    timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
-    # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several files, each with the step that it begins at
+    timeout_s: float | None = None  # maximum seconds per sample in a worker; a slower one ends the run with its name
+    # samples to replace by padding: a file of SOURCE:ID or FILE:ROW, or several files, each with its first step
     drop: str | dict[str, int] | None = None
 
     def __post_init__(self) -> None:
@@ -74,24 +74,24 @@ class BadSamplesConfig:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether samples may be left out."""
+        """Return whether samples may be left out."""
         return self.quarantine > 0 or self.drop is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FsdpConfig:
-    """How FSDP2 shards the model, gathers its blocks and sums its gradients."""
+    """Sharding by FSDP2: units, gathering of blocks, sums of gradients."""
 
-    # classes of the blocks that are sharded one by one (default: named by the model)
+    # classes of the blocks to shard one by one (default: named by the model)
     wrap: list[str] = field(default_factory=list)
-    # "unsharded": the gradients of a step's micro-batches are summed over ranks once, after the last, and take as much
-    # memory until then as the whole model in float32; "sharded": after each; "auto": unsharded on GPUs that have four
-    # times that memory free (see docs/speed.md)
+    # when ranks sum the gradients of a step's micro-batches; "sharded": after each micro-batch; "unsharded": once,
+    # after the last, which takes the memory of the whole model in float32; "auto": unsharded on GPUs with four times
+    # this memory free (docs/speed.md)
     accumulate: Literal["auto", "sharded", "unsharded"] = "auto"
-    # false: blocks stay gathered between their forward and backward pass, and from one micro-batch to the next, which
-    # takes the memory of the whole model; true: they are gathered again
+    # true: gather blocks again for the backward pass; false: keep blocks gathered until the backward pass, and from a
+    # micro-batch to the next, which takes the memory of the whole model
     reshard_after_forward: bool = True
-    prefetch_blocks: int = 0  # blocks that are gathered ahead of the running block (0: torch's order, one if it can)
+    prefetch_blocks: int = 0  # blocks to gather ahead of the running block (0: torch's order)
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.fsdp.")
@@ -100,11 +100,11 @@ class FsdpConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestConfig:
-    """Which evaluation is the best, and what becomes of its checkpoint."""
+    """Choice of the best evaluation, and use of its checkpoint."""
 
-    metric: str | None = None  # the figure of an evaluation that decides (default: loss)
-    mode: Literal["min", "max"] | None = None  # whether less or more of it is better (default: min for names in loss)
-    load: bool = False  # end with the model of the best evaluation; its checkpoint is kept
+    metric: str | None = None  # metric of the evaluations to compare (default: loss)
+    mode: Literal["min", "max"] | None = None  # whether a lower or higher metric is better (default: min for losses)
+    load: bool = False  # keep the checkpoint of the best evaluation, and load its model at the end
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.best.")
@@ -114,11 +114,11 @@ class BestConfig:
 class AlertsConfig:
     """Warnings of the log."""
 
-    # a loss of so many deviations above the median of the last `window` records is a spike, and the log names its packs
-    # and samples; 0: no warning. The deviation is that of noise which differs as the losses do (see Spikes)
+    # deviations above the median of the last `window` records from which a loss is a spike; the log names the packs and
+    # samples of a spike; 0: no warning (see Spikes for the deviation)
     spike: float = 6.0
-    window: int = 100  # records that a loss is compared with
-    wait_share: float = 0.5  # share of the time of these records that ranks wait for data, above which the log warns
+    window: int = 100  # number of records to compare a loss with
+    wait_share: float = 0.5  # share of the records' time spent waiting for data from which the log warns
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.alerts.")
@@ -255,116 +255,116 @@ OLD_KEYS = {
 @old_keys(OLD_KEYS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """How to train: each field is explained beside it.
+    """Settings of training, each explained next to its field.
 
-    Exactly one of max_steps, num_train_epochs and max_tokens says where the run ends. Patterns are those of fnmatch, of
-    names of parameters. ConfigError for values that cannot be.
+    Exactly one of max_steps, num_train_epochs and max_tokens sets the end of the run. Patterns are fnmatch patterns of
+    parameters' names. ConfigError for invalid values.
     """
 
-    output_dir: str  # the log, checkpoints and exports of the run
+    output_dir: str  # folder for the log, checkpoints and exports
 
     # Packs of a step
-    global_batch: int  # packs of an optimizer step, over all ranks
-    per_device_batch: int = 1  # packs in one forward of a rank; the rest of its share of global_batch is accumulated
-    pad_to: int | None = None  # tokens that the packs of a forward are padded to (default: none are added)
-    num_workers: int = 1  # loader workers of each rank
-    # shares of the tokens by dataset, or a schedule of them by first step, for several datasets (see Mixture)
+    global_batch: int  # packs per optimizer step, over all ranks
+    per_device_batch: int = 1  # packs per forward pass of a rank; gradients accumulate up to global_batch
+    pad_to: int | None = None  # tokens to pad the packs of a forward pass to (default: no padding)
+    num_workers: int = 1  # loader workers per rank
+    # shares of the tokens by dataset, or a schedule of shares by first step, for several datasets (see Mixture)
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
-    max_epochs: dict[str, int] | None = None  # of each of several datasets
-    # steps [first, stop) whose packs are passed over, around a spike of the loss
+    max_epochs: dict[str, int] | None = None  # maximum epochs of each of several datasets
+    # steps [first, stop) whose packs are skipped, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
 
-    bad_samples: BadSamplesConfig = field(default_factory=BadSamplesConfig)  # samples that are left out
+    bad_samples: BadSamplesConfig = field(default_factory=BadSamplesConfig)  # samples to leave out
 
-    # Its end
-    max_steps: int | None = None  # optimizer steps in all, counting the steps of earlier runs that this run resumes
-    num_train_epochs: int | None = None  # exact, from the plan
-    max_tokens: int | None = None  # of samples, padding not counted
+    # End of the run
+    max_steps: int | None = None  # optimizer steps in all, with the steps before a resume
+    num_train_epochs: int | None = None  # number of epochs; their steps are exact, from the plan
+    max_tokens: int | None = None  # tokens of samples, without padding
 
-    # Its optimizer
-    optim: str = "adamw"  # AdamW fused, or another name of optimizers.py; many are those of transformers' `optim`
+    # Optimizer
+    optim: str = "adamw"  # fused AdamW, or another name of optimizers.py; many are names of transformers' `optim`
     # other arguments of the optimizer, by torch's names: betas and eps of AdamW, momentum of sgd
     optim_args: dict[str, Any] = field(default_factory=dict)
-    learning_rate: float = 2e-5  # the highest, after the warm-up
-    weight_decay: float = 0.0  # of matrices alone
-    # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay (of
-    # vectors, such as biases and norms, too), …; "*": for parameters of no other pattern
+    learning_rate: float = 2e-5  # highest learning rate, after the warm-up
+    weight_decay: float = 0.0  # weight decay of matrices only
+    # pattern -> values for its parameters: lr (on the same schedule), weight_decay (of vectors, such as biases and
+    # norms, too), …; "*": parameters without another pattern
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
-    max_grad_norm: float = 1.0  # gradients are scaled down to it; 0: they are not scaled
-    max_skipped_steps: int = 10  # steps without an update, as a gradient was not finite, that a run may have
-    # keep an average of the weights too, in float32: after each step it is so much of itself, the rest of the weights
+    max_grad_norm: float = 1.0  # maximum norm to clip gradients to; 0: no clipping
+    max_skipped_steps: int = 10  # maximum steps without an update because a gradient was not finite
+    # share that a moving average of the weights, in float32, keeps of itself per step (default: no average)
     ema_decay: float | None = None
     z_loss: float = 0.0  # weight of the mean squared log of the softmax's sum
 
-    # Its schedule
-    # "cosine", "linear", "constant", "wsd" (warm up, stay, and go down over the last decay_ratio), or another name of
+    # Schedule
+    # "cosine", "linear", "constant", "wsd" (warm-up, constant, decay over the last decay_ratio), or another name of
     # transformers' SchedulerType
     lr_scheduler_type: str = "cosine"
-    # its other arguments, such as num_cycles; min_lr: the lowest learning rate of "cosine", "linear" and "wsd", at the
-    # end (groups keep its share of learning_rate); decay_ratio: share of the run in which "wsd" goes down (0.1)
+    # other arguments of the schedule, such as num_cycles; min_lr: learning rate at the end of "cosine", "linear" and
+    # "wsd" (groups keep its share of learning_rate); decay_ratio: share of the run in which "wsd" decays (0.1)
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    # the learning rate rises from 0 over so many steps, tokens in a run with max_tokens; below 1: a share of the run
+    # length of the warm-up from a learning rate of 0: steps, or tokens with max_tokens; below 1: a share of the run
     warmup: float = 0
 
     # The model on the ranks
-    tensor_parallel: int = 1  # consecutive ranks, best of one node, that have parts of each matrix, and read one pack
-    sequence_parallel: int = 1  # ranks that have parts of the tokens of one pack
-    expert_parallel: int = 1  # consecutive ranks that have some of the experts each, and read packs of their own
-    # consecutive ranks that share one copy of the model, those of a tensor parallel group counted as one (default: all;
-    # fewer make HSDP)
+    tensor_parallel: int = 1  # consecutive ranks, best of one node, with parts of each matrix; they read one pack
+    sequence_parallel: int = 1  # ranks with parts of the tokens of a pack
+    expert_parallel: int = 1  # consecutive ranks with some of the experts each; they read different packs
+    # consecutive ranks that share a copy of the model; a tensor parallel group counts as one rank (default: all ranks;
+    # fewer: HSDP)
     shard_ranks: int | None = None
-    fsdp: FsdpConfig = field(default_factory=FsdpConfig)  # how the model is sharded, gathered and summed
-    bf16: bool | None = None  # computed with in bfloat16, whatever the parameters are (default: on GPUs that have it)
-    # products of float32 numbers in TF32, on GPUs that have it (default: yes with bf16, else as torch is set)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)  # sharding, gathering and sums of gradients
+    bf16: bool | None = None  # compute in bfloat16, whatever the parameters are (default: on GPUs with bfloat16)
+    # multiply float32 numbers in TF32, on GPUs with TF32 (default: yes with bf16, otherwise torch's setting)
     tf32: bool | None = None
-    gradient_checkpointing: bool = False  # blocks run again in the backward pass, and keep less in memory
-    torch_compile: bool = False  # of each block
-    seed: int = 0  # of what a model draws, as for dropout
+    gradient_checkpointing: bool = False  # run blocks again in the backward pass, to keep less in memory
+    torch_compile: bool = False  # compile each block
+    seed: int = 0  # seed of the model's random numbers, such as dropout
 
-    # What it saves
-    # steps between checkpoints, 0 for one at the end only; "epoch": at the end of each epoch; "best": after each
-    # evaluation that is the best so far; "no": none, unless a signal stops the run
+    # Checkpoints
+    # steps between checkpoints, 0: only at the end; "epoch": at the end of each epoch; "best": after each evaluation
+    # that is the best up to then; "no": none, unless a signal stops the run
     save_steps: When | Literal["best"] = 0
-    save_minutes: float | None = None  # also when so many minutes have passed since the last, by the clock of rank 0
-    save_total_limit: int | None = None  # how many of the latest stay, the best among them where it is loaded
-    async_save: bool = True  # written while training goes on
+    save_minutes: float | None = None  # minutes between checkpoints, in addition, by the clock of rank 0
+    save_total_limit: int | None = None  # number of latest checkpoints to keep; with best.load the best is one of them
+    async_save: bool = True  # write checkpoints during the next steps
     checkpoint_dir: str | None = None  # a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir)
-    # "auto" goes on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or
-    # the path or URL of one, to start from it each time
+    # "auto": resume from the latest complete checkpoint; "never": refuse to start if there are checkpoints; or the path
+    # or URL of a checkpoint to start from
     resume: str = "auto"
-    # where the checkpoint to resume from is of another optimizer: "error"; "reset" begins this one without its state
+    # for a checkpoint of another optimizer: "error", or "reset": begin this optimizer without state
     on_other_optimizer: Literal["error", "reset"] = "error"
-    # write a transformers folder at the end, export/ in the output_dir; of the average, export-ema/
+    # write a transformers folder at the end: export/ in the output_dir; export-ema/ for the average
     export: bool = False
 
-    # What it tells
-    # steps between evaluations of the eval_dataset, 0 for one at the end only; "epoch": at the end of each epoch; "no":
-    # none, only as evaluate() is called
+    # Evaluations and records
+    # steps between evaluations of the eval_dataset, 0: only at the end; "epoch": at the end of each epoch; "no": only
+    # by calls of evaluate()
     eval_steps: When = 0
     eval_on_start: bool = False  # evaluate before the first step
-    eval_delay: float = 0  # evaluate no sooner than after as many steps, or epochs with eval_steps epoch
-    best: BestConfig = field(default_factory=BestConfig)  # which evaluation is the best
-    # steps of a record, see Meter; "epoch": a record at the end of each epoch; "no": no records
+    eval_delay: float = 0  # steps before the first evaluation; epochs with eval_steps epoch
+    best: BestConfig = field(default_factory=BestConfig)  # choice of the best evaluation
+    # steps per record, see Meter; "epoch": a record at the end of each epoch; "no": no records
     logging_steps: When = 1
-    logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
-    report_to: list[Reporter] = field(default_factory=list)  # where records go besides train_log.jsonl
-    log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
-    alerts: AlertsConfig = field(default_factory=AlertsConfig)  # what the log warns of
-    peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
-    # steps [first, stop) of this run, counted from its start, that torch's profiler traces into profile/ of the
-    # output_dir, or with [first, stop, folder] into that folder
+    logging_first_step: bool = False  # write a record of the first step, whatever logging_steps is
+    report_to: list[Reporter] = field(default_factory=list)  # further targets of records besides train_log.jsonl
+    log_sample_ids: bool = False  # log the sample ids of each step's global batch, to compare runs
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)  # warnings of the log
+    peak_tflops: float | None = None  # peak TFLOP/s of a device, for MFU on devices outside the table (flops.py)
+    # steps [first, stop) from this start that torch's profiler traces into profile/ of the output_dir; with
+    # [first, stop, folder] into this folder
     profile_steps: tuple[int, int] | tuple[int, int, str] | None = None
-    timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint
+    timeout_s: float = 600.0  # limit of each collective, and of each wait for data or a checkpoint
 
     @property
     def group_ranks(self) -> int:
-        """Consecutive ranks that read the same packs: those that share their tokens or have parts of each matrix."""
+        """Number of consecutive ranks that read the same packs, with parts of their tokens or of each matrix."""
         return self.sequence_parallel * self.tensor_parallel
 
     @property
     def tracks_best(self) -> bool:
-        """Whether the best evaluation is asked for."""
+        """Whether the best evaluation is needed."""
         return self.best.load or self.save_steps == "best" or self.best.metric is not None
 
     def __post_init__(self) -> None:
