@@ -1,4 +1,4 @@
-"""Where training stands: a few integers that fit any number of ranks, nodes and workers."""
+"""The position of training: a few integers for any number of ranks, nodes and workers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from ..errors import CursorError, LmmsStreamError
 
-CURSOR_VERSION = 2  # 1: shares began anew in each phase of a mixture, and order had other canonical nodes unshuffled
-MANY_SOURCES = 64  # more of them are written in one string
-MAX_PACKED_BYTES = 1 << 28  # of that string's text
+CURSOR_VERSION = 2  # 1: shares began at 0 in each phase of a mixture, and unshuffled order had other canonical nodes
+MANY_SOURCES = 64  # more sources are written in a packed string
+MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
 _FIELDS = ("plan", "epoch", "packs", "credit")
-SOURCE = "data"  # the name of the only source of a run
+SOURCE = "data"  # name of a run's only source
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
     "the lengths index (dataset or processor)",
@@ -32,10 +32,10 @@ _OF_GROWTH = (
 
 
 class SourceCursor(NamedTuple):
-    """The next pack of one source: `packs` packs of epoch `epoch` of its plan are consumed.
+    """Position in a source: `packs` packs of epoch `epoch` of its plan are consumed.
 
-    plan: fingerprint of the plan. credit: how much the source lacks of its share in the mixture (below 0: it is ahead),
-    in 2**-40 packs.
+    plan: fingerprint of the plan. credit: missing packs of the source's share in the mixture (below 0: too many), in
+    2**-40 packs.
     """
 
     plan: str
@@ -44,7 +44,7 @@ class SourceCursor(NamedTuple):
     credit: int = 0
 
     def check_packs(self, name: str, num_packs: int) -> None:
-        """Raise CursorError when it lies beyond the `num_packs` packs of its epoch."""
+        """Raise CursorError if the position is after the `num_packs` packs of its epoch."""
         if self.packs > num_packs:
             raise CursorError(
                 f"the saved cursor stands at pack {self.packs} of epoch {self.epoch} of {name!r}, which has "
@@ -54,20 +54,20 @@ class SourceCursor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """step: finished steps of the run. sources: the cursor in each source, by its name."""
+    """Position of a run. step: number of finished steps. sources: cursor of each source, by name."""
 
     step: int = 0
     sources: Mapping[str, SourceCursor]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It is sent with every step: a tuple a source is pickled in a fraction of the time of a dataclass."""
+        """Pickle tuples: each step sends a cursor, and dataclasses take several times as long."""
         sources = [(name, at.plan, at.epoch, at.packs, at.credit) for name, at in self.sources.items()]
         return _unpickled, (self.step, sources)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain ints and strings, for JSON; see from_dict. Of more than MANY_SOURCES the sources are one packed string.
+        """Return ints and strings, for JSON; see from_dict. More than MANY_SOURCES sources are a packed string.
 
-        Of a thousand sources they would be 250 KB in a checkpoint, which holds them once a stretch of the run.
+        A thousand unpacked sources would take 250 KB per stretch of the run in a checkpoint.
         """
         sources = {
             name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "credit": at.credit}
@@ -115,13 +115,13 @@ class Cursor:
 
 
 def _packed(sources: Mapping[str, Mapping[str, Any]]) -> str:
-    """The sources as text: each field's values together, which are alike, compressed."""
+    """Return the sources as compressed text, field by field: values of a field are similar."""
     columns = [list(sources), *([at[field] for at in sources.values()] for field in _FIELDS)]
     return base64.b64encode(zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)).decode()
 
 
 def _unpacked(packed: str) -> dict[str, dict[str, Any]]:
-    """What _packed wrote; ValueError or TypeError for what it cannot have written."""
+    """Return the sources from the text of _packed; ValueError or TypeError for another text."""
     reader = zlib.decompressobj()
     try:
         text = reader.decompress(base64.b64decode(packed, validate=True), MAX_PACKED_BYTES)
@@ -142,7 +142,7 @@ def _unpickled(step: int, sources: Sequence[tuple[str, str, int, int, int]]) -> 
 
 
 def check_version(version: Any) -> None:
-    """CursorError for a cursor that another release wrote, whose packs are not those of this one."""
+    """Raise CursorError for a cursor of a release with other packs."""
     if version is True or version != CURSOR_VERSION:
         raise CursorError(
             f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}, whose packs are others: "
@@ -152,7 +152,7 @@ def check_version(version: Any) -> None:
 
 
 def differing_fields(one: str, other: str) -> str:
-    """Names of the settings in which two fingerprints of plans differ."""
+    """Return the names of the settings in which two fingerprints of plans differ."""
     hashes = one.split("-"), other.split("-")
     if not len(hashes[0]) == len(hashes[1]) == len(FINGERPRINT_FIELDS):
         return "everything"
@@ -160,7 +160,7 @@ def differing_fields(one: str, other: str) -> str:
 
 
 def explain_other_plan(name: str, saved: str, built: str) -> str:
-    """What to say where a saved cursor of source `name` follows another plan: what differs, and the remedy."""
+    """Return the message for a cursor of another plan: the differences, and the remedy."""
     difference = differing_fields(saved, built)
     return (
         f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "

@@ -1,7 +1,7 @@
-"""What was in a step, and where a sample was or will be. plans + stretches of a run -> [ledger] -> entries.
+"""Contents of steps, and steps of samples. plans + stretches of a run -> [ledger] -> entries.
 
-The plan is arithmetic, so neither needs a log: the shuffle blocks concerned are packed again, and nothing else. A run
-that was resumed with other weights, sources or ranks is a row of stretches, each with the settings of its steps.
+The plan is arithmetic: no log is needed, and only the shuffle blocks concerned are packed again. A run that was resumed
+with other weights, sources or ranks is a list of stretches, each with the settings of its steps.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .planner import deal_to_groups
 from .source_ranges import SourceRange
 
 Ranges = Sequence[tuple[int, int]]
-KEPT_CURSORS = 64  # before steps that were asked for last
+KEPT_CURSORS = 64  # cursors before the last requested steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Steps of a run under the same settings, from a cursor on.
+    """Steps of a run with the same settings, from a cursor on.
 
-    global_batch: packs of a step. world: the ranks that share it; which of them `rank` names does not matter. skipped:
-    ranges [first, stop) of steps that nobody reads, as skip_steps has them.
+    global_batch: packs per step. world: its ranks; `rank` does not matter. skipped: ranges [first, stop) of steps that
+    no rank reads, as in skip_steps.
     """
 
     mixture: Mixture
@@ -46,9 +46,9 @@ class Stretch:
 
 
 class PackEntry(NamedTuple):
-    """A pack of a step, and who reads it.
+    """A pack of a step, and its readers.
 
-    number: in the epoch of its source. group: of the ranks that read it, which share their packs. micro_batch: its turn
+    number: in the epoch of its source. group: number of the group of ranks that read the pack. micro_batch: its turn
     among the packs of the group. sample_ids, starts, lengths: int64[num_segments], as in PackRange.
     """
 
@@ -64,7 +64,7 @@ class PackEntry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEntry:
-    """A step. number: as cursors count, those that are skipped among them. packs: group by group, in turn."""
+    """A step. number: as in cursors, skipped steps included. packs: group by group, in turn."""
 
     number: int
     is_skipped: bool
@@ -73,10 +73,10 @@ class StepEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceEntry:
-    """A sample, or the piece of one that is split, in a step.
+    """A sample, or a piece of a split sample, in a step.
 
-    step, is_skipped: as in StepEntry; None where no step so far reads it. piece: from 0. The others are as in
-    PackEntry; group and micro_batch are None where step is.
+    step, is_skipped: as in StepEntry; step is None if no step reads the piece. piece: number from 0. Other fields are
+    as in PackEntry; group and micro_batch are None without a step.
     """
 
     epoch: int
@@ -97,14 +97,14 @@ class FirstStep(NamedTuple):
 
 
 class StepLookup:
-    """Looks up steps and samples of a run whose stretches follow one another.
+    """Looks up steps and samples of a run by its stretches.
 
-    CursorError where a stretch begins before the one before it.
+    CursorError if the stretches are not in the order of their first steps.
     """
 
     def __init__(self, stretches: Sequence[Stretch]):
         self.stretches = tuple(stretches)
-        self._cursors: dict[int, Cursor] = {}  # before steps that were asked for: with weights all turns lead there
+        self._cursors: dict[int, Cursor] = {}  # before requested steps: with weights a cursor takes all turns before it
         for before, after in pairwise(self.stretches):
             if after.cursor.step < before.cursor.step:
                 raise CursorError(
@@ -115,7 +115,7 @@ class StepLookup:
             raise CursorError("a ledger needs a stretch of a run at least: name a checkpoint, or a config")
 
     def step(self, number: int) -> StepEntry:
-        """A step, which may not have been trained yet; CursorError for one before the first, or behind the end."""
+        """Return a step, also a future step; CursorError for a step before the first or after the end."""
         stretch = self.stretch(number)
         step = stretch.mixture.step(self.cursor(number), global_batch=stretch.global_batch)
         if not step.num_packs:
@@ -123,11 +123,11 @@ class StepLookup:
         return StepEntry(number=number, is_skipped=_is_in(number, stretch.skipped), packs=_entries(stretch, step))
 
     def sample(self, source: str, sample_id: int, *, stop: int, ahead: bool = False) -> list[PieceEntry]:
-        """Each piece of a sample in each epoch of its source that a step before `stop` reads something of.
+        """Return each piece of a sample in each epoch of its source that begins before step `stop`.
 
-        ahead: also the steps from `stop` on that read the rest of the epoch that `stop` stands in, if the run goes on
-        with its last settings. None: the sample is longer than a pack and dropped, or its source has not begun.
-        PackingError for a source or a sample that is not there.
+        ahead: include the steps from `stop` to the end of the current epoch, with the run's last settings. An empty
+        list: the sample is overlong and dropped, or its source has not begun. PackingError for an unknown source or
+        sample.
         """
         plan = self.plan(source)
         plan.check_sample(sample_id)
@@ -139,7 +139,7 @@ class StepLookup:
         ]
 
     def num_epochs(self, source: str, stop: int, *, ahead: bool = False) -> int:
-        """Epochs of a source that steps before `stop` begin. ahead: that which the next step begins is one of them."""
+        """Return the number of epochs of a source begun before `stop`. ahead: count an epoch that begins at `stop`."""
         at = self.cursor(stop).sources.get(source)
         if at is None:
             return 0
@@ -150,10 +150,10 @@ class StepLookup:
     def first_step(
         self, source: str, sample_ids: NDArray[np.int64], *, stop: int, left_out: LeftOut | None = None
     ) -> FirstStep | None:
-        """The first step before `stop` that reads something of any of some samples, and is not skipped.
+        """Return the first step before `stop` that reads any of some samples, and is not skipped.
 
-        Of the shuffle blocks that hold them the first is packed again, others only where steps were skipped.
-        sample_ids: int64[1 or more]. left_out: samples that steps have as padding, which is not read.
+        Only the first shuffle block with these samples is packed again; further blocks only after skipped steps.
+        sample_ids: int64[1 or more]. left_out: samples that are padding in steps, and therefore not read.
         """
         plan = self.plan(source)
         for epoch in range(self.num_epochs(source, stop)):
@@ -168,18 +168,18 @@ class StepLookup:
         return None
 
     def is_skipped(self, step: int) -> bool:
-        """Whether nobody reads a step of the run."""
+        """Return whether a step of the run is skipped."""
         return _is_in(step, self.stretch(step).skipped)
 
     def plan(self, source: str) -> PackPlan:
-        """The plan of a source; PackingError for one that the run has not."""
+        """Return the plan of a source; PackingError for an unknown source."""
         plans = {name: plan for stretch in self.stretches for name, plan in stretch.mixture.plans.items()}
         if source not in plans:
             raise PackingError(f"the run has no source {source!r}: choose one of {', '.join(plans)}")
         return plans[source]
 
     def cursor(self, step: int) -> Cursor:
-        """Where the run stands before a step: skipped steps are behind it, too."""
+        """Return the cursor before a step, after all earlier steps, skipped steps included."""
         if step not in self._cursors:
             stretch = self.stretch(step)
             num_steps = step - stretch.cursor.step
@@ -205,7 +205,7 @@ class StepLookup:
         )  # fmt: skip
 
     def _step_of(self, pack: SourceRange, stop: int) -> int | None:
-        """The step before `stop` that reads a pack, a range of one; None where none does."""
+        """Return the step before `stop` that reads a pack, a range of length 1; None without a step."""
         for stretch, end in self._ends(stop):
             begin = self._nearest(stretch, pack, end)
             at = stretch.mixture.step_of(begin, pack, global_batch=stretch.global_batch, num_steps=end - begin.step)
@@ -215,7 +215,7 @@ class StepLookup:
         return None
 
     def _nearest(self, stretch: Stretch, pack: SourceRange, end: int) -> Cursor:
-        """The cursor of a stretch, of those that are kept, from which the fewest turns lead to a pack."""
+        """Return the kept cursor of a stretch with the fewest turns to a pack."""
         nearest = stretch.cursor
         for step, cursor in self._cursors.items():
             if nearest.step < step < end and self.stretch(step) is stretch and pack.source in cursor.sources:
@@ -236,14 +236,14 @@ class StepLookup:
         return max(step, last_step(stretch.mixture, self.cursor(step), source, global_batch=stretch.global_batch))
 
     def _ends(self, stop: int) -> Iterator[tuple[Stretch, int]]:
-        """The stretches with steps before `stop`, and where each of them ends then."""
+        """Yield the stretches with steps before `stop`, and the end of each."""
         ends = [*(after.cursor.step for after in self.stretches[1:]), stop]
         for stretch, end in zip(self.stretches, ends, strict=True):
             if stretch.cursor.step < min(end, stop):
                 yield stretch, min(end, stop)
 
     def stretch(self, step: int) -> Stretch:
-        """The stretch of a step; CursorError for a step before the first."""
+        """Return the stretch of a step; CursorError for a step before the first."""
         found = [stretch for stretch in self.stretches if stretch.cursor.step <= step]
         if not found:
             raise CursorError(f"step {step} is before the first, {self.stretches[0].cursor.step}: name a later one")
@@ -251,7 +251,7 @@ class StepLookup:
 
 
 def _entries(stretch: Stretch, step: Step) -> list[PackEntry]:
-    """The packs of a step, by the group of ranks that reads them and its micro-batches."""
+    """Return the packs of a step, by group of ranks and micro-batch."""
     packs = stretch.mixture.packs(step.ranges)
     numbers = np.concatenate([np.arange(taken.first, taken.stop) for taken in step.ranges])
     (dealt,) = deal_to_groups(packs, stretch.mixture, global_batch=stretch.global_batch, world=stretch.world)
@@ -265,7 +265,7 @@ def _entries(stretch: Stretch, step: Step) -> list[PackEntry]:
 
 def _entry(stretch: Stretch, packs: PackRange, *, number: int, at: int, group: int, micro_batch: int) -> PackEntry:
     segments = slice(packs.offsets[at], packs.offsets[at + 1])
-    assert packs.epochs is not None  # a mixture tells them
+    assert packs.epochs is not None  # packs of a mixture have epochs
     return PackEntry(
         source=stretch.mixture.names[packs.sources[at]],
         epoch=int(packs.epochs[at]),
@@ -282,15 +282,15 @@ def _is_in(step: int, ranges: Ranges) -> bool:
     return any(first <= step < stop for first, stop in ranges)
 
 
-# How far ahead the packs that a source has left in its epoch can lie. mixture + cursor -> [horizon] -> a step.
+# The last step of a source's epoch. mixture + cursor -> a step.
 
 
 def last_step(mixture: Mixture, cursor: Cursor, source: str, *, global_batch: int) -> int:
-    """A step before which all packs that a source has left in its epoch are read, if they ever are.
+    """Return a step before which all remaining packs of a source's epoch are read, if they are ever read.
 
-    With weights that is an upper bound: the source has its share of each step of the last phase of the schedule, and
-    more where others have ended. Where that phase is without it, it can come again only once all sources of the phase
-    have ended.
+    With weights the step is an upper bound: the source has its share of each step in the last phase of the schedule,
+    and more after other sources end. A source without a share in the last phase is read again only after all sources of
+    this phase end.
     """
     if mixture.schedule is None:
         return cursor.step - (-(mixture.packs_left(cursor) or 0) // global_batch)
@@ -299,7 +299,7 @@ def last_step(mixture: Mixture, cursor: Cursor, source: str, *, global_batch: in
     at = cursor.sources[source]
     left = mixture.plans[source].num_packs(at.epoch) - at.packs
     share = _share(last, source)
-    others = 0  # packs of other sources that can come before
+    others = 0  # maximum packs of other sources before these
     if not share:
         if any(weight and name not in mixture.max_epochs for name, weight in last.items()):
             return begin
@@ -317,6 +317,6 @@ def _share(weights: object, source: str) -> Fraction:
 
 
 def _most_packs(mixture: Mixture, cursor: Cursor, source: str) -> int:
-    """More packs than a source has left in all its epochs; those of other epochs are about as many, and not counted."""
+    """Return an upper bound of a source's remaining packs: epochs have about as many packs each; twice this number."""
     at = cursor.sources[source]
     return 2 * mixture.plans[source].num_packs(at.epoch) * max(0, mixture.max_epochs[source] - at.epoch)

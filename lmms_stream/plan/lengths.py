@@ -1,4 +1,4 @@
-"""Lengths of a dataset's samples, as plans read them; without the compiled loops of packing, which take 0.1 s."""
+"""Lengths of a dataset's samples for plans; without the compiled loops of packing, whose import takes 0.1 s."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HASH_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped. content_hash: hash of them.
+    """Lengths of samples. lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped.
 
-    patches: integers[num_samples], rows that each sample gives to the tower of its media; None where no sample has any.
-    patches_hash: hash of them, "" for none.
+    content_hash: hash of the lengths. patches: integers[num_samples], rows of each sample for its media tower; None if
+    no sample has media. patches_hash: hash of the patches, "" for None.
     """
 
     lengths: NDArray[np.integer[Any]]
@@ -26,14 +26,14 @@ class Lengths:
     patches_hash: str = ""
 
     def view(self) -> NDArray[np.integer[Any]]:
-        """The lengths as an array that is quick to index, which a memory-mapped one is not."""
+        """Return the lengths as a plain array: indexing a memory-mapped array is slow."""
         return np.asarray(self.lengths)
 
     def release(self) -> None:
-        """Give memory back that reading all over the lengths took, where they can be read again."""
+        """Give memory back after reading all lengths, if the lengths can be read again."""
 
 
 def hash_lengths(lengths: NDArray[np.integer[Any]]) -> str:
-    """The hash of lengths, or patches, as uint32: hex digits of HASH_BYTES bytes of BLAKE2b."""
+    """Return the hash of lengths or patches, as uint32: hex digits of HASH_BYTES bytes of BLAKE2b."""
     content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=HASH_BYTES)
     return content.hexdigest()

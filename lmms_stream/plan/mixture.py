@@ -1,15 +1,14 @@
 """Packs of each step, from several sources. plans + weights + cursor -> [mixture] -> pack ranges; arithmetic only.
 
-A pack holds samples of one source, and packs are nearly full, so shares of packs are shares of tokens. The sources
-take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), whose shares
-may change from turn to turn: each turn goes to the source with the earliest deadline, of those that lack at least
-1 / (2k - 2) packs of their share; a deadline is the turn to which a source can wait until it lacks more than
-1 - 1 / (2k - 2) packs, by the weights that the schedule gives the turns to come. After any number of packs each of the
-k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. What each lacks is kept in the cursor.
+A pack holds samples of one source, and packs are nearly full: shares of packs are shares of tokens. The sources take
+turns by Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), with shares that may
+change from turn to turn. Each turn goes to the source with the earliest deadline, among sources that lack at least
+1 / (2k - 2) packs of their share. The deadline of a source is the last turn before it lacks more than 1 - 1 / (2k - 2)
+packs, by the scheduled weights of the next turns. After any number of packs each of the k sources has had its share
+over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the missing packs of each source.
 
-If a source has no packs left, the others share its turns and the share that it lacked. A phase of the schedule whose
-sources all have ended takes the weights of the next phase with packs left or, where none follows, of the last one
-before it.
+After a source ends, the others share its turns and its missing packs. A phase of the schedule whose sources have all
+ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from .source_ranges import (
     to_quotas,
 )
 
-MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
+MAX_PHASES_AHEAD = 64  # phases of a schedule to search for deadlines
 _QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without weights their epochs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """The packs of a step, at most global_batch, and where training stands after it."""
+    """The packs of a step, at most global_batch, and the cursor after the step."""
 
     ranges: SourceRanges
     after: Cursor
-    ends_epoch: bool  # without weights: the epoch; with weights: everything
+    ends_epoch: bool  # without weights: end of the epoch; with weights: end of all sources
 
     @property
     def num_packs(self) -> int:
@@ -63,10 +62,10 @@ class Step:
 class Mixture:
     """Steps over several plans.
 
-    weights: shares of the tokens, or a schedule {first step: weights} that begins at step 0; sources without a
-    weight are left out. None: an epoch holds each source once, evenly interleaved, and ends with a short step.
-    max_epochs: how often a source is repeated with weights (default: for ever); then the others go on without it.
-    Raises ConfigError for weights that make no sense.
+    weights: shares of the tokens, or a schedule {first step: weights} from step 0 on; sources without a weight are not
+    read. None: an epoch holds each source once, evenly interleaved, and ends with a short step. max_epochs: epochs of a
+    source with weights (default: no limit); other sources continue after its end. Raises ConfigError for invalid
+    weights.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Mixture:
         if self.schedule is not None:
             self._weighted = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
-        self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the sources that had packs left last
+        self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
         self.max_epochs = checked_epochs(max_epochs)
         for name in self.max_epochs:
             if name not in self.plans:
@@ -97,14 +96,14 @@ class Mixture:
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
     def start(self) -> Cursor:
-        """The cursor before the first step."""
+        """Return the cursor before the first step."""
         return self.adopt(Cursor(sources={}))
 
     def adopt(self, cursor: Cursor) -> Cursor:
-        """A cursor made ready for these sources: those it lacks begin at their first pack.
+        """Return a cursor with all sources of this mixture: new sources begin at their first pack.
 
-        Sources that are no longer mixed keep their cursor in it. CursorError when a source follows another plan
-        or stands beyond its epoch.
+        Former sources keep their cursor. CursorError if a source follows another plan, or its position is after the end
+        of its epoch.
         """
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         sources = dict(cursor.sources)
@@ -117,12 +116,12 @@ class Mixture:
             if self.schedule is not None and at.packs == num_packs:
                 at = SourceCursor(plan=at.plan, epoch=at.epoch + 1, credit=at.credit)
             sources[name] = at
-        if self.schedule is None and self._is_over(sources):  # the source that had packs left is mixed no more
+        if self.schedule is None and self._is_over(sources):  # only a former source had packs left
             self._begin_epoch(sources)
         return Cursor(step=cursor.step, sources=sources)
 
     def packs_left(self, cursor: Cursor) -> int | None:
-        """Packs to the end: of the epoch without weights, of all sources' max_epochs with; None: it has no end."""
+        """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end."""
         if self.schedule is None:
             return sum(self._left_in_epoch(name, cursor.sources[name]) for name in self.names)
         total = 0
@@ -136,11 +135,11 @@ class Mixture:
         return total
 
     def epochs_at(self, cursor: Cursor) -> list[tuple[str, int]]:
-        """The sources that packs come from and the epochs that they are in."""
+        """Return the sources with packs left, each with its current epoch."""
         return [(name, cursor.sources[name].epoch) for name in self._mixed(cursor)]
 
     def epochs_ahead(self, cursor: Cursor) -> list[tuple[str, int]]:
-        """Of sources past the middle of an epoch, the next one; none without weights, when all end together."""
+        """Return the sources past the middle of an epoch with the next epoch; [] without weights: all end together."""
         if self.schedule is None:
             return []
         found = []
@@ -154,7 +153,7 @@ class Mixture:
         return [name for name in self._weighted if self._has_epochs_left(name, cursor.sources[name])]
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
-        """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
+        """Return the next step; without packs at the end. Without weights an epoch's last step may be short."""
         sources = dict(cursor.sources)
         ranges: list[NDArray[np.int64]] = []
         left = global_batch - self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
@@ -166,9 +165,9 @@ class Mixture:
         return Step(ranges=taken, after=after, ends_epoch=ends_epoch)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
-        """The cursor after `num_steps` steps that nobody reads (around a spike of the loss, say).
+        """Return the cursor after `num_steps` skipped steps, for example around a spike of the loss.
 
-        Without weights the steps of epochs are counted and passed over; with weights all turns are taken in one go.
+        Without weights whole epochs are skipped by their number of steps; with weights all turns are taken at once.
         """
         while num_steps:
             if self.schedule is None and (whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch)):
@@ -186,9 +185,9 @@ class Mixture:
         return cursor
 
     def _whole_epochs(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> tuple[int, Cursor] | None:
-        """Steps of whole epochs at the beginning of one, at most num_steps, and the cursor after them; without weights.
+        """Return the steps of whole epochs from here, at most num_steps, and the cursor after them; without weights.
 
-        Of those epochs whose packs are known together; None where no epoch fits.
+        Only epochs with known numbers of packs; None in the middle of an epoch, or if no epoch fits.
         """
         at = {name: cursor.sources[name] for name in self.names}
         if any(source.packs for source in at.values()):
@@ -205,9 +204,9 @@ class Mixture:
         return steps_here, Cursor(step=cursor.step + steps_here, sources={**cursor.sources, **sources})
 
     def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
-        """The cursor before the step that reads a pack, if one of the next num_steps does; None otherwise.
+        """Return the cursor before the step that reads a pack; None if none of the next num_steps reads the pack.
 
-        pack: a range of one. All turns before it are taken in one go.
+        pack: a range of length 1. All turns before the pack are taken at once.
         """
         end = cursor.step + num_steps
         wanted = pack.epoch, pack.first
@@ -233,13 +232,13 @@ class Mixture:
         until: SourceRange | None = None,
         ranges: list[NDArray[np.int64]] | None = None,
     ) -> int:
-        """Take `count` packs from the beginning of a step on, or those to the end (without weights: of the epoch).
+        """Take `count` packs from the beginning of a step, or up to the end (without weights: of the epoch).
 
-        `sources` are moved behind them, and rows of them are added to ranges; how many there were. until: a range of
-        one pack, which is the last to be taken.
+        Move `sources` behind these packs, add rows for them to `ranges`, and return their number. until: the last pack
+        to take, a range of length 1.
         """
         names = [name for name in self._weighted if self._has_packs(name, sources[name])]
-        if len(names) == 1 and self.schedule is None and until is None:  # as most runs are: no turns to take
+        if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
                 ranges.append(np.array([[self._numbers[taken.source], *taken[1:]]], np.int64))
@@ -256,7 +255,7 @@ class Mixture:
         while done < count and not is_found and turns.go_on():
             left_in_step = global_batch - done % global_batch
             rows, ends = self._phases(step + done // global_batch, left_in_step, global_batch=global_batch)
-            most = min(count - done, int(ends[0]))  # phases further ahead are looked for when the first one is over
+            most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(tuple(turns.names), tuple(turns.epochs))[rows]
             least = UNIT // max(2, 2 * len(self._weighted) - 2)
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, ranges=ranges)
@@ -272,7 +271,7 @@ class Mixture:
         return SourceRange(name, at.epoch, at.packs, stop)
 
     def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
-        """The canonical node of each pack of some ranges, as in `packs`, without making packs."""
+        """Return the canonical node of each pack of some ranges, as in `packs`, without making packs."""
         ranges = SourceRanges.of(self.names, ranges)
         nodes = np.empty(ranges.num_packs, np.int64)
         for each in by_epoch(ranges, is_short=self._is_short):
@@ -282,9 +281,9 @@ class Mixture:
         return nodes
 
     def packs(self, ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> PackRange:
-        """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes.
+        """Return the packs of some ranges in turn; canonical nodes are below the mixture's num_canonical_nodes.
 
-        chosen: which of them, by their positions, which ascend; None: all.
+        chosen: ascending positions of the packs to return; None: all.
         """
         epochs = by_epoch(SourceRanges.of(self.names, ranges), chosen, is_short=self._is_short)
         found = [self.plans[each.source].take(each.epochs, each.numbers) for each in epochs]
@@ -309,7 +308,7 @@ class Mixture:
         return joined.take(np.argsort(join(each.positions for each in epochs)))
 
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
-        """The shuffle blocks that packs of some ranges come from, each with the position of its first pack."""
+        """Return the shuffle blocks of some ranges' packs, each with the position of its first pack."""
         return [
             (int(each.positions[first]), SourceBlock(source=each.source, epoch=epoch, node=node, block=block))
             for each in by_epoch(SourceRanges.of(self.names, ranges), is_short=self._is_short)
@@ -321,7 +320,7 @@ class Mixture:
             sources[name] = SourceCursor(plan=sources[name].plan, epoch=sources[name].epoch + 1)
 
     def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
-        """Whether the epoch (with weights: every source's last epoch) is consumed; counts no packs ahead of time."""
+        """Return whether the epoch (with weights: each source's last epoch) is consumed; counts no packs early."""
         return not any(self._has_packs(name, sources[name]) for name in self._weighted)
 
     def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
@@ -334,7 +333,7 @@ class Mixture:
         return self.plans[name].num_packs(at.epoch) - at.packs
 
     def _phases(self, step: int, left: int, *, global_batch: int) -> tuple[slice, NDArray[np.int64]]:
-        """The phases from the one at hand on, and the turn with which each ends, when a step has `left` turns left."""
+        """Return the phases from the current phase on, and the last turn of each. left: turns left in the step."""
         if self.schedule is None:
             return slice(0, 1), np.array([NEVER])
         first = int(np.searchsorted(self._phase_starts, step, side="right")) - 1
@@ -348,9 +347,9 @@ class Mixture:
         return self._has_epochs_left(name, at)
 
     def _quotas_of(self, names: tuple[str, ...], epochs: tuple[int, ...]) -> NDArray[np.int64]:
-        """The shares of these sources in each phase, where no others have packs left: int64[phases, len(names)].
+        """Return the shares of the sources with packs left in each phase: int64[phases, len(names)].
 
-        Without weights they are the packs of the sources' epochs.
+        Without weights the shares are the packs of the sources' epochs.
         """
         key = names, epochs if self.schedule is None else ()
         if self._quotas is None or self._quotas[0] != key:

@@ -1,7 +1,7 @@
 """The numbered packs of an epoch. lengths + order + packing -> [plan] -> packs; integer arithmetic only.
 
-A plan is a pure function of the lengths, the order config, the packing config and the epoch. What it keeps is
-one pack count per shuffle block; a block's packs are computed again when they are read.
+A plan is a pure function of the lengths, the order config, the packing config and the epoch. A plan keeps only the pack
+count of each shuffle block; a block's packs are computed again when they are read.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .packing import PackingConfig, PackRange, no_packs
 from .short_epochs import ShortEpochs, has_short_epochs
 
-Epochs = int | NDArray[np.int64]  # the epoch of some packs, or that of each, ascending
+Epochs = int | NDArray[np.int64]  # the epoch of all packs, or the epoch of each, ascending
 PLAN_VERSION = 2  # changes when the same inputs give other packs
-WINDOW_VERSION = 4  # the same for window_N
-_CHUNK = 1 << 22  # lengths that are looked at together
+WINDOW_VERSION = 4  # version of window_N
+_CHUNK = 1 << 22  # lengths per vectorized operation
 
 
 class PackPlan:
     """Random access to the packs of any epoch over a lengths index (or a plain array of lengths).
 
     samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise). counts_cache:
-    keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset. counting: entered
-    with the key of counts that the cache lacks, while they are made; processes that share the cache take turns: the
-    first process counts, and the others read its counts. kept_segments: of packs that are kept in memory, 16 bytes
-    each, for all canonical nodes together; more of them are replayed less often. By default plans that are mixed share
-    MIXED_SEGMENTS. Short epochs are packed many at a time (see short_epochs).
+    keeps pack counts by plan fingerprint and epoch (default: a dict; in datasets a folder). counting: context for
+    counts that are missing in the cache, entered with their key; processes that share the cache take turns: the first
+    process counts, and the others read its counts. kept_segments: segments of packs to keep in memory, 16 bytes each,
+    for all canonical nodes together; more segments mean fewer replays. By default mixed plans share MIXED_SEGMENTS.
+    Short epochs are packed many at a time (see short_epochs).
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class PackPlan:
         )
 
     def sharing(self, num_plans: int) -> PackPlan:
-        """The plan as one of so many that are mixed: all together keep MIXED_SEGMENTS, unless it was told how many.
+        """Return the plan for a mixture of num_plans: all keep MIXED_SEGMENTS together, unless kept_segments is set.
 
-        At least LEAST_SEGMENTS are kept of each canonical node.
+        At least LEAST_SEGMENTS are kept per canonical node.
         """
         share = max(MIXED_SEGMENTS // num_plans, LEAST_SEGMENTS * self.num_canonical_nodes)
         is_given = self._given_kept_segments is not None
@@ -105,13 +105,13 @@ class PackPlan:
 
     @cached_property
     def is_short(self) -> bool:
-        """Whether the source has few samples, without making its `short`."""
+        """Whether the source has few samples; does not make `short`."""
         nodes = self.num_canonical_nodes
         return has_short_epochs(self.index, self.samples_per_shard, packing=self.packing, num_canonical_nodes=nodes)
 
     @cached_property
     def short(self) -> ShortEpochs | None:
-        """The epochs of a source of few samples, which are packed many at a time; None for other sources."""
+        """Epochs of a source of few samples, packed many at a time; None for other sources."""
         if not self.is_short:
             return None
         return ShortEpochs(
@@ -127,13 +127,13 @@ class PackPlan:
         return int(self.known_counts(epoch)[0])
 
     def num_packs_of_epochs(self, first: int, stop: int) -> int:
-        """Packs of the epochs [first, stop) in all."""
+        """Return the number of packs of the epochs [first, stop)."""
         if self.short is not None:
             return self.short.num_packs(first, stop)
         return sum(self.num_packs(epoch) for epoch in range(first, stop))
 
     def known_counts(self, epoch: int) -> NDArray[np.int64]:
-        """Numbers of packs of an epoch and of the next epochs that are counted with it: int64[1 or more]."""
+        """Return the numbers of packs of an epoch and of the next epochs counted together: int64[1 or more]."""
         if self.short is not None:
             return self.short.counts(epoch)
         if epoch not in self._counted:
@@ -141,39 +141,39 @@ class PackPlan:
         return self._counted[epoch]
 
     def count(self, epoch: int) -> None:
-        """See that the pack counts of an epoch are kept, before anybody needs them: by one thread, for it has time."""
+        """Count the packs of an epoch ahead of time, with a single thread."""
         if self.is_short:
             return
         key, order = self._packed(epoch)
         block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
 
     def num_overlong(self, epoch: int) -> int:
-        """Samples of the epoch that are longer than a pack, and dropped or truncated as configured."""
+        """Return the number of samples of the epoch longer than a pack."""
         return self._epoch(epoch).num_overlong
 
     def num_overlong_media(self, epoch: int) -> int:
-        """Number of overlong samples with media, always dropped."""
+        """Return the number of overlong samples with media, always dropped."""
         return self._epoch(epoch).num_overlong_media
 
     def num_tokens(self, epoch: int) -> int:
-        """Tokens in the packs of the epoch: int, what overlong samples lose not counted."""
+        """Return the tokens in the packs of the epoch, without the cut tokens of overlong samples."""
         return self._epoch(epoch).num_tokens
 
     def efficiency(self, epoch: int) -> float:
-        """Tokens in packs over tokens the packs could hold, from 0 to 1."""
+        """Return the share of the packs' tokens that samples fill, from 0 to 1."""
         room = self.num_packs(epoch) * self.packing.packing_length + self.num_tokens_over
         return self.num_tokens(epoch) / max(1, room)
 
     @cached_property
     def num_tokens_over(self) -> int:
-        """Tokens of samples that are kept whole, beyond packing_length: int, the same in each epoch."""
+        """Tokens beyond packing_length of samples that are kept whole; equal in each epoch."""
         if self.packing.overlong != "keep":
             return 0
         chunks = (self.lengths[at : at + _CHUNK].astype(np.int64) for at in range(0, self.num_samples, _CHUNK))
         return sum(int(np.maximum(chunk - self.packing.packing_length, 0).sum()) for chunk in chunks)
 
     def num_longer_than(self, num_tokens: int) -> int:
-        """Return how many samples of an epoch have a segment of more tokens in a pack, as they are packed."""
+        """Return the number of samples of an epoch with a packed segment of more tokens."""
         limit, overlong = self.packing.packing_length, self.packing.overlong
         if num_tokens >= self.longest_pack:
             return 0
@@ -183,19 +183,19 @@ class PackPlan:
 
     @cached_property
     def longest_pack(self) -> int:
-        """Tokens that a pack may hold: packing_length, or those of the longest sample that is kept whole."""
+        """Maximum tokens of a pack: packing_length, or the longest sample that is kept whole."""
         longest = int(self.lengths.max(initial=0)) if self.packing.overlong == "keep" else 0
         return max(longest, self.packing.packing_length)
 
     def packs(self, epoch: int, first: int, stop: int) -> PackRange:
-        """Packs [first, stop) of an epoch; raises PackingError when the epoch has fewer."""
+        """Return packs [first, stop) of an epoch; PackingError if the epoch has fewer packs."""
         total = self.num_packs(epoch)
         if not 0 <= first <= stop <= total:
             raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
         return self.take(epoch, np.arange(first, stop))
 
     def take(self, epochs: Epochs, numbers: NDArray[np.int64]) -> PackRange:
-        """Return the packs with these numbers, which ascend in each epoch and are not checked; of no epoch if none."""
+        """Return packs by their numbers, ascending in each epoch and unchecked."""
         if not len(numbers):
             return no_packs(has_media=self.index.patches is not None)
         if self.short is not None:
@@ -207,7 +207,7 @@ class PackPlan:
         return self._epoch(epoch).packs(numbers)
 
     def canonical_nodes(self, epochs: Epochs, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The canonical node that each of these packs comes from, without making them."""
+        """Return the canonical node of each pack, without making packs."""
         if not len(numbers):
             return np.empty(0, np.int64)
         if self.short is not None:
@@ -215,39 +215,39 @@ class PackPlan:
         return self._epoch(_only(epochs)).canonical_nodes(numbers)
 
     def packs_of(self, epoch: int, sample_id: int) -> NDArray[np.int64]:
-        """The numbers of the packs of an epoch that hold a sample, or the pieces of one that is split, piece by piece.
+        """Return the numbers of an epoch's packs with a sample: int64[num_pieces], one per piece of a split sample.
 
-        int64[num_pieces]; none for a sample that is dropped because it is longer than a pack. The sample's shuffle
-        block alone is packed again. PackingError for an id that no sample has.
+        Empty for an overlong sample that is dropped. Only the sample's shuffle block is packed again. PackingError for
+        an unknown id.
         """
         self.check_sample(sample_id)
         return self._epoch(epoch).packs_of(sample_id)
 
     def first_packs_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """The packs of an epoch that hold something of some samples, in turn, each with the sample's id.
+        """Yield the packs of an epoch with any of some samples, in order, each with the sample's id.
 
-        Blocks are packed again as far as packs are asked for. PackingError for an id that no sample has.
+        Blocks are packed again as packs are requested. PackingError for an unknown id.
         """
         for sample_id in sample_ids[[int(sample_ids.argmin()), int(sample_ids.argmax())]].tolist():
             self.check_sample(sample_id)
         return self._epoch(epoch).first_packs_of(sample_ids)
 
     def check_sample(self, sample_id: int) -> None:
-        """PackingError for an id that no sample has."""
+        """Raise PackingError for an unknown id."""
         if not 0 <= sample_id < self.num_samples:
             raise PackingError(f"sample {sample_id} asked of a dataset with samples [0, {self.num_samples})")
 
     def amounts(self, epoch: int, num_packs: int) -> Amounts:
-        """Samples and tokens in the first packs of an epoch; a block of each canonical node is packed again."""
+        """Return the samples and tokens in the first packs of an epoch; packs a block per canonical node again."""
         total = self.num_packs(epoch)
         if not 0 <= num_packs <= total:
             raise PackingError(f"the first {num_packs} packs asked of epoch {epoch}, which has packs [0, {total})")
         return self._epoch(epoch).amounts(num_packs)
 
     def blocks(self, epochs: Epochs, numbers: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
-        """The blocks that these packs come from: index into `numbers` of the first pack, epoch, canonical node, block.
+        """Return the blocks of these packs: index into `numbers` of the first pack, epoch, canonical node, block.
 
-        The blocks of a canonical node are numbered in the order in which the epoch reads them.
+        The blocks of a canonical node are numbered in reading order.
         """
         if not len(numbers):
             return []
@@ -260,7 +260,7 @@ class PackPlan:
         return [(first, epoch, node, block) for first, node, block in self._epoch(epoch).blocks(numbers)]
 
     def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
-        """The shards that hold samples of a block; none beyond a canonical node's last block."""
+        """Return the shards with samples of a block; empty after a canonical node's last block."""
         if not self.is_short or not self.order.reshuffle:
             return self._epoch(epoch).shards_of_block(node, block)
         if epoch not in self._orders:  # of short epochs: no pack needs to be counted for it
@@ -293,14 +293,14 @@ class PackPlan:
         return PlanInputs(index=self.index, order=self.order, packing=self.packing, kept_segments=self.kept_segments)
 
     def _fingerprint(self, lengths_hash: str) -> str:
-        """Hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
+        """Return hashes joined by dashes, for comparison field by field (cursor.py)."""
         order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
         version = WINDOW_VERSION if self.packing.is_window_n else PLAN_VERSION
         return plan_fingerprint(str(version), lengths_hash, self.samples_per_shard, order=order, packing=self.packing)
 
 
 def _only(epochs: Epochs) -> int:
-    """The epoch of one or more packs: a plan of long epochs reads one epoch at a time."""
+    """Return the epoch of one or more packs: a plan of long epochs reads an epoch at a time."""
     return epochs if isinstance(epochs, int) else int(epochs[0])
 
 
@@ -313,7 +313,7 @@ def plan_fingerprint(
     packing: PackingConfig,
     streams: str | None = None,
 ) -> str:
-    """All that packs follow from; the fields are cursor.py's FINGERPRINT_FIELDS. streams: see streams_digest."""
+    """Return the fingerprint of all inputs of packs: FINGERPRINT_FIELDS of cursor.py. streams: see streams_digest."""
     return "-".join(
         [
             version,
@@ -327,5 +327,5 @@ def plan_fingerprint(
 
 
 def short_digest(data: bytes) -> str:
-    """64 bits as hex, enough to tell settings apart in a fingerprint."""
+    """Return 64 bits as hex, enough to distinguish settings in a fingerprint."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -21,16 +21,16 @@ from .kernels.window_fit import window_fit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackRange:
-    """Some packs, one after another.
+    """A sequence of packs.
 
     sample_ids: int64[num_segments], global sample ids, pack after pack.
-    starts: int64[num_segments], the token of its sample that each segment begins with (0 unless samples are split).
-    lengths: int64[num_segments], tokens that each segment takes in its pack.
+    starts: int64[num_segments], first token of each segment in its sample (0 unless samples are split).
+    lengths: int64[num_segments], tokens of each segment.
     offsets: int64[num_packs + 1]; pack p holds segments [offsets[p], offsets[p + 1]).
-    canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
-    sources: int64[num_packs], the number of each pack's source (0 in a plan of one source).
-    patches: int64[num_packs], what each pack gives to the tower of its media; None where no source has media.
-    epochs: int64[num_packs], the epoch of its source that each pack is of; None where that is not told.
+    canonical_nodes: int64[num_packs], canonical node of each pack.
+    sources: int64[num_packs], number of each pack's source (0 in a plan of one source).
+    patches: int64[num_packs], patches of each pack for its media tower; None if no source has media.
+    epochs: int64[num_packs], epoch of each pack in its source; None if unknown.
     """
 
     sample_ids: NDArray[np.int64]
@@ -46,7 +46,7 @@ class PackRange:
         return len(self.offsets) - 1
 
     def take(self, numbers: NDArray[np.int64]) -> PackRange:
-        """The packs of these numbers, counted from the first one here, in this order."""
+        """Return packs by their numbers in this range, in the order of the numbers."""
         counts = np.diff(self.offsets)[numbers]
         segments = runs(self.offsets[numbers], counts)
         return PackRange(
@@ -76,7 +76,7 @@ def no_packs(*, has_media: bool) -> PackRange:
 
 
 def ends_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of some runs begins when they lie one after another, and where the last one ends.
+    """Return the beginning of each of several adjacent runs, and the end of the last run.
 
     >>> ends_of(np.array([3, 2]))
     array([0, 3, 5])
@@ -87,7 +87,7 @@ def ends_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers [begin, begin + count) of each run, one run after another.
+    """Return the numbers [begin, begin + count) of each run, run after run.
 
     >>> runs(np.array([5, 20]), np.array([3, 2]))
     array([ 5,  6,  7, 20, 21])
@@ -101,18 +101,18 @@ Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 
 STRATEGIES = "best_fit, first_fit, next_fit, window_N"
 MAX_LENGTH = (1 << 31) - 1  # tokens
-MAX_PACKING_LENGTH = 1 << 30  # tokens; a pack of so many holds any sample
+MAX_PACKING_LENGTH = 1 << 30  # tokens
 _WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingConfig:
-    """How samples are put into packs; see `pack` for the strategies."""
+    """Settings of packing; see `pack` for the strategies."""
 
-    packing_length: int  # tokens one pack can hold
+    packing_length: int  # maximum tokens per pack
     strategy: str = "best_fit"  # best_fit, first_fit, next_fit or window_N (N a number of samples)
-    window: int = 16384  # samples that best_fit packs together: larger is denser and reaches further
-    overlong: Overlong = "error"  # what becomes of samples longer than a pack; keep: a pack of its own, that long
+    window: int = 16384  # samples that best_fit packs together; more samples make denser packs and read further ahead
+    overlong: Overlong = "error"  # treatment of samples longer than a pack; keep: a longer pack with this sample only
     max_samples_per_pack: int | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class PackingConfig:
 
     @property
     def samples_at_once(self) -> int | None:
-        """Samples that are packed together; None where that is all of a shuffle block (first_fit)."""
+        """Number of samples that are packed together; None is a whole shuffle block (first_fit)."""
         if self.strategy == "first_fit":
             return None
         return self.window if self.strategy in ("best_fit", "next_fit") else _window_n(self.strategy)
@@ -166,12 +166,12 @@ class Packs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockSegments:
-    """What there is to pack of a sequence of samples.
+    """Segments of a sequence of samples, to be packed.
 
     lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
-    each segment. pieces: None, or int32[num_segments], as in Packs. whole: None, or int32[num_segments], tokens of
-    segments as they are kept: a longer one is packed as if it filled a pack, and is alone in it. num_overlong,
-    num_overlong_media: as in Packs, where they are known.
+    each segment. pieces: None, or int32[num_segments], as in Packs. whole: None, or int32[num_segments], tokens of kept
+    segments: a segment longer than a pack counts as a full pack, and has a pack to itself. num_overlong,
+    num_overlong_media: as in Packs, if known.
     """
 
     lengths: NDArray[np.int32]
@@ -184,7 +184,7 @@ class BlockSegments:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPacks:
-    """Packs that wait for the next window, in the order that the packer keeps them.
+    """Open packs that wait for the next window, in the packer's order.
 
     lengths: int32[num_segments], pack after pack. offsets: int64[num_packs + 1]. firsts: int64[num_packs], the position
     of each pack's first segment in the whole sequence.
@@ -197,10 +197,10 @@ class OpenPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowPacks:
-    """Packs of one window and of the packs that waited for it.
+    """Packs of a window and of the open packs before it.
 
-    order, offsets: as in Packs; the positions count through the segments of the packs that waited, then those of the
-    window. The first num_closed packs are done, the others wait for the next window. firsts: as in OpenPacks, of these.
+    order, offsets: as in Packs; positions count the segments of the open packs first, then the window's segments. The
+    first num_closed packs are done, the others wait for the next window. firsts: as in OpenPacks, of the waiting packs.
     """
 
     order: NDArray[np.int32]
@@ -219,24 +219,22 @@ def pack(
     seed: int = 0,
     patches: NDArray[np.integer[Any]] | None = None,
 ) -> Packs:
-    """Deterministic packs of `lengths` (any integer dtype, tokens, in order), none over packing_length unless kept.
+    """Return deterministic packs of `lengths` (any integer dtype, tokens, in order), of at most packing_length tokens.
 
-    best_fit works through windows of samples. In a window the samples are placed one after another into the
-    fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
-    and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
-    more window, so the samples of a pack lie within two windows. window_N has windows of N samples. It packs a window
-    together with the samples of packs with room that the window before left open, in three orders (longest first, as
-    best_fit does, as they come), and keeps the order that gives the fewest packs. The packs with a sample of the
-    window before, and those with little room left, are closed. Both emit packs in hash order (`seed`), so that their
-    number says nothing of their content.
-    first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
-    when the next sample does not fit.
+    best_fit works through windows of samples. It places the samples of a window one after another into the fullest
+    pack with room; the shortest samples, a fifth of the tokens, wait until the end and fill the gaps in decreasing
+    order. Packs with little room left are closed, the others stay open for another window: the samples of a pack are
+    within two windows. window_N has windows of N samples. It packs a window together with the samples of the open packs
+    before it, in three orders (longest first, as best_fit, as they come), and keeps the order with the fewest packs. It
+    closes packs with a sample of the previous window, and packs with little room left. Both emit packs in hash order
+    (`seed`): the number of a pack does not depend on its content.
+    first_fit puts each sample into the oldest pack with room; next_fit closes a pack when the next sample does not fit.
 
-    patches: of each sample; one that has any is never cut, so overlong ones of them are dropped by every policy but
-    "error" and "keep".
+    patches: patches of each sample; samples with patches are never cut: every policy but "error" and "keep" drops
+    overlong samples with patches.
 
-    Raises PackingError for a length below 1 or above MAX_LENGTH, and for one above packing_length where overlong
-    is "error".
+    Raises PackingError for a length below 1 or above MAX_LENGTH, and with overlong "error" for a length above
+    packing_length. With "keep" longer samples have longer packs.
     """
     segments = to_segments(lengths, config=config, patches=patches)
     packs = pack_segments(segments.lengths, config, seed)
@@ -255,7 +253,7 @@ def pack(
 def to_segments(
     lengths: NDArray[np.integer[Any]], *, config: PackingConfig, patches: NDArray[np.integer[Any]] | None = None
 ) -> BlockSegments:
-    """What is packed of samples of these lengths, by the policy of the config; raises what `pack` does."""
+    """Return the segments of samples of these lengths, by the config's policy; raises the errors of `pack`."""
     lengths = np.asarray(lengths)
     if len(lengths) and int(lengths.min()) < 1:
         at = int(lengths.argmin())
@@ -280,16 +278,16 @@ def to_segments(
 
 
 def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
-    """The seed of a shuffle block's packs, another stream than that of its order (see EpochOrder.block)."""
+    """Return the seed of a shuffle block's packs, of another stream than its order (see EpochOrder.block)."""
     return int(np.random.SeedSequence([seed, epoch, node + 1, block, 1]).generate_state(1, np.uint64)[0])
 
 
 def cut_overlong(
     tokens: NDArray[np.int32], *, config: PackingConfig, has_media: NDArray[np.bool_] | None = None
 ) -> BlockSegments:
-    """Return what is packed of samples of these lengths (1 or more) where overlong is not error.
+    """Return the segments of samples of these lengths (1 or more), for any policy but "error".
 
-    has_media: which samples are dropped instead of cut (default: none).
+    has_media: mask of samples to drop instead of cut (default: none).
     """
     limit = config.packing_length
     if config.overlong == "keep":
@@ -317,15 +315,15 @@ def cut_overlong(
 def pack_window(
     lengths: NDArray[np.int32], *, config: PackingConfig, seed: int, waiting: OpenPacks, position: int, last: bool
 ) -> WindowPacks:
-    """Packs of the next window of a sequence, as `pack` makes them of the whole.
+    """Return the packs of the next window of a sequence, equal to the packs by `pack` of the whole sequence.
 
-    lengths: of the window's segments, each from 1 to packing_length; config.samples_at_once of them unless the
-    sequence ends before. waiting: the packs that the window before left open. position: of the window's first segment
-    in the sequence. last: whether the sequence ends with the window; then no pack waits.
+    lengths: of the window's segments, each from 1 to packing_length; config.samples_at_once segments, or the rest of
+    the sequence. waiting: open packs of the previous window. position: position of the window's first segment in the
+    sequence. last: whether the sequence ends with the window; then no pack stays open.
     """
     tokens = np.concatenate([waiting.lengths, lengths])
     if config.strategy == "next_fit":
-        # The pack that waited starts at a pack boundary: packing its samples again gives the same pack.
+        # The open pack starts at a pack boundary: packing its samples again gives the same pack.
         packs = pack_segments(tokens, config, seed)
         num_closed = len(packs) if last else max(0, len(packs) - 1)
         firsts = packs.offsets[num_closed:-1] + (position - len(waiting.lengths))
@@ -338,7 +336,7 @@ def pack_window(
 
 
 def pack_segments(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -> Packs:
-    """Packs of lengths that all fit, by the strategy of the config."""
+    """Pack lengths of at most packing_length by the strategy of the config."""
     tokens = np.ascontiguousarray(tokens, dtype=np.int32)
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
     if config.strategy == "next_fit":
@@ -353,7 +351,7 @@ def pack_segments(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -
 def _best_fit(
     tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, position: int, last: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """best_fit and window_N; see the kernels."""
+    """Pack by best_fit or window_N; see the kernels."""
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
     packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
     if config.is_window_n:

@@ -1,7 +1,7 @@
-"""What a reader does in each step. mixture + cursor -> [planner] -> (work, cursor after it); arithmetic only.
+"""Plan a reader's work in each step. mixture + cursor -> [planner] -> (work, cursor after it); arithmetic only.
 
-A reader is a worker of a group of ranks. A step is dealt to the groups (see assign), and the packs of a group, which
-are its batches, go to its workers in turn. Steps are planned some at a time, because that costs less a step.
+A reader is a worker of a group of ranks. A step is dealt to the groups (see assign), and the packs of a group, its
+batches, go to its workers in turn. Steps are planned several at a time, at a lower cost per step.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .order import shards_of
 from .packing import PackRange
 from .source_ranges import SourceBlock, SourceRanges
 
-STRETCH_PACKS = 1024  # packs of successive global batches that are planned together at first
-MAX_STRETCH_SEGMENTS = 1 << 18  # in packs that are planned together later on: 6 MiB, and as much again for a moment
+STRETCH_PACKS = 1024  # packs of successive global batches to plan together at first
+MAX_STRETCH_SEGMENTS = 1 << 18  # maximum segments to plan together later on: 6 MiB, and 6 MiB more for a moment
 _NOTHING = np.empty(0, np.int64)
 NO_SEGMENTS = PackSegments(*[_NOTHING] * 6)
 NO_BOUNDS = np.zeros(2, np.int64)
@@ -33,11 +33,10 @@ NO_BOUNDS = np.zeros(2, np.int64)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepConfig:
-    """How the packs of a step are shared.
+    """Division of a step's packs among ranks and workers.
 
-    drop_last: a short last step is dropped; otherwise pad packs fill it. packs_per_item: how many successive batches
-    of a rank go to one of its workers: a part of micro_batches, or a multiple. packs_per_work: at most as many packs
-    are one work.
+    drop_last: drop a short last step, instead of filling the step with pad packs. packs_per_item: number of successive
+    batches of a rank for a worker: a divisor or a multiple of micro_batches. packs_per_work: maximum packs per Work.
     """
 
     global_batch: int
@@ -48,16 +47,16 @@ class StepConfig:
 
     @property
     def micro_batches(self) -> int:
-        """Batches of a rank in one step."""
+        """Batches of a rank in a step."""
         return self.global_batch // self.world.num_groups
 
 
 class Work(NamedTuple):
-    """Packs of one source to be made into batches, those of some micro-batches of a step.
+    """Packs of a source for some micro-batches of a step.
 
-    step: counted from the cursor that planning began at. Pack p holds segments [bounds[p], bounds[p + 1]). Pad packs
-    have no source and no segments. patches: of each pack, for the tower of its media; empty where no source has media.
-    epochs: of its source that each pack is of, to draw at random by.
+    step: counted from the first planned cursor. Pack p holds segments [bounds[p], bounds[p + 1]). Pad packs have no
+    source and no segments. patches: of each pack, for its media tower; empty if no source has media. epochs: epoch of
+    each pack in its source, for random draws.
     """
 
     source: str
@@ -69,16 +68,15 @@ class Work(NamedTuple):
     epochs: Sequence[int] = ()
 
 
-After = Cursor | LaneAfter  # where training stands after a step, or a lane after a pack
+After = Cursor | LaneAfter  # position of training after a step, or of a lane after a pack
 
 
 class Planned(NamedTuple):
-    """A work, and what is known with it.
+    """A work with its position.
 
-    after: where training stands after it: the cursor after the step, with the work that holds the last batch of a
-    rank's step; in lanes the state of the pack's lane. entered: the shuffle blocks that packs of the step come from;
-    one that several steps of a stretch share is named with the first. num_dropped_packs: of a short last step that is
-    dropped, whose work has no packs.
+    after: the cursor after the step, with the last batch of a rank's step; in lanes the state of the pack's lane.
+    entered: shuffle blocks of the step's packs; a block that several steps of a stretch share is named with the first
+    step. num_dropped_packs: packs of a dropped short last step, whose work is empty.
     """
 
     work: Work
@@ -88,7 +86,7 @@ class Planned(NamedTuple):
 
 
 class _ReaderStep(NamedTuple):
-    """A step, its number, and which of a rank's batches the reader makes: int64[n], at least one."""
+    """A step, its number, and the numbers of the rank's batches that the reader makes: int64[n], n >= 1."""
 
     number: int
     step: Step
@@ -96,7 +94,7 @@ class _ReaderStep(NamedTuple):
 
 
 class StepPlanner:
-    """The works of worker `worker` of num_workers in the group that config.world names."""
+    """Plans the works of worker `worker` of num_workers in the group of config.world."""
 
     def __init__(self, mixture: Mixture, config: StepConfig, *, worker: int = 0, num_workers: int = 1):
         self.mixture = mixture
@@ -107,7 +105,7 @@ class StepPlanner:
         self._first_ids = [np.cumsum(samples) - samples for samples in sizes]
 
     def plan(self, cursor: Cursor) -> Iterator[Planned]:
-        """What there is to do from a cursor to the end of the epoch (with weights: of all sources), step by step."""
+        """Yield the work from a cursor to the end of the epoch (with weights: of all sources), step by step."""
         for stretch in self._stretches(cursor):
             last = stretch[-1]
             if not self.config.drop_last or last.step.num_packs == self.config.global_batch:
@@ -115,13 +113,13 @@ class StepPlanner:
                 continue
             if len(stretch) > 1:
                 yield from self._plan_stretch(stretch[:-1])
-            if not last.mine[0]:  # the reader whose turn it is tells
+            if not last.mine[0]:  # only the reader of the first batch reports it
                 yield Planned(Work("", last.number, []), last.step.after, num_dropped_packs=last.step.num_packs)
 
     def _stretches(self, cursor: Cursor) -> Iterator[list[_ReaderStep]]:
-        """The steps that have batches of the reader, some at a time."""
+        """Yield the steps with batches of the reader, several at a time."""
         config = self.config
-        num_items = max(1, config.micro_batches // config.packs_per_item)  # of a step
+        num_items = max(1, config.micro_batches // config.packs_per_item)  # per step
         steps_per_item = max(1, config.packs_per_item // config.micro_batches)
         batches = np.arange(config.micro_batches).reshape(num_items, -1)
         most, at_once = self._stretch_packs(cursor), STRETCH_PACKS
@@ -145,14 +143,14 @@ class StepPlanner:
             yield stretch
 
     def _stretch_packs(self, cursor: Cursor) -> int:
-        """Packs of successive global batches that are planned together at most."""
+        """Return the maximum packs of successive global batches to plan together."""
         plans = self.mixture.plans
         per_pack = max(
             plan.num_samples / max(1, plan.num_packs(cursor.sources[name].epoch)) for name, plan in plans.items()
         )
         most = max(STRETCH_PACKS, int(MAX_STRETCH_SEGMENTS / max(1.0, per_pack)))
         world = self.config.world
-        return most * world.num_groups // world.group_nodes[world.group_node]  # packs of this node are made
+        return most * world.num_groups // world.group_nodes[world.group_node]  # only packs of this node are made
 
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
         ranges = SourceRanges.joined([each.step.ranges for each in stretch])
@@ -170,9 +168,9 @@ class StepPlanner:
             yield Planned(last, after, entered.get(each.number, ()))
 
     def _of_group(self, ranges: SourceRanges, *, num_steps: int) -> tuple[PackRange, NDArray[np.int64]]:
-        """The packs of successive steps that the group's node reads, and which of them the group does.
+        """Return the packs of successive steps on the group's node, and the positions of the group's packs.
 
-        int64[num_steps, micro_batches], PAD where none. Packs of other nodes are not made.
+        Positions: int64[num_steps, micro_batches], PAD without a pack. Packs of other nodes are not made.
         """
         batch, world = self.config.global_batch, self.config.world
         nodes, node = world.group_nodes, world.group_node
@@ -198,7 +196,7 @@ class StepPlanner:
         return packs, dealt[:, world.group - sum(nodes[:node])]
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
-        """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""
+        """Yield the works of each step, by batch. packs: the reader's, of all steps; counts: packs of each step."""
         segments = self.locate(packs)
         sources, bounds = packs.sources.tolist(), packs.offsets.tolist()
         patches = () if packs.patches is None else packs.patches.tolist()
@@ -229,7 +227,7 @@ class StepPlanner:
             yield works
 
     def locate(self, packs: PackRange) -> PackSegments:
-        """The segments of some packs, with the shard, the index in it and the tokens of the sample of each."""
+        """Return the segments of packs, each with its sample's shard, index in the shard and tokens."""
         shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
         sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
         for number, (plan, first_ids) in enumerate(zip(self.mixture.plans.values(), self._first_ids, strict=True)):
@@ -241,9 +239,9 @@ class StepPlanner:
         return PackSegments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
 
     def _entered(self, stretch: Sequence[_ReaderStep], ranges: SourceRanges) -> dict[int, list[SourceBlock]]:
-        """The shuffle blocks that packs of the stretch come from, by the number of the first step that does.
+        """Return the shuffle blocks of the stretch's packs, by the number of the first step with packs of the block.
 
-        Where several short epochs begin in a step, those of the first and of the last: each reads the same shards.
+        Of several short epochs in a step, only the blocks of the first and last epoch: all read the same shards.
         """
         entered: dict[int, list[SourceBlock]] = {}
         for position, block in self.mixture.blocks(ranges):
@@ -264,7 +262,7 @@ class StepPlanner:
 
 
 def deal_to_groups(packs: PackRange, mixture: Mixture, *, global_batch: int, world: World) -> NDArray[np.int64]:
-    """The packs of each group of ranks in successive steps: int64[num_steps, groups, micro_batches], PAD where none."""
+    """Return the packs of each group in successive steps: int64[num_steps, groups, micro_batches], PAD if none."""
     return assign_steps(
         packs,
         global_batch=global_batch,
@@ -284,9 +282,9 @@ MAX_STEPS_PER_ITEM = 4
 
 
 def in_whole_steps(steps: StepConfig, *, packing_length: int, is_limited: bool) -> StepConfig:
-    """The config where workers only fetch packs: they hand over a rank's whole steps, several where these are short.
+    """Return the config for workers that only fetch packs: they hand over whole steps of a rank, several short steps.
 
-    packing_length: the longest. is_limited: there is room for some shards only, so none look further ahead than a step.
+    packing_length: the longest. is_limited: the cache holds only some shards, and workers look only a step ahead.
     """
     num_steps = TOKENS_PER_ITEM // (steps.micro_batches * packing_length)
     num_steps = 1 if is_limited else max(1, min(MAX_STEPS_PER_ITEM, num_steps))
@@ -298,14 +296,14 @@ def in_whole_steps(steps: StepConfig, *, packing_length: int, is_limited: bool) 
 
 
 def items_ahead(steps: StepConfig, *, num_workers: int, reads_media: bool) -> int:
-    """Items that each worker has ready: a step's, which are taken at once, as far as memory allows."""
+    """Return the items that each worker prepares: the items of a step, up to a maximum for memory."""
     of_step = steps.micro_batches // steps.packs_per_item
     most = MAX_MEDIA_ITEMS_AHEAD if reads_media else MAX_ITEMS_AHEAD
     return min(most, max(2, -(-of_step // max(1, num_workers))))
 
 
 def steps_ahead(steps: StepConfig, *, num_workers: int) -> int:
-    """Steps that a worker plans ahead of the one that is handed out, at most."""
+    """Return the maximum steps that a worker plans ahead of the step being handed out."""
     of_worker = (
         PREFETCH_PACKS + (items_ahead(steps, num_workers=num_workers, reads_media=False) + 1) * steps.packs_per_item
     )
@@ -313,10 +311,10 @@ def steps_ahead(steps: StepConfig, *, num_workers: int) -> int:
 
 
 def steps_asked_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
-    """How many steps after the one that a rank has taken its workers have asked for shards of.
+    """Return the number of steps after a rank's current step whose shards its workers have requested.
 
-    Workers have num_items of items_ahead each, and ask for PREFETCH_PACKS more before they make the next. Items go to
-    workers in turn, so the last worker's, begun or whole, are the furthest.
+    Workers have num_items items each, and request PREFETCH_PACKS more packs before they make the next item. Items go to
+    workers in turn: the last worker's items, begun or whole, are the furthest.
     """
     whole, rest = divmod(PREFETCH_PACKS, steps.packs_per_item)
     items = (whole + (num_items if num_workers else 0)) * max(1, num_workers)
@@ -325,6 +323,6 @@ def steps_asked_ahead(steps: StepConfig, *, num_workers: int, num_items: int) ->
 
 
 def packs_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
-    """Packs that all workers of a node look ahead together, num_items of items_ahead each; of the largest node."""
+    """Return the packs that all workers of the largest node look ahead together. num_items: items ahead per worker."""
     of_worker = PREFETCH_PACKS + (num_items + 1) * steps.packs_per_item
     return of_worker * max(1, num_workers) * max(steps.world.group_nodes)

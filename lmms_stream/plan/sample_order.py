@@ -3,21 +3,20 @@
 Integer arithmetic only: O(shards) at a start, O(block) for a range of positions, nothing of the size of an epoch.
 
 A stream is an endless sequence of passes over its samples; pass p is its EpochOrder of epoch p. A pass deals its
-samples round-robin over the C canonical nodes of that order (sections of the shards as they are laid out); nodes
-that are one sample larger take the last, short round. Epoch e takes samples [e * count, (e + 1) * count) of this
-sequence, so each sample comes before any comes again, whatever the count, and what falls to a canonical node is
-always the next of that node's own sections, pass after pass.
+samples round-robin over the C canonical nodes of the order (sections of the ordered shards); nodes with one more sample
+take the last, short round. Epoch e takes samples [e * count, (e + 1) * count) of this sequence: each sample comes once
+before any sample comes again, whatever the count, and a canonical node always reads its own sections, pass after pass.
 
-A canonical node interleaves what it has of the streams: with c samples of a stream, its sample j is due at the
-fraction (2j + 1) / (2c) of the epoch, rounded down to 1/64 of one of the node's samples; ties go to the earlier
-stream. That is for C = 1: canonical nodes have the phases 1/2C, 3/2C, … instead of 1/2, stream k of S beginning
-k * C // S nodes further on, as else all nodes would turn to the same stream at once.
+A canonical node interleaves its samples of the streams: with c samples of a stream, sample j is due at the fraction
+(2j + 1) / (2c) of the epoch, rounded down to 1/64 of one of the node's samples; ties go to the earlier stream. This
+holds for C = 1. Canonical nodes have the phases 1/2C, 3/2C, … instead of 1/2, and stream k of S begins k * C // S nodes
+later: otherwise all nodes would read the same stream at once.
 
-The epoch takes one sample of each canonical node in turn: position p is of node p % C, until a node has none left
-and the others go on without it. One stream taken whole is its EpochOrder, read round-robin over canonical nodes.
+The epoch takes a sample of each canonical node in turn: position p is of node p % C; after a node ends, the others
+continue. A single whole stream is its EpochOrder, read round-robin over canonical nodes.
 
-Readers (a loader worker of a group of ranks) share the order in global batches of num_groups * batch_size
-positions, so a position is all there is to save, and the order goes on from it in any other world.
+Readers (a loader worker of a group of ranks) share the order in global batches of num_groups * batch_size positions.
+Only a position is saved, and any other world continues from this position.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from .order import EpochOrder, OrderConfig, default_canonical_nodes, in_stored_o
 
 Ids = NDArray[np.int64]
 
-MIN_CHUNK = 1 << 16  # positions of the order worked out at a time
+MIN_CHUNK = 1 << 16  # positions of the order to compute at a time
 MAX_CHUNK = 1 << 20  # bounds the products in _interleave: 2 * 64 * MAX_CHUNK * samples < 2**63
-MIN_CHUNK_OF_READER = 1 << 12  # positions of one reader, so that many readers do not make chunks of a few samples
-TICKS = 64  # in one of a canonical node's samples
-STREAM_SEED_STEP = 0x9E3779B9  # odd, so that 2**32 streams have seeds of their own; 2**32 / golden ratio
+MIN_CHUNK_OF_READER = 1 << 12  # positions per reader: many readers would otherwise make chunks of a few samples
+TICKS = 64  # per sample of a canonical node
+STREAM_SEED_STEP = 0x9E3779B9  # odd: 2**32 streams have different seeds; 2**32 / golden ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """A loader worker of a group of ranks, and the world it reads in.
+    """A loader worker of a group of ranks, and its world.
 
-    batch_size: samples of one group's batch. num_nodes: machines; groups of one machine are consecutive.
+    batch_size: samples per batch of a group. num_nodes: machines; groups of a machine are consecutive.
     """
 
     batch_size: int
@@ -65,13 +64,13 @@ class Reader:
 
 
 def positions_read(first: int, stop: int, *, reader: Reader, num_canonical_nodes: int) -> Iterator[Ids]:
-    """The positions in [first, stop) of the order that a reader reads: int64 arrays of some of its batches, ascending.
+    """Yield a reader's positions in [first, stop) of the order: int64 arrays of some of its batches, ascending.
 
-    Batch b of a group is its share of the positions from first + b * G on, G = num_groups * batch_size of them; it is
-    read by worker b % num_workers. So after n batches of every group, the next n * G positions have been read.
-    Parts are runs of consecutive positions; but where num_nodes divides num_groups and num_canonical_nodes, and that
-    divides G, runs of the positions p whose canonical node, p % C, is served by the group's machine. The shares of a
-    last, short global batch differ by one at most, and may be empty.
+    Batch b of a group is its share of the G = num_groups * batch_size positions from first + b * G on, read by worker
+    b % num_workers. After n batches of every group, n * G positions have been read. Shares are runs of consecutive
+    positions; if num_nodes divides num_groups and num_canonical_nodes, and num_canonical_nodes divides G, shares are
+    runs of the positions p whose canonical node, p % C, is served by the group's machine. The shares of a last, short
+    global batch differ by one at most, and may be empty.
     """
     batch = reader.num_groups * reader.batch_size
     num_full, short = divmod(stop - first, batch)
@@ -89,7 +88,7 @@ def positions_read(first: int, stop: int, *, reader: Reader, num_canonical_nodes
 
 
 def _share_of(start: int, count: int, *, reader: Reader, num_canonical_nodes: int) -> Ids:
-    """A group's share of the positions [start, start + count), counted from start."""
+    """Return a group's share of the positions [start, start + count), counted from start."""
     first, stop = count * reader.group // reader.num_groups, count * (reader.group + 1) // reader.num_groups
     nodes, batch = reader.num_nodes, reader.num_groups * reader.batch_size
     fits = reader.num_groups % nodes == num_canonical_nodes % nodes == batch % num_canonical_nodes == 0
@@ -101,11 +100,11 @@ def _share_of(start: int, count: int, *, reader: Reader, num_canonical_nodes: in
 
 
 class SampleOrder:
-    """The order of one epoch; sample ids count through the streams in turn.
+    """The order of an epoch; sample ids count through the streams in turn.
 
-    samples_per_shard: one array a stream, in stored order. counts: samples that an epoch takes of each stream.
-    num_canonical_nodes follows from the config and the stored samples alone, so neither counts nor world change it.
-    Kept in memory: 4 bytes for each sample of one shuffle block of each stream and canonical node that was read.
+    samples_per_shard: an array per stream, in stored order. counts: samples of each stream in an epoch.
+    num_canonical_nodes depends only on the config and the stored samples, not on counts or world. Memory: 4 bytes per
+    sample of a shuffle block, for each stream and canonical node that was read.
     """
 
     def __init__(self, samples_per_shard: Sequence[Ids], *, counts: Sequence[int], config: OrderConfig, epoch: int):
@@ -127,16 +126,16 @@ class SampleOrder:
         self._set_rounds()
 
     def ids(self, first: int, stop: int) -> Ids:
-        """Sample ids at positions [first, stop): int64. CursorError where the epoch has no such positions."""
+        """Return the sample ids at positions [first, stop): int64. CursorError for positions outside the epoch."""
         self._check(first, stop)
         bounds = [first, *range(first + MAX_CHUNK, stop, MAX_CHUNK), stop]
         return np.concatenate([self._ids_at(np.arange(a, b, dtype=np.int64)) for a, b in pairwise(bounds)])
 
     def share(self, first: int, *, reader: Reader) -> Iterator[Ids]:
-        """Sample ids that a reader reads from a position on: the arrays of positions_read, so some batches at a time.
+        """Return a reader's sample ids from a position on, some batches at a time: the arrays of positions_read.
 
-        All groups of ranks read as many: where num_groups does not divide the epoch, its last positions are read again
-        by the others. Reader(batch_size=1) reads all of it. CursorError where the epoch has no such position.
+        All groups of ranks read equally many: if num_groups does not divide the epoch, some groups read its last
+        positions again. Reader(batch_size=1) reads the whole epoch. CursorError for a position outside the epoch.
         """
         self._check(first, self.num_samples)
         stop = first + -(-(self.num_samples - first) // reader.num_groups) * reader.num_groups
@@ -144,7 +143,7 @@ class SampleOrder:
         return (self._ids_or_again(each, reader.num_groups) for each in positions)
 
     def _ids_or_again(self, positions: Ids, num_groups: int) -> Ids:
-        """Sample ids at ascending positions, of which fewer than num_groups may lie beyond the epoch."""
+        """Return the sample ids at ascending positions; fewer than num_groups may be after the epoch's end."""
         inside, beyond = positions[positions < self.num_samples], positions[positions >= self.num_samples]
         again = [self._ids_at(position) for position in (beyond - num_groups).clip(0)[:, None]]
         return np.concatenate([self._ids_at(inside), *again])
@@ -156,10 +155,10 @@ class SampleOrder:
             )
 
     def _set_rounds(self) -> None:
-        """Rounds take one sample of every canonical node that has any left.
+        """Set the phases of the epoch. A round takes a sample of each canonical node with samples left.
 
-        Rounds between two successive sizes of nodes have the same nodes, so a few phases say it all: nodes of 5, 2
-        and 5 samples give (position 0, round 0, nodes 0 1 2) and (position 6, round 2, nodes 0 2).
+        Rounds between two successive sizes of nodes have the same nodes, and form a phase: nodes of 5, 2 and 5 samples
+        give (position 0, round 0, nodes 0 1 2) and (position 6, round 2, nodes 0 2).
         """
         self._phases: list[tuple[int, int, list[int]]] = []
         position = 0
@@ -170,7 +169,7 @@ class SampleOrder:
         self._phase_starts = np.array([start for start, _, _ in self._phases] + [position], np.int64)
 
     def _ids_at(self, positions: Ids) -> Ids:
-        """Sample ids at ascending positions."""
+        """Return the sample ids at ascending positions."""
         ids = np.empty_like(positions)
         cuts = np.searchsorted(positions, self._phase_starts).tolist()
         for (start, rounds_before, nodes), (begin, end) in zip(self._phases, pairwise(cuts), strict=True):
@@ -183,7 +182,7 @@ class SampleOrder:
         return ids
 
     def _ids_of_node(self, node: int, indices: Ids) -> Ids:
-        """Sample ids at ascending indices into a canonical node's own sequence."""
+        """Return the sample ids at ascending indices into a canonical node's sequence."""
         streams = [stream for stream, counts in enumerate(self._counts) if counts[node]]
         if len(streams) == 1:
             return self._passes[streams[0]].ids(node, indices + self._starts[streams[0]][node])
@@ -200,10 +199,10 @@ class SampleOrder:
         return ids
 
     def _interleave(self, node: int, streams: list[int], first: int, stop: int) -> tuple[NDArray[np.uint16], Ids]:
-        """Stream, and number among the node's samples of that stream, at each of the node's indices [first, stop).
+        """Return stream and number in the stream, among the node's samples, for the node's indices [first, stop).
 
-        With S streams, fewer than S samples of a stream are ahead of or behind its share of any prefix (that is the sum
-        of S phases): what may come in [first, stop) is found without what comes before, and sorted by when it is due.
+        With S streams, a stream is fewer than S samples ahead of or behind its share of any prefix (the sum of S
+        phases): candidates for [first, stop) are found without earlier samples, and sorted by their due times.
         """
         nodes, total, slack = self.num_canonical_nodes, self._samples_of_node[node], len(streams)
         ticks, owners, numbers = [], [], []
@@ -211,19 +210,19 @@ class SampleOrder:
             count = self._counts[stream][node]
             begin = max(0, first * count // total - slack)
             end = min(count, -(-stop * count // total) + slack)
-            phase = 2 * ((node + stream * nodes // len(self._counts)) % nodes) + 1  # in 1/2C of a sample
+            phase = 2 * ((node + stream * nodes // len(self._counts)) % nodes) + 1  # in units of a sample / 2C
             start = (2 * nodes * begin + phase) * total * TICKS - 2 * nodes * count * first * TICKS  # 0 at `first`
             steps = 2 * nodes * total * TICKS * np.arange(end - begin, dtype=np.int64)
             ticks.append((start + steps) // (2 * nodes * count))
             owners.append(np.full(end - begin, stream, np.uint16))
             numbers.append(np.arange(begin, end, dtype=np.int64))
-        before = sum(int(own[0]) for own in numbers)  # that many are left out, and come before `first`
+        before = sum(int(own[0]) for own in numbers)  # number of samples before the candidates
         due = np.argsort(np.concatenate(ticks), kind="stable")[first - before : stop - before]
         return np.concatenate(owners)[due], np.concatenate(numbers)[due]
 
 
 class _Passes:
-    """Samples of one stream by its canonical nodes, in endless passes."""
+    """Samples of a stream by canonical node, in endless passes."""
 
     def __init__(self, samples_per_shard: Ids, *, config: OrderConfig, first_id: int):
         self._samples_per_shard = samples_per_shard
@@ -236,7 +235,7 @@ class _Passes:
         self._sections = np.diff([order.node_bounds(node) for node in range(order.num_canonical_nodes)]).ravel()
 
     def dealt(self, count: int) -> Ids:
-        """How many of the first `count` samples of the passes are of each canonical node: int64[C]."""
+        """Return the numbers of each canonical node's samples among the first `count` of the passes: int64[C]."""
         passes, left = divmod(count, max(1, self._num_samples))
         rounds, turns = divmod(left, len(self._sections))
         takes: Ids = passes * self._sections + np.minimum(self._sections, rounds)
@@ -244,7 +243,7 @@ class _Passes:
         return takes
 
     def ids(self, node: int, indices: Ids) -> Ids:
-        """Sample ids at ascending indices into a canonical node's sections, pass after pass."""
+        """Return the sample ids at ascending indices into a canonical node's sections, pass after pass."""
         ids = np.empty_like(indices)
         section, block_size = int(self._sections[node]), self._config.shuffle_block_size
         at = 0
@@ -267,21 +266,21 @@ class _Passes:
 
     def _order(self, number: int) -> EpochOrder:
         if number not in self._orders:
-            # Of short passes many lie in one chunk, and canonical nodes read them one after the other.
+            # A chunk holds many short passes, and canonical nodes read them one after the other.
             if len(self._orders) >= max(2, 4096 // (len(self._samples_per_shard) + 1)):
                 del self._orders[next(iter(self._orders))]
             self._orders[number] = EpochOrder(self._samples_per_shard, config=self._config, epoch=number)
         return self._orders[number]
 
 
-# How many samples of each stream an epoch takes; MosaicML Streaming's rules, in exact arithmetic.
+# Number of samples of each stream in an epoch; MosaicML Streaming's rules, in exact arithmetic.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamShare:
-    """How much of a stream an epoch takes, by at most one of three settings; none: each sample once.
+    """Share of a stream in an epoch, by at most one of three settings; default: each sample once.
 
-    proportion: its share of the epoch, relative to the other streams'. repeat: times its size. choose: samples.
+    proportion: relative to the other streams. repeat: multiple of its size. choose: number of samples.
     """
 
     proportion: float | None = None
@@ -301,12 +300,11 @@ class StreamShare:
 
 
 def samples_chosen(sizes: Sequence[int], shares: Sequence[StreamShare], *, epoch_size: int | None = None) -> list[int]:
-    """How many samples of each stream an epoch takes.
+    """Return the number of samples of each stream in an epoch.
 
-    sizes: samples that each stream holds. The rules are those of streaming.Stream, in exact decimal arithmetic:
-    repeat * size is rounded down; proportions (and with epoch_size alone, sizes) share out epoch_size, or as many
-    samples as are stored, and what rounding down leaves goes to the largest remainders, ties to the earlier stream.
-    Raises ConfigError.
+    sizes: samples of each stream. The rules are from streaming.Stream, in exact decimal arithmetic: repeat * size is
+    rounded down; proportions (with only epoch_size: sizes) share out epoch_size, or the number of stored samples, and
+    samples left by rounding down go to the largest remainders, ties to the earlier stream. Raises ConfigError.
 
     >>> samples_chosen([100, 7], [StreamShare(repeat=0.29), StreamShare()])
     [29, 7]
@@ -341,7 +339,7 @@ def samples_chosen(sizes: Sequence[int], shares: Sequence[StreamShare], *, epoch
 
 
 def _exact(value: float | None) -> Fraction:
-    """The number as it is written (0.1 is a tenth, not the nearest binary fraction), 1 unless given."""
+    """Return the number as written (0.1 is a tenth, not the nearest binary fraction); 1 for None."""
     return Fraction(1) if value is None else Fraction(repr(float(value)))
 
 
