@@ -1,4 +1,4 @@
-"""The parts of a trainer, built when they are first asked for, and the methods that users override."""
+"""The parts of a trainer, built at their first use, and the methods that users override."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ Finish = Callable[[torch.nn.Module], torch.nn.Module]  # a built model -> the mo
 
 
 class TrainerParts:
-    """A trainer's settings, its parts, each built once when it is first asked for, and what users may override.
+    """A trainer's settings, its parts, each built at its first use, and the methods that users may override.
 
-    All ranks ask for parts in the same order. The rest of a run (loop, evaluation, resuming) sees its trainer as this.
+    All ranks use parts in the same order. The rest of a run (loop, evaluation, resuming) sees only this class.
     """
 
     config: TrainConfig
@@ -75,24 +75,24 @@ class TrainerParts:
 
     def __init__(self, finish_model: Finish) -> None:
         self._finish = finish_model
-        self.parameter_names: dict[int, str] = {}  # as they were before the model was sharded, by id
+        self.parameter_names: dict[int, str] = {}  # names before the model was sharded, by id of the parameter
         self.empty_model: torch.nn.Module | None = None  # a model without weights, which a checkpoint will fill
-        self._image_flops: ImageFlops | None = None  # of a task whose units are images
-        # The latest: an overridden method may set them instead of returning them, and read them again.
+        self._image_flops: ImageFlops | None = None  # for tasks with images as units
+        # Set by an overridden method that does not return an optimizer or scheduler, and may be read again.
         self._set_optimizer: torch.optim.Optimizer | None = None
         self._set_scheduler: LRScheduler | None = None
 
     def begin_model(self) -> torch.nn.Module:
-        """Return the model that a run begins with."""
+        """Return the model at the beginning of a run."""
         return self.create_model()
 
     def build_parts(self) -> None:
-        """Build all parts, and those that others need first."""
+        """Build all parts, in the order of their needs."""
         _ = (self.model, self.steps, self.meter, self._built_optimizer, self.saver, self.schedule)
 
     @cached_property
     def model(self) -> PackedModel:
-        """The model that the trainer creates with its losses on packs, sharded."""
+        """The created model with its losses on packs, sharded."""
         made: Any = self.begin_model() if self.empty_model is None else self.empty_model
         processors = self.data.processors
         wrap = getattr(self.task, "wrap", None)  # see Task
@@ -120,13 +120,13 @@ class TrainerParts:
             self._prove(model)
 
     def begin_filled(self) -> None:
-        """Go on with a model that a checkpoint has filled by now; all ranks call it."""
+        """Continue with a model that a checkpoint has filled; all ranks call it."""
         if self.empty_model is not None:
             self.empty_model = None
             self._prove(self.model)
 
     def _prove(self, model: PackedModel) -> None:
-        """Prove that a model keeps samples apart, once more where it is compiled."""
+        """Prove that a model keeps samples apart, and prove it again after compiling."""
         config, task, device = self.config, self.task, self.device
         with _cut_heads_told(config.tensor_parallel):
             task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
@@ -140,7 +140,7 @@ class TrainerParts:
 
     @cached_property
     def steps(self) -> TaskSteps:
-        """The task on packs, with the losses that the trainer computes."""
+        """The task on packs, with the trainer's compute_loss."""
         config = self.config
         accumulation = accumulation_of(
             self.model, config, device=self.device, world_size=self.world.world_size,
@@ -163,7 +163,7 @@ class TrainerParts:
 
     @cached_property
     def reference(self) -> Reference | None:
-        """The starting weights, for a task that compares the model with them; ask for it before these change."""
+        """The starting weights, for a task that compares the model with them; first used before any update."""
         return reference_of(self)
 
     @cached_property
@@ -180,7 +180,7 @@ class TrainerParts:
 
     @property
     def _flops(self) -> ModelFlops | ImageFlops | None:
-        """None for models whose arithmetic is not known here."""
+        """FLOPs of the model; None if unknown."""
         model: torch.nn.Module = self.model
         if not isinstance(model, PackedModel):
             return self._image_flops
@@ -196,7 +196,7 @@ class TrainerParts:
 
     @cached_property
     def _built_optimizer(self) -> torch.optim.Optimizer:
-        _ = self.model  # a create_optimizer may ask for it on some ranks only
+        _ = self.model  # built here on all ranks: create_optimizer may use the model on some ranks only
         optimizer = self.create_optimizer() or self._set_optimizer
         if optimizer is None:
             raise ConfigError("create_optimizer made no optimizer: return it")
@@ -215,7 +215,7 @@ class TrainerParts:
 
     @cached_property
     def average(self) -> Average | None:
-        """Moving average of the weights, if one is kept."""
+        """Moving average of the weights; None without ema_decay."""
         decay = self.config.ema_decay
         return None if decay is None else Average(self.model.model, decay=decay)
 
@@ -247,7 +247,7 @@ class TrainerParts:
         self.schedule.move(self.position)
 
     def _max_steps(self) -> int | None:
-        """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
+        """Return the steps of the whole run, with finished steps; None for a run with max_tokens."""
         config, loader = self.config, self.loader
         if config.num_train_epochs is None:
             return config.max_steps
@@ -255,18 +255,18 @@ class TrainerParts:
         stop = first + loader.steps_to_epoch(config.num_train_epochs)
         return self.step + num_kept(first, stop, skipped=config.skip_steps)
 
-    # Methods that users override; the trainer itself calls each.
+    # Methods that users override; the trainer calls each.
 
     def create_model(self) -> torch.nn.Module:
-        """The transformers model to train, whole: rank 0's weights count, other ranks' may be on the meta device."""
+        """Return the transformers model to train, unsharded: only the weights of rank 0 count."""
         given, init = self.inputs.model, self.functions.model_init
         if init is not None:
-            given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
+            given = init() if not inspect.signature(init).parameters else init(None)  # None: no trial of a search
         made: Any = given.build() if isinstance(given, ModelConfig) else given
         return self._finish(made)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
-        """An optimizer over parameters of self.model, which is sharded."""
+        """Return an optimizer over parameters of the sharded self.model."""
         config, (given, _), chosen = self.config, self.functions.optimizers, self.functions.optimizer_cls_and_kwargs
         if given is not None:
             return adopt_optimizer(given, self.parameter_names, self.model)
@@ -276,9 +276,9 @@ class TrainerParts:
         return kind(groups_of(self.model.model, config), **options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """torch's scheduler of a run of as many steps (tokens, with max_tokens), to be stepped after each step.
+        """Return torch's scheduler of a run of num_training_steps (tokens, with max_tokens), stepped after each step.
 
-        It is made anew where a run resumes, and stepped to there: its state is not saved.
+        A resumed run creates a new scheduler and steps it to its position: the scheduler's state is not saved.
         """
         given = self.functions.optimizers[1]
         return given or build_scheduler(self.config, optimizer or self.optimizer, num_training_steps)
@@ -286,10 +286,10 @@ class TrainerParts:
     def compute_loss(
         self, model: PackedModel, batch: Batch, packs: Sequence[Batch], units: Mapping[str, float]
     ) -> Mapping[str, LossSum]:
-        """The losses of each objective of the task, summed over packs: their total, to be differentiated, and by pack.
+        """Return the losses of each objective of the task: the differentiable total over packs, and sums by pack.
 
-        batch: the packs joined to one sequence, on the device. units: of each objective in the global batch, by which
-        totals are divided afterwards (in an evaluation, of this pack).
+        batch: the packs joined to a sequence, on the device. units: of each objective in the global batch (in an
+        evaluation: in this pack); the trainer divides totals by these units afterwards.
         """
         function = self.functions.compute_loss_func
         if function is not None:
@@ -297,20 +297,20 @@ class TrainerParts:
         return self.steps.task_losses(model, batch, packs)
 
     def training_step(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
-        """Add up the gradients of this rank's packs of a step. units: of each objective in the global batch.
+        """Sum the gradients of this rank's packs of a step. units: of each objective in the global batch.
 
-        Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
+        Return, for each logged objective, the losses by source, then their units: float64[logged, 2, sources].
         """
         return self.steps.backward(packs, units)
 
     def evaluation_step(self, pack: Batch) -> Sequence[torch.Tensor]:
-        """The losses of a pack, summed, of each objective that is logged: float64[] each."""
+        """Return the summed losses of a pack for each logged objective: float64[] each."""
         return self.steps.forward(pack)
 
     def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
-        """Write a record, and give it to the callbacks. All ranks log those of the run, which have a "step".
+        """Write a record, and pass it to the callbacks. All ranks log the run's records, which have a "step".
 
-        A script may log figures of its own on any rank; outside of train the callbacks alone get them.
+        A script may log its own figures on any rank; outside of `train` only callbacks get these.
         """
         record = {"step": self.step, **logs}
         self.run_log.write(record, position=self.position)
@@ -334,7 +334,7 @@ class TrainerParts:
 
     @property
     def max_steps(self) -> int:
-        """Steps of the whole run; 0 where they are not known: before anything is built, and with max_tokens."""
+        """Steps of the whole run; 0 if unknown: before the schedule is built, and with max_tokens."""
         schedule: Schedule | None = vars(self).get("schedule")
         return 0 if schedule is None or schedule.counts_tokens else schedule.length
 
@@ -345,16 +345,16 @@ class TrainerParts:
         return self.world.is_first_of_node
 
 
-# The reference of a run's task: its starting weights, or what they gave to the answers of its datasets.
+# The reference of a run's task: its starting weights, or their stored log-probabilities of the datasets' answers.
 
-STEPS_AT_ONCE = 16  # packs of each rank that are measured before what they gave is kept
+STEPS_AT_ONCE = 16  # packs of each rank to measure between two writes
 logger = logging.getLogger("lmms_stream")
 
 
 def reference_of(trainer: TrainerParts) -> Reference | None:
-    """None for a task that compares with none. All ranks call it, before the weights change.
+    """Return the reference of a trainer's task, or None. All ranks call it, before any update.
 
-    With a stored reference, what is not yet measured of the run's datasets is measured here.
+    With a stored reference, samples without stored values are measured here.
     """
     kind = getattr(trainer.task, "reference", None)
     if kind is None:
@@ -370,13 +370,13 @@ def reference_of(trainer: TrainerParts) -> Reference | None:
 
 
 def _training_datasets(trainer: TrainerParts) -> dict[str, Packed]:
-    """The datasets that are trained on, by the names of their sources."""
+    """Return the training datasets, by the names of their sources."""
     dataset: Any = trainer.data.train_dataset
     return dict(dataset) if isinstance(dataset, Mapping) else {trainer.loader.sources[0]: dataset}
 
 
 def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name: str) -> NDArray[np.float32]:
-    """The log-probabilities of a dataset's samples, which rank 0 reads or keeps; all ranks have them at the end."""
+    """Return the log-probabilities of a dataset's samples on all ranks; rank 0 reads and writes their files."""
     if opens_loader(dataset):
         raise ConfigError(
             "a stored reference is of samples by their numbers, and this dataset has none: set the task's reference to "
@@ -420,9 +420,9 @@ def _measured(
     known: NDArray[np.float32],
     packs: Iterable[Batch],
 ) -> NDArray[np.float32]:
-    """Run the model on packs of a dataset, of which each rank has as many, but for those that are known.
+    """Run the model on packs of a dataset with unknown samples; each rank has equally many packs.
 
-    What they gave is kept every STEPS_AT_ONCE steps, where a run that is killed goes on.
+    Results are written every STEPS_AT_ONCE steps, and a killed run resumes there.
     """
     is_first, world_size = trainer.world.rank == 0, trainer.world.world_size
     if is_first:
@@ -456,7 +456,7 @@ def _measured(
 
 @contextmanager
 def _cut_heads_told(degree: int) -> Iterator[None]:
-    """Add to an error of the proof that the heads of the model are split over ranks, if they are."""
+    """Add to an error of the proof that the model's heads are split over ranks, if degree is above 1."""
     try:
         yield
     except ConfigError as error:

@@ -25,8 +25,8 @@ from ..run.distributed import cpu_group
 from ..run.settings import TrainConfig
 
 ALERTS = "alerts"  # the key of a record
-MAX_SAMPLES = 1000  # that a rank names of an alert
-_SHOWN = 10  # samples in its message
+MAX_SAMPLES = 1000  # maximum samples of an alert per rank
+_SHOWN = 10  # samples in the message
 Kind = Literal["loss_spike", "gradient_not_finite", "waiting_for_data"]
 SampleIds = Callable[[Sequence[tuple[str, int]]], list[Any]]  # this rank's (source, sample id) -> those of all ranks
 
@@ -35,10 +35,10 @@ logger = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRange:
-    """Steps [first, last] of a run, and what this rank read in them.
+    """Steps [first, last] of a run, and this rank's samples in them.
 
-    read: [first, stop) as the loader and skip_steps count steps, those that were passed over among them. before: the
-    loader's cursor at or before the first of them, None in lanes. samples: at most MAX_SAMPLES of num_samples.
+    read: [first, stop) in the loader's count of steps, skipped steps included. before: the loader's cursor at or before
+    the first step, None in lanes. samples: at most MAX_SAMPLES of num_samples.
     """
 
     first: int
@@ -49,7 +49,7 @@ class StepRange:
     num_samples: int
 
     def joined(self, later: StepRange) -> StepRange:
-        """These and the later ones."""
+        """Return these steps joined with later steps."""
         return dataclasses.replace(
             self,
             last=later.last,
@@ -60,28 +60,28 @@ class StepRange:
 
 
 def ids_on_host(batches: Sequence[Batch], *, most: int | None = None) -> list[tuple[str, int]]:
-    """The sources and ids of the samples of batches that lie on the CPU; of the first `most` alone."""
+    """Return the sources and ids of the samples of batches on the CPU. most: of the first samples only."""
     return [(batch.source, number) for batch in batches for number in batch.sample_ids[:most].tolist()][:most]
 
 
 class Alerts:
-    """Collects the steps between records, and makes of a record the alerts that it raises; all ranks call it alike.
+    """Collects the steps between records, and returns the alerts of a record; all ranks make the same calls.
 
-    sample_ids: gathers sample ids of all ranks. It is called for an alert only.
+    sample_ids: gathers sample ids of all ranks; called only for an alert.
     """
 
     def __init__(self, config: TrainConfig, loader: PackedLoader, *, sample_ids: SampleIds):
         self._config, self._loader, self._sample_ids = config, loader, sample_ids
         self._spikes = Spikes(deviations=config.alerts.spike, window=config.alerts.window)
         self._waits: deque[tuple[float, float]] = deque(maxlen=config.alerts.window)  # seconds waited, and of records
-        self._window: StepRange | None = None  # since the last record
-        self._not_finite: StepRange | None = None  # of these, from the first without an update to the last
+        self._window: StepRange | None = None  # steps after the last record
+        self._not_finite: StepRange | None = None  # from the first to the last of these steps without an update
         self._episodes: dict[Kind, Episode] = {}
-        self._told: dict[Kind, StepRange] = {}  # of the episodes that go on
+        self._told: dict[Kind, StepRange] = {}  # of open episodes
         self._cursor = self._cursor_now()
 
     def end_step(self, batches: Sequence[Batch], *, step: int, grad_norm: float) -> None:
-        """The step of a number, from 1 on, has been done with these batches of this rank."""
+        """Add a finished step with this rank's batches. step: number from 1."""
         read = self._loader.step
         samples = tuple(ids_on_host(batches, most=MAX_SAMPLES))
         done = StepRange(
@@ -94,9 +94,9 @@ class Alerts:
             self._not_finite = done if self._not_finite is None else self._not_finite.joined(done)
 
     def of(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """The alerts of the record of the steps since the last one, as what it gets beside; empty where there is none.
+        """Return the alerts of a record, as further entries of the record; {} without alerts.
 
-        All ranks get the same, except for waiting, which each measures with its own clock.
+        All ranks get the same alerts, except for waiting: each rank measures waiting with its own clock.
         """
         window, not_finite, self._window, self._not_finite = self._window, self._not_finite, None, None
         limit = self._spikes.limit()
@@ -115,7 +115,7 @@ class Alerts:
         return {ALERTS: alerts} if alerts else {}
 
     def _of_steps(self, kind: Kind, steps: StepRange | None, what: str) -> dict[str, Any] | None:
-        """The alert that these steps raise, or whose end the normal steps of a record report."""
+        """Return the alert of some steps, or, for None, the end of an earlier alert."""
         episode = self._episodes.setdefault(kind, Episode())
         if steps is None:
             told = self._told.pop(kind, None)
@@ -150,7 +150,7 @@ class Alerts:
         return alert | {"sample_ids": ids, "message": message}
 
     def _packs(self, steps: StepRange) -> list[dict[str, Any]]:
-        """The packs of steps, by source and epoch; none in lanes, where packs have no numbers."""
+        """Return the packs of steps, by source and epoch; [] in lanes, whose packs have no numbers."""
         if steps.before is None:
             return []
         mixture, global_batch = self._loader.mixture, self._loader.global_batch
@@ -165,7 +165,7 @@ class Alerts:
         return list(found.values())
 
     def _of_waiting(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The alert that ranks wait for data, over the last records; one that was slow alone, as the first, is none."""
+        """Return the alert of waiting for data over the last records, without the slowest, often the first."""
         self._waits.append((record["data/wait_share"] * record["seconds"], record["seconds"]))
         waited, seconds = map(sum, zip(*sorted(self._waits)[:-1], strict=True)) if len(self._waits) > 1 else (0.0, 1.0)
         episode = self._episodes.setdefault("waiting_for_data", Episode())
@@ -191,13 +191,13 @@ _NAMES: dict[Kind, str] = {"loss_spike": "a spike of the loss", "gradient_not_fi
 
 
 def tell(alerts: Sequence[Mapping[str, Any]]) -> None:
-    """Warn of the alerts of a record, once each."""
+    """Log the alerts of a record as warnings."""
     for alert in alerts:
         logger.warning("%s", alert["message"])
 
 
 def _packs_and_samples(packs: Sequence[Mapping[str, Any]], ids: Sequence[Any]) -> str:
-    """In words, as the end of a sentence.
+    """Return packs and samples in words.
 
     >>> _packs_and_samples([{"source": "chats", "epoch": 0, "first": 8, "stop": 16}], [3, 5])
     'It read packs 8 to 15 of epoch 0 of chats; samples 3, 5'
@@ -207,18 +207,19 @@ def _packs_and_samples(packs: Sequence[Mapping[str, Any]], ids: Sequence[Any]) -
     return f"It read packs {' and '.join(read)}; samples {named}" if read else f"It read samples {named}"
 
 
-# Figures of records -> whether one is out of the ordinary, and for how long; arithmetic only.
+# Detection of unusual figures in records; arithmetic only.
 
-FEWEST = 20  # records before the first that can be a spike
-_NORMAL = 1.4826 / math.sqrt(2)  # the deviation of normal noise over the median difference between two values of it
-_LEAST_NOISE = 0.02  # of the median: a loss that hardly varies may still rise by a little
+FEWEST = 20  # records before the first possible spike
+_NORMAL = 1.4826 / math.sqrt(2)  # deviation of normal noise over the median difference between two values
+_LEAST_NOISE = 0.02  # share of the median: a nearly constant loss may rise by a little
 
 
 class Spikes:
-    """Find values far above the previous values. A spike is a value of more than `deviations` deviations above the
-    median of the last `window` values. The deviation is estimated from the median difference of neighbours, as of
-    normal noise: neither a spike nor a falling loss changes it. Values that stay high become normal after half a
-    window.
+    """Finds values far above the previous values.
+
+    A spike is a value more than `deviations` deviations above the median of the last `window` values. The deviation is
+    estimated from the median difference of neighbours, as of normal noise: neither a spike nor a falling loss changes
+    this estimate. Values that stay high become normal after half a window.
     """
 
     def __init__(self, *, deviations: float, window: int):
@@ -226,7 +227,7 @@ class Spikes:
         self._values: deque[float] = deque(maxlen=window)
 
     def limit(self) -> float:
-        """The value above which the next one is a spike; infinity before FEWEST values."""
+        """Return the value above which the next value is a spike; infinity before FEWEST values."""
         if len(self._values) < FEWEST or not self._deviations:
             return math.inf
         middle = median(self._values)
@@ -234,7 +235,7 @@ class Spikes:
         return middle + self._deviations * max(noise, _LEAST_NOISE * abs(middle))
 
     def take(self, value: float) -> bool:
-        """Whether this value is a spike; one that is not finite is none, and is forgotten."""
+        """Add a value; return whether it is a spike. Values that are not finite are ignored."""
         if not math.isfinite(value):
             return False
         is_spike = value > self.limit()
@@ -243,9 +244,9 @@ class Spikes:
 
 
 class Episode:
-    """Which records in a row are told of: the 1st, 2nd, 4th, 8th, … that is out of the ordinary, and the end.
+    """Consecutive unusual records: alerts come at the 1st, 2nd, 4th, 8th, … record, and at the end.
 
-    So what lasts is told of in full, in few alerts.
+    A long episode is reported whole, in few alerts.
     """
 
     def __init__(self) -> None:
@@ -253,24 +254,24 @@ class Episode:
         self._told = 0
 
     def go_on(self) -> bool:
-        """One more record is out of the ordinary; whether to tell."""
+        """Add an unusual record; return whether an alert is due."""
         self.length += 1
         is_due = self.length & (self.length - 1) == 0
         self._told = self.length if is_due else self._told
         return is_due
 
     def end(self) -> bool:
-        """The record is an ordinary one; whether some before it have not been told of."""
+        """Add an ordinary record; return whether earlier records are not reported yet."""
         is_due = self._told < self.length
         self.length = self._told = 0
         return is_due
 
 
-# Ids of samples -> the rows of the user's files that they were made of, for an alert to name.
+# Ids of samples -> source rows of the user's files, for alerts.
 
 
 def rows_of(ids: Sequence[Any], loader: PackedLoader) -> list[str]:
-    """`file:row` of each sample, as far as their datasets say; all ranks call it alike, and rank 0 reads a few bytes.
+    """Return `file:row` of each sample with a known source row; all ranks call it, and rank 0 reads a few bytes.
 
     ids: as in a record, with their source if there are several sources.
     """

@@ -1,7 +1,7 @@
 """Reports of a run that stands still: the stacks of its ranks, and the ranks that others wait for.
 
-A thread of each rank looks at the rank's phase now and then, and puts it where other ranks find it: the store of the
-process group. Steps themselves do nothing for it but to set an attribute; there is no collective.
+A thread of each rank regularly writes the rank's phase to the store of the process group. Steps only set an attribute;
+there is no collective.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ from ...types import World
 from ..run.distributed import STACKS, flight_recorder_files, is_lost_rank
 from ..run.phases import Phase, Phases
 
-SHARE = 0.75  # of timeout_s: a rank that has not moved for as long stands still; then its stacks are written
-BEATS = 20  # looks within timeout_s
+SHARE = 0.75  # share of timeout_s without progress after which a rank stands still, and its stacks are written
+BEATS = 20  # reports within timeout_s
 LONGEST_BEAT_S = 10.0
-READ_S = 5.0  # for the states of other ranks, whose store may be gone
+READ_S = 5.0  # limit to read other ranks' states: their store may be gone
 logger = logging.getLogger("lmms_stream")
-_armed: list[Standstill] = []  # the one whose stacks are written where Python itself does not run
+_armed: list[Standstill] = []  # at most one: its stacks are written even if Python does not run
 
 
 class Standstill:
-    """While entered, watches whether this rank moves from phase to phase.
+    """Context that watches whether this rank moves from phase to phase.
 
-    After SHARE of timeout_s it writes the stacks of all threads to output_dir/stacks/rank-N.txt and tells which ranks
-    are behind, or do not answer. Where Python does not run, as C code keeps its lock, the stacks are written all the
-    same. An error of torch's that another rank was not there gets this as a note, or how that rank ended. A run of one
-    rank is not watched.
+    After SHARE of timeout_s it writes the stacks of all threads to output_dir/stacks/rank-N.txt, and reports the ranks
+    that are behind or do not answer. Stacks are also written while C code holds Python's lock. An error of torch about
+    a missing rank gets this report, or the end of the other rank, as a note. A run of one rank is not watched.
     """
 
     def __init__(self, phases: Phases, *, output_dir: Path, world: World, timeout_s: float):
@@ -54,10 +53,10 @@ class Standstill:
         self._file: IO[str] | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._moved = -1  # the number of the latest phase that was seen
-        self._early: list[RankState | None] = []  # of all ranks, when half of the time was over
-        self._told_at = -1  # the number of the phase that was told
-        self._text = ""  # what was told of it
+        self._moved = -1  # number of the last seen phase
+        self._early: list[RankState | None] = []  # states of all ranks after half of the time
+        self._told_at = -1  # number of the reported phase
+        self._text = ""  # its report
 
     def __enter__(self) -> Standstill:
         if self._world.world_size > 1:
@@ -74,7 +73,7 @@ class Standstill:
             return
         self._ended.set()
         self._disarm()
-        self._thread.join(READ_S)  # it may wait for a store that does not answer
+        self._thread.join(READ_S)  # the store may not answer
         is_lost = isinstance(error, RuntimeError) and is_lost_rank(error)
         if error is not None and is_lost:
             if self._told_at != self._phases.now.number:
@@ -92,17 +91,17 @@ class Standstill:
                     self._path.parent.rmdir()
 
     def _open(self) -> None:
-        """The file is there before it is needed: where Python does not run, none can be opened."""
+        """Open the file of stacks ahead of time: it cannot be opened while Python does not run."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a")  # what a run before left stays
+            self._file = self._path.open("a")  # keep stacks of earlier runs
         except OSError as error:
             logger.warning("%s: stacks of a rank that stands still go to standard error (%s)", self._path, error)
 
     def _arm(self) -> None:
-        """Let a C thread write the stacks, unless this is called again in time."""
+        """Let a C thread write the stacks, unless this method is called again in time."""
         _armed[:] = [self]
-        # Two beats after the thread of Python's would have.
+        # Two beats later than the Python thread.
         faulthandler.dump_traceback_later(self._limit_s + 2 * self._beat_s, file=self._file or sys.stderr)
 
     def _disarm(self) -> None:
@@ -153,7 +152,7 @@ class Standstill:
             logger.error("%s", self._text)
 
     def _add_ended(self) -> None:
-        """To what is told of other ranks: how they ended, where they did so by an error."""
+        """Add errors that ended other ranks to the report."""
         ended = [
             f"rank {rank} ended with {state.ended}"
             for rank, state in enumerate(self._states.read())
@@ -167,12 +166,12 @@ class Standstill:
 
 
 def within(seconds: float, do: Any) -> None:
-    """Do something that may wait for ever, and go on without it after some seconds."""
+    """Call a function that may never return; continue without it after some seconds."""
     start_thread(do, name="lmms-standstill-end").join(seconds)
 
 
 def _own_store(timeout_s: float) -> Any:
-    """A connection of this thread's own to the store of the process group."""
+    """Return this thread's own connection to the store of the process group."""
     store: Any = dist.distributed_c10d._get_default_store()
     own = store.clone() if hasattr(store, "clone") else store
     own.set_timeout(timedelta(seconds=max(1.0, timeout_s)))
@@ -180,7 +179,7 @@ def _own_store(timeout_s: float) -> Any:
 
 
 def _disarm_before_fork() -> None:
-    """A child would wait at its end for the thread of C's, which it does not have."""
+    """Cancel the C thread before a fork: the child would wait at its end for a thread that it does not have."""
     if _armed:
         faulthandler.cancel_dump_traceback_later()
 
@@ -196,16 +195,17 @@ os.register_at_fork(before=_disarm_before_fork, after_in_parent=_arm_again, afte
 # The reported work of each rank, and the ranks that others wait for.
 
 _KEY = "lmms_stream/phase"
-_LOOKED_AT = 12  # innermost frames among which one of torch.distributed says that a rank waits in a collective
+_LOOKED_AT = 12  # innermost frames to search for torch.distributed, the sign of a collective
 _MOST_NAMED = 8
-_NOT_NAMED = ("/torch/", "<")  # parts of paths: torch's own functions, and those that have no file
+_NOT_NAMED = ("/torch/", "<")  # parts of paths: functions of torch, and functions without a file
 _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
 
 
 class RankState(NamedTuple):
-    """The phase of a rank, and its function. beat: the number of its reports. at: the function, if the rank has been in
-    it for long. is_in_collective: whether its stack shows that it waits for other ranks. ended: the error that ended
-    the rank.
+    """The phase of a rank, and its function.
+
+    beat: number of the report. at: the function, for a slow phase. is_in_collective: whether its stack shows a wait for
+    other ranks. ended: error that ended the rank.
     """
 
     number: int
@@ -218,18 +218,18 @@ class RankState(NamedTuple):
 
 
 class RankStates:
-    """The states of all ranks in a store. A store that does not answer is an empty one."""
+    """The states of all ranks in a store. A store that does not answer counts as empty."""
 
     def __init__(self, store: Any, world: World):  # a torch.distributed.Store, which has no types
         self._store, self._world = store, world
         self._beat = 0
 
     def publish(self, state: RankState) -> None:
-        """Tell the others this rank's state."""
+        """Write this rank's state for the other ranks."""
         self._beat += 1
         try:
             self._store.set(f"{_KEY}/{self._world.rank}", json.dumps(state._replace(beat=self._beat)))
-        except RuntimeError:  # dist.DistError among them: the process that served it has ended
+        except RuntimeError:  # also dist.DistError: the serving process has ended
             return
 
     def read(self) -> list[RankState | None]:
@@ -245,14 +245,14 @@ class RankStates:
 
 
 class Blame(NamedTuple):
-    """Which ranks the others wait for. first_to_tell: the lowest rank that waits, which tells it for all."""
+    """Ranks that the others wait for. first_to_tell: the lowest waiting rank, which reports for all."""
 
     sentence: str
     first_to_tell: int
 
 
 def state_of(phase: Phase, *, frame: FrameType | None) -> RankState:
-    """frame: the innermost of the main thread, where it is to be looked at."""
+    """Return the state of a phase. frame: innermost frame of the main thread; None to leave out the function."""
     at, is_in_collective = "", False
     depth = 0
     while frame is not None and not (at and depth >= _LOOKED_AT):
@@ -272,7 +272,7 @@ def _is_library(file: str) -> bool:
 
 
 def verdict_of(states: Sequence[RankState | None], early: Sequence[RankState | None], *, rank: int) -> Blame:
-    """early: the states some beats before; one whose state is the same since then does not answer."""
+    """Return the ranks that others wait for. early: states some beats earlier; a rank with an equal state is silent."""
     silent = [other for other, state in enumerate(states) if _is_silent(state, early, other, rank)]
     answering = {other: state for other, state in enumerate(states) if state is not None and other not in silent}
     least = min((state.number for state in answering.values()), default=0)

@@ -1,7 +1,7 @@
 """Interface of tasks: samples -> inputs -> sums of losses over units.
 
-The loss of a step is the sum over the objectives of weight * (sum over the global batch) / (units over the global
-batch), so it does not depend on how packs fall to ranks.
+The loss of a step is the sum over objectives of weight * (sum over the global batch) / (units of the global batch): the
+loss does not depend on the ranks of the packs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..model.model import PackedModel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """Something that is learnt. is_logged: whether records tell it (a penalty on the side need not be).
+    """An objective of training. is_logged: whether records contain its loss (False for a penalty, for example).
 
-    is_figure: it is not learnt, and records tell its mean by its name, beside the loss.
+    is_figure: a figure that is not trained on; records contain its mean by name, next to the loss.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Objective:
 class LossSum(NamedTuple):
     """An objective's losses of some packs.
 
-    total: float32[], their sum, to be differentiated, unless it is of a figure. of_packs: float64[packs], the same by
-    pack, without gradients.
+    total: float32[], their sum, differentiable except for figures. of_packs: float64[packs], sums by pack, without
+    gradients.
     """
 
     total: torch.Tensor
@@ -45,9 +45,9 @@ class LossSum(NamedTuple):
 
     @staticmethod
     def of(losses: torch.Tensor, counts: Sequence[int]) -> LossSum:
-        """Sum of single losses, float32[n], with the number of losses of each pack, in the order of the packs.
+        """Return the sums of single losses, float32[n]. counts: losses of each pack, in order.
 
-        ConfigError for losses of another shape, which a function of the user may have returned.
+        ConfigError for losses of another shape, for example from a function of the user.
         """
         if not isinstance(losses, torch.Tensor) or losses.shape != (sum(counts),):
             raise ConfigError(
@@ -66,23 +66,23 @@ def described(value: object) -> str:
 
 
 class Task(Protocol):
-    """Anything with these members trains; pass it as the trainer's `task`.
+    """An object with these members is a task; pass it as the trainer's `task`.
 
-    Every rank calls each of them equally often, with packs that may hold no sample: then sums are zero, and can be
-    differentiated all the same.
+    All ranks call each method equally often, also with packs without samples: then sums are zero, and differentiable.
 
-    A task of models that are not transformers' language models has a method `wrap` besides: the model that the trainer
-    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/build.py) mostly. One
-    of language models that are not causal has `packed_model` instead: the model, and the family of its processors -> a
-    subclass of PackedModel. One whose units are images may have `run_one`: the model -> what it makes of one image on
-    the meta device, by which its arithmetic is counted for perf/mfu; None where that is not known.
+    Optional members:
 
-    One that compares the model with its starting weights has `reference`, where these come from ("model", "stored"),
-    and `prepare(model, passes, *, reference, is_training)`: it is called before the losses of a step or of a pack to
-    evaluate, with a Reference (reference.py) and the packs by forward pass (StepPasses, preference.py). Its
-    result is passed to `losses` as `known`.
-
-    One of TASKS (registry.py) that reads samples of one kind alone has a `name`, see check_objective there.
+    - `wrap`, for models other than transformers' language models: the created model -> the module that FSDP shards as a
+      whole and the other methods get, usually a PlainModel (model/build.py).
+    - `packed_model`, for language models that are not causal: the model and the family of its processors -> a subclass
+      of PackedModel.
+    - `run_one`, for tasks with images as units: the model -> its output for an image on the meta device, to count FLOPs
+      for perf/mfu; None if unknown.
+    - `reference`, for tasks that compare the model with its starting weights: "model" or "stored"; and
+      `prepare(model, passes, *, reference, is_training)`, called before the losses of a step or of an evaluated pack,
+      with a Reference (reference.py) and the packs by forward pass (StepPasses, preference.py). `losses` gets its
+      result as `known`.
+    - `name`, for tasks in TASKS (registry.py) that read samples of a single kind; see check_objective there.
     """
 
     @property
@@ -95,45 +95,45 @@ class Task(Protocol):
         ...
 
     def units(self, pack: Batch) -> Mapping[str, int]:
-        """How many units of each objective a pack on the CPU has, such as loss tokens."""
+        """Return the units of each objective in a pack on the CPU, such as loss tokens."""
         ...
 
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
-        """The sum of each objective over the packs that a batch on the device is joined of.
+        """Return the sums of each objective over the packs joined in a batch on the device.
 
-        One that draws at random takes a keyword `draw` besides: a Draw, which gives the same numbers for a
-        sample in a step whatever the ranks are.
+        A task with random draws takes a further keyword `draw`: a Draw, with the same numbers for a sample in a step on
+        any ranks.
         """
         ...
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
-        """ConfigError for a model that does not keep the samples of a pack apart; may choose how it does so.
+        """Raise ConfigError for a model that does not keep the samples of a pack apart; may choose its attention.
 
-        bf16: the model computes in bfloat16 whatever its parameters are. is_compiled: its blocks are compiled since the
-        last check, so what was chosen stays.
+        bf16: the model computes in bfloat16 whatever its parameters are. is_compiled: blocks were compiled after the
+        last check, and the choice must not change.
         """
         ...
 
 
-# What a task draws at random for a sample: by the seed of the run, the step and the sample alone.
+# Random draws of a task for a sample: by the seed of the run, the step and the sample only.
 #
-# So noise is the same for any number of ranks, whatever lies beside a sample in its pack, and where a run resumes; and
-# it is never the same twice, because a step has a number of its own.
+# Noise is the same for any number of ranks, any neighbours in the pack, and after a resume. Noise is never the same
+# twice, because steps have different numbers.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """Random draws of one step. seed: of the run. step: finished steps before it; None in an evaluation.
+    """Random draws of a step. seed: of the run. step: number of earlier steps; None in an evaluation.
 
-    An evaluation draws the same for a sample each time. Streams with different names are independent. A sample is told
-    from others by Batch.sample_ids and Batch.source. Tensors are on the CPU, samples in the order of the packs.
+    Evaluations draw the same numbers for a sample each time. Streams with different names are independent. A sample is
+    identified by Batch.sample_ids and Batch.source. Tensors are on the CPU, samples in the order of the packs.
     """
 
     seed: int
     step: int | None
 
     def generator(self, source: str, sample_id: int, name: str = "noise") -> np.random.Generator:
-        """The random numbers of one sample, to draw any number of tensors from, one after another.
+        """Return the generator of a sample, for any number of draws.
 
         >>> draw = Draw(seed=0, step=7)
         >>> [int(draw.generator("data", 3).integers(100)) for _ in range(2)]
@@ -143,15 +143,15 @@ class Draw:
         return np.random.default_rng([self.seed, step, int(sample_id), _number(source), _number(name)])
 
     def normal(self, packs: Sequence[Batch], shape: Sequence[int], *, name: str = "noise") -> torch.Tensor:
-        """N(0, 1) for each sample: float32[num_samples, *shape]."""
+        """Return N(0, 1) for each sample: float32[num_samples, *shape]."""
         return self._of_samples(packs, shape, name, lambda rng: rng.standard_normal(tuple(shape), np.float32))
 
     def uniform(self, packs: Sequence[Batch], shape: Sequence[int] = (), *, name: str = "time") -> torch.Tensor:
-        """U[0, 1) for each sample: float32[num_samples, *shape]."""
+        """Return U[0, 1) for each sample: float32[num_samples, *shape]."""
         return self._of_samples(packs, shape, name, lambda rng: rng.random(tuple(shape), np.float32))
 
     def chosen(self, packs: Sequence[Batch], probability: float, *, name: str) -> torch.Tensor:
-        """Whether each sample is among those that are chosen with this probability: bool[num_samples]."""
+        """Return whether each sample is chosen, with this probability: bool[num_samples]."""
         return self.uniform(packs, name=name) < probability
 
     def _of_samples(
@@ -162,7 +162,7 @@ class Draw:
 
 
 def samples_of(packs: Sequence[Batch]) -> Iterator[tuple[str, int]]:
-    """The source and the id of each sample of some packs, in their order."""
+    """Yield the source and id of each sample of some packs, in order."""
     for pack in packs:
         for sample_id in pack.sample_ids.tolist():
             yield pack.source, sample_id
@@ -176,7 +176,7 @@ def _number(name: str) -> int:
 
 
 def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the device; on a GPU each is taken, and its copy begun, before the one before it is given."""
+    """Yield the batches on the device; on a GPU the copy of the next batch begins before a batch is yielded."""
     if device.type != "cuda":
         yield from (batch.to(device) for batch in batches)
         return
@@ -193,7 +193,7 @@ def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]
 
 
 def _ready(batch: Batch, event: torch.cuda.Event) -> Batch:
-    """The batch, once what is computed from here on waits for its copy; its memory is kept until that is computed."""
+    """Return the batch after making the current stream wait for its copy; keep its memory until the stream is done."""
     current = torch.cuda.current_stream()
     current.wait_event(event)
     batch.record_stream(current)
