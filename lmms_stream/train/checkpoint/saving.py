@@ -1,4 +1,4 @@
-"""Checkpoints of a run: its model, optimizer and state, with its fingerprint, and the export at its end."""
+"""Save, resume and export a run: its model, optimizer and state, with its fingerprint."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ logger = logging.getLogger("lmms_stream")
 
 
 class RunSaver:
-    """The checkpoints of a run, and the export at its end. A context: leaving it waits for the save in flight.
+    """Checkpoints of a run, and the export at its end. A context: its exit waits for the save in flight.
 
-    model: the transformers model without wrappers, so that parameters are saved under its own names.
+    model: the transformers model without wrappers: parameters are saved under its names.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RunSaver:
             average=average,
         )
         self._fingerprint = fingerprint_of(model, args)
-        self._latest: str | None = None  # the checkpoint that was saved or resumed last
+        self._latest: str | None = None  # the last saved or resumed checkpoint
         self._documents: Mapping[str, bytes] = {}
         if self._checkpointer.rank == 0:
             self._documents = model_files(model, _tokenizer_name(model, datasets))
@@ -94,7 +94,7 @@ class RunSaver:
         return self._checkpointer.steps()
 
     def where(self, step: int) -> str:
-        """The path or URL of the checkpoint of a step."""
+        """Return the path or URL of a step's checkpoint."""
         return f"{self.url}/{folder_name(step)}"
 
     def probe(self) -> None:
@@ -107,12 +107,12 @@ class RunSaver:
         return self._checkpointer.has_failed
 
     def tell_failure(self) -> None:
-        """CheckpointError: the save in flight has failed on some rank."""
+        """Raise CheckpointError: the save in flight has failed on a rank."""
         self._checkpointer.wait()
         raise CheckpointError("the latest checkpoint was not saved: see the error of another rank")
 
     def wait(self) -> None:
-        """Return when nothing is being saved; CheckpointError when that failed."""
+        """Wait for the save in flight; CheckpointError if the save failed."""
         self._checkpointer.wait()
 
     def find(self, choice: str) -> Resumable | None:
@@ -157,15 +157,12 @@ class RunSaver:
         return loaded.state
 
     def write_model(self, out: Path) -> None:
-        """Write the model as it is now as a transformers folder; all ranks call it."""
+        """Write the current model as a transformers folder; all ranks call it."""
         files = {name.removeprefix(f"{MODEL_FOLDER}/"): data for name, data in self._documents.items()}
         save_folder(self._model, out, files)
 
     def export(self) -> None:
-        """Write the model as it was saved last to output_dir/export where args.export is set; rank 0 does it.
-
-        Its average beside, where there is one.
-        """
+        """Write the last saved model to output_dir/export if args.export is set, and its average, if any; on rank 0."""
         if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
             trusts = is_own_code(self._model)
             export_checkpoint(self._latest, self._export, trust_remote_code=trusts)
@@ -174,9 +171,9 @@ class RunSaver:
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
-    """Return the name of the tokenizer of a dataset's processor, or else that of the pretrained model.
+    """Return the tokenizer's name of a dataset's processor; None without a tokenizer.
 
-    A processor of media comes before those of texts: its folder has the tokenizer, and settings of the media besides.
+    Media processors come first: their folder has the tokenizer and the settings of media.
     """
     every = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
     processors = [processor_of(dataset) for dataset in every]
@@ -185,19 +182,19 @@ def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
     return next(filter(None, names), None)
 
 
-# The run that wrote a checkpoint, and how another run differs from it. Plain JSON values.
+# Fingerprint of the run of a checkpoint, and differences of another run. JSON values.
 
-# Fields of a model's config that may change when a run resumes.
+# Fields of a model's config that may change in a resumed run.
 _NOT_THE_MODEL = {"transformers_version", "_name_or_path", "use_cache", "_attn_implementation"}
-# Of an adapter's config; where its base lies may change, what it is may not.
+# Fields of an adapter's config that may change; the folder of its base may change, its weights may not.
 _NOT_THE_ADAPTER = {"peft_version", "base_model_name_or_path", "revision", "inference_mode"}
-_NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # they change no result
+_NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # without effect on results
 
 
 def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, Any]:
-    """Versions of the code, the model's config, its adapter, and the run's settings.
+    """Return versions of the code, the model's config, its adapter, and the run's settings.
 
-    The plans of the data are in the cursor.
+    The cursor has the plans of the data.
     """
     import torch
     import transformers
@@ -215,9 +212,9 @@ def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, A
 
 
 def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
-    """CheckpointError, with the names and values, where the model's config differs in what both versions know.
+    """Raise CheckpointError, with names and values, if the model's config, adapter or weights under it differ.
 
-    Also where its adapter does, or the weights under it.
+    Only fields of both versions' configs are compared.
     """
     before_model = saved["model"]
     if saved["versions"].get("transformers") != now["versions"].get("transformers"):
@@ -238,13 +235,13 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
 
 def _as_read_now(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model's config of another version of transformers, as the installed version reads it; unsaid values are left
-    out, as versions differ in what they say of themselves."""
+    """Return a config of another transformers version, as read by the installed version, without None: versions differ
+    in the fields that they write."""
     from transformers import AutoConfig
 
     try:
         read = AutoConfig.for_model(**config).to_dict()
-    except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError):  # of no class of transformers'
+    except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError):  # no class of transformers
         read = {**config}
     plain: dict[str, Any] = json.loads(json.dumps(read, default=str))
     return {name: value for name, value in plain.items() if value is not None}
@@ -256,9 +253,9 @@ def _differing(saved: Mapping[str, Any], now: Mapping[str, Any], *, but: Set[str
 
 
 def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Settings and versions that differ from the checkpoint's, in words; a run may go on with them.
+    """Return the settings and versions that differ from the checkpoint's, in words; the run may continue.
 
-    A setting that the checkpoint's version did not have was as its default is now.
+    A setting that is new since the checkpoint counts as its default.
     """
     before = {"train": _defaults() | _flat(saved["train"]), "versions": saved["versions"]}
     after = {"train": _flat(now["train"]), "versions": now["versions"]}
@@ -271,7 +268,7 @@ def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a checkpoint by their keys of today, those of sections by dotted keys."""
+    """Return the settings of a checkpoint by their current keys, with dotted keys for sections."""
     flat: dict[str, Any] = {}
     for name, value in with_new_keys(TrainConfig, saved, tells=False).items():
         section = section_of(TrainConfig, name)
@@ -284,7 +281,7 @@ def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults() -> dict[str, Any]:
-    """The settings that have a default, as a checkpoint would hold them."""
+    """Return the settings with a default, as a checkpoint holds them."""
     from ..run.settings import TrainConfig
 
     made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))

@@ -1,7 +1,7 @@
 """Tensors of a model and its optimizer <-> files of torch.distributed.checkpoint (DCP).
 
-A checkpoint is trusted as the run that wrote it is: DCP's `.metadata` is a pickle. It is read only after its size and
-checksum were found to be those of its checkpoint.
+DCP's `.metadata` is a pickle: a checkpoint is trusted as much as its run. `.metadata` is read only after a check of its
+size and checksum.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model", "optimizer" or "average", then by the names of parameters
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
-NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is a full disk
+NO_ROOM_BYTES = 1 << 16  # torch's writer gives no cause: with less free space, the cause is a full disk
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average | None = None) -> Tensors:
-    """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
+    """Return this rank's tensors, not copies, by the names of parameters in `model`; only the adapter's, if any.
 
-    Of a model with an adapter, those of the adapter. Settings (learning rate, betas, decay) are left out: they come
-    from the config. Nothing is changed: torch would take a step of an optimizer that has no state yet.
+    Settings (learning rate, betas, decay) are left out: they come from the config. Nothing changes: torch would take a
+    step of an optimizer without state.
     """
     state = get_optimizer_state_dict(model, optimizer)["state"] if optimizer.state else {}
     of_model, adapter = get_model_state_dict(model), adapter_of(model)
@@ -67,7 +67,7 @@ def room_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: 
 def set_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors, average: Average | None = None
 ) -> None:
-    """Take what was read into `values`. An average that was not saved begins as the weights are."""
+    """Set the model, optimizer and average to `values`. Averages missing in the checkpoint begin at the weights."""
     set_model_state_dict(model, values["model"], options=StateDictOptions(strict=adapter_of(model) is None))
     if values["optimizer"]:
         _set_optimizer(model, optimizer, values["optimizer"])
@@ -107,9 +107,9 @@ def saved_part(folder: Path, values: Tensors) -> Tensors:
 
 
 def other_optimizer(metadata: Metadata, values: Tensors, *, is_renamed: bool) -> str | None:
-    """How the optimizer's state in a checkpoint differs from that of this run, in words; None where it fits.
+    """Return the difference between the optimizer's state in a checkpoint and in this run, in words; None if it fits.
 
-    A state that is only in this run fits, unless is_renamed: the checkpoint names another optimizer.
+    State only in this run fits, unless is_renamed: the checkpoint names another optimizer.
     """
     stored: dict[str, set[str]] = {}
     for name in stored_tensors(metadata, "optimizer."):
@@ -129,26 +129,26 @@ def other_optimizer(metadata: Metadata, values: Tensors, *, is_renamed: bool) ->
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Read DCP's .metadata: the tensors of a checkpoint, and the files that hold them."""
+    """Read DCP's .metadata: the tensors of a checkpoint, and their files."""
     return FileSystemReader(folder).read_metadata()
 
 
 def needed_files(metadata: Metadata, values: Tensors) -> list[str]:
-    """The names of the files that hold what `values` has room for."""
+    """Return the names of the files with the data of `values`."""
     _, plan = _plan(metadata, values)
     return sorted({metadata.storage_data[item.storage_index].relative_path for item in plan.items})
 
 
 def files_with(metadata: Metadata, values: Tensors) -> list[str]:
-    """The names of the files that hold tensors of the names in `values`."""
+    """Return the names of the files with tensors of the names in `values`."""
     wanted = {f"{part}.{name}" for part, named in values.items() for name in named}
     return sorted({file.relative_path for index, file in metadata.storage_data.items() if index.fqn in wanted})
 
 
 def read_tensors(folder: Path, values: Tensors, *, metadata: Metadata | None = None) -> None:
-    """Read into the tensors of `values`, without other ranks. CheckpointError where names or shapes differ.
+    """Read into the tensors of `values`, without other ranks. CheckpointError if names or shapes differ.
 
-    metadata: that of `folder`, where it was read before.
+    metadata: of `folder`, if already read.
     """
     metadata = metadata or read_metadata(folder)
     planner, plan = _plan(metadata, values)
@@ -158,7 +158,7 @@ def read_tensors(folder: Path, values: Tensors, *, metadata: Metadata | None = N
 
 
 def stored_tensors(metadata: Metadata, prefix: str) -> dict[str, TensorStorageMetadata]:
-    """Sizes and types of the tensors whose names begin with `prefix`, without it."""
+    """Return sizes and types of the tensors with a prefix, by their names without the prefix."""
     return {
         name.removeprefix(prefix): each
         for name, each in metadata.state_dict_metadata.items()
@@ -186,10 +186,10 @@ class _Written(WriteResult):
 
 
 class CheckpointWriter(FileSystemWriter):
-    """Writes one checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
+    """Writes a checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
 
-    documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay; best: the
-    step of one that stays among them. beside: files of rank 0 beside the checkpoints, by their keys.
+    documents: further files of rank 0 in the checkpoint, by name. keep: number of latest checkpoints to keep. best:
+    step of the best checkpoint, one of these. beside: files of rank 0 next to the checkpoints, by their keys.
     """
 
     def __init__(
@@ -205,13 +205,13 @@ class CheckpointWriter(FileSystemWriter):
         super().__init__(target.writing(step))
         self.target = target
         self.step = step
-        self.warnings: list[str] = []  # about old checkpoints that could not be removed
+        self.warnings: list[str] = []  # failures to remove old checkpoints
         self._folder = target.writing(step)
         self._documents = documents
         self._keep, self._best, self._beside = keep, best, beside
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan  # the folder is made later, once for all ranks
+        return plan  # the folder is created later, once for all ranks
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         with _failures():
@@ -255,9 +255,9 @@ class CheckpointWriter(FileSystemWriter):
 def _parts(plan: SavePlan) -> list[SavePlan]:
     """Tensors that a rank writes, in files by reader.
 
-    An export fetches the files with the model's tensors, not the optimizer's. Single numbers that all ranks have
-    alike, as the optimizer's counts of steps, are written by the first of them and read by all: they get a file of
-    their own, so that no rank has to fetch the first one's part of the optimizer for them.
+    An export fetches the files with the model's tensors, not the optimizer's. Single numbers that are equal on all
+    ranks, such as the optimizer's counts of steps, are written by rank 0 and read by all ranks: they have their own
+    file, and ranks do not fetch rank 0's part of the optimizer for these numbers.
     """
     alike: list[WriteItem] = []
     of_model: list[WriteItem] = []
@@ -274,8 +274,9 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
 
 
 def remove_old(target: Target, newest: int, *, keep: int | None, best: int | None = None) -> None:
-    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay. best: the step
-    of a checkpoint that always stays, as one of `keep` if `keep` is more than 1.
+    """Delete all but the last `keep` checkpoints up to step `newest`; later checkpoints, of another run, stay.
+
+    best: step of a checkpoint that always stays, as one of `keep` if `keep` is more than 1.
     """
     if keep is None:
         return
@@ -289,7 +290,7 @@ def remove_old(target: Target, newest: int, *, keep: int | None, best: int | Non
 
 @contextmanager
 def _failures(folder: Path | None = None) -> Iterator[None]:
-    """Turn errors into CheckpointErrors, which can be sent to other ranks and say when the disk of `folder` is full."""
+    """Convert errors to CheckpointErrors, which can be sent to other ranks, and which name a full disk of `folder`."""
     try:
         yield
     except LmmsStreamError:

@@ -1,4 +1,4 @@
-"""The processes of a run: their group, and how they end together."""
+"""The process group of a run: joining, gathering values, ending together."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ...errors import ConfigError, LmmsStreamError, TrainingError
 from ...types import World, nodes_of_ranks
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
-_made: dist.ProcessGroup | None = None  # the process group that init_distributed made
-_told: dist.ProcessGroup | None = None  # one that is somebody else's, whose other timeout was told
-_beside: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None  # one without CPUs, and that of gloo beside it
+_made: dist.ProcessGroup | None = None  # the process group created by init_distributed
+_told: dist.ProcessGroup | None = None  # a foreign process group whose other timeout was logged
+_beside: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None  # a group without CPUs, and gloo's group for CPUs
 logger = logging.getLogger("lmms_stream")
-STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that has saved a checkpoint
+STOPPED_STATUS = 85  # exit status of a run that a signal stopped after saving a checkpoint
 
 
 def init_distributed(
     timeout_s: float, *, replication: int = 1, traces: Path | None = None
 ) -> tuple[World, torch.device]:
-    """Join torchrun's process group (or make one of this process alone): nccl with CUDA, else gloo.
+    """Join torchrun's process group, or create a group of this process only: nccl with CUDA, otherwise gloo.
 
-    One that is there is taken as it is; a warning says where its timeout is another. Where it has no backend for CPUs
-    (transformers' arguments make one of nccl alone), one of gloo is made beside it: see cpu_group. What is made here
-    ends with end_distributed, or with the process. traces: a folder for what NCCL did when a collective times out.
+    An existing group is used; a warning reports another timeout. If it has no backend for CPUs (transformers' arguments
+    create a group of nccl only), a group of gloo is added: see cpu_group. Groups created here end with end_distributed,
+    or with the process. traces: folder for NCCL's collectives after a timeout.
     Raises TrainingError when a rank does not come within timeout_s, or is gone when others connect with it.
     """
     global _made, _told
@@ -152,38 +152,38 @@ def seed_step(seed: int, *, step: int, group: int) -> None:
 
 
 def is_lost_rank(error: RuntimeError) -> bool:
-    """Whether torch raised this because another rank ended, or did not come to a collective in time."""
+    """Return whether torch raised this error because another rank ended or missed a collective."""
     return isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_RANK)
 
 
 def gather_objects(value: object, world_size: int) -> list[Any]:
-    """The value of every rank, in their order; all ranks call it. Values must be picklable."""
+    """Return the values of all ranks, in order; all ranks call it. Values must be picklable."""
     everyone: list[Any] = [None] * world_size
     dist.all_gather_object(everyone, value, group=cpu_group())
     return everyone
 
 
 def gather(values: Sequence[float], world_size: int) -> torch.Tensor:
-    """The values of every rank: float64[world_size, len(values)], on the CPU; exact for counts below 2^53."""
+    """Return the values of all ranks: float64[world_size, len(values)], on the CPU; exact for counts below 2^53."""
     mine = torch.tensor(values, dtype=torch.float64)
     everyone = torch.empty(world_size * len(values), dtype=torch.float64)
     dist.all_gather_into_tensor(everyone, mine, group=cpu_group())
     return everyone.view(world_size, len(values))
 
 
-# Ranks come together: first at their store, then each is connected with each; either within the limit of a collective.
+# Ranks join: first at their store, then in connections between all ranks, each within the limit of a collective.
 #
-# gloo alone waits five times as long for a connection that another rank is to make, as waitUntil of its
-# gloo/transport/tcp/pair.h says ("Use a longer timeout when waiting for initial connect"): by default 50 minutes for a
-# rank that died when its address was known already.
+# gloo by itself waits five times as long for another rank's connection, as in waitUntil of its
+# gloo/transport/tcp/pair.h ("Use a longer timeout when waiting for initial connect"): by default 50 minutes for a rank
+# that died after its address was known.
 
 _NUM_CAME, _ALL_CAME = "num_came", "all_came"  # keys of the store
 
 
 def join_ranks(backend: str, device: torch.device, *, timeout_s: float) -> None:
-    """Make the process group that torchrun's variables describe; all ranks call it.
+    """Create the process group of torchrun's variables; all ranks call it.
 
-    Raises dist.DistError, or another RuntimeError of gloo's, when a rank does not come, or is gone, within timeout_s.
+    Raises dist.DistError, or another RuntimeError of gloo, if a rank does not join, or ends, within timeout_s.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
@@ -202,13 +202,13 @@ def join_ranks(backend: str, device: torch.device, *, timeout_s: float) -> None:
 
 
 def within(timeout_s: float, act: Callable[[], object], *, what: str) -> None:
-    """Do what may wait for too long in a thread; DistError if it does. The thread is left to it then."""
+    """Call a function in a thread; DistError after timeout_s. The thread is then abandoned."""
     outcome: Future[None] = Future()
 
     def work() -> None:
         try:
             act()
-        except BaseException as error:  # noqa: BLE001 - it is raised by who waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             outcome.set_exception(error)
         else:
             outcome.set_result(None)
@@ -224,29 +224,29 @@ def within(timeout_s: float, act: Callable[[], object], *, what: str) -> None:
 
 # The network interface for gloo, if other nodes cannot reach the address of the node's name.
 #
-# gloo listens at the address that the node's name has. Debian and its like give it 127.0.1.1 in /etc/hosts, and a name
-# that nobody knows counts as 127.0.0.1: other nodes would connect to themselves, and the run would stand still.
+# gloo listens at the address of the node's name. Debian and similar systems name 127.0.1.1 in /etc/hosts, and an
+# unknown name counts as 127.0.0.1: other nodes would connect to themselves, and the run would stand still.
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def set_interface(environment: MutableMapping[str, str]) -> None:
-    """Name gloo's interface in the environment of a rank, where it has to be and nobody did. ConfigError: see chosen.
+    """Set gloo's interface in the environment of a rank, if needed and not set. ConfigError: see chosen.
 
-    environment: torchrun's, with the addresses of all ranks' store; a run on one node needs none.
+    environment: torchrun's, with the address of the ranks' store; a run on one node needs no interface.
     """
     size, local_size = environment.get("WORLD_SIZE"), environment.get("LOCAL_WORLD_SIZE")
     if VARIABLE in environment or size is None or local_size is None or int(size) <= int(local_size):
         return
     first = environment.get("MASTER_ADDR", "")
-    if first == "localhost" or first.startswith("127."):  # all of them are on this machine
+    if first == "localhost" or first.startswith("127."):  # all ranks are on this machine
         return
     own = own_address()
     if own is not None and not ipaddress.ip_address(own).is_loopback:
         return
     found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}
-    if not found:  # there is no way to another machine
+    if not found:  # no connection to another machine
         return
     name = chosen(found, towards=_address_towards(first), own=own)
     environment[VARIABLE] = name
@@ -258,9 +258,9 @@ def set_interface(environment: MutableMapping[str, str]) -> None:
 
 
 def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) -> str:
-    """The interface that has the address from which the first rank is reached, or the only one there is.
+    """Return the interface with the address that reaches the first rank, or the only interface.
 
-    found: IPv4 addresses of interfaces by name, loopback not among them. ConfigError where neither tells.
+    found: IPv4 addresses of interfaces by name, without loopback. ConfigError if several remain.
     """
     names = [name for name, each in found.items() if each == towards] or list(found)
     if len(names) != 1:
@@ -273,10 +273,10 @@ def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) ->
 
 
 def address_for_others(environment: Mapping[str, str]) -> str:
-    """An address of this node that the other nodes of torchrun's environment reach; of one machine, loopback.
+    """Return an address of this node for the other nodes of torchrun's environment; loopback on a single machine.
 
-    The first of: the address of gloo's interface, if it is named; the address that reaches the first rank; the address
-    of the node's name; the only address. ConfigError: see chosen.
+    The first of: the address of gloo's interface, if set; the address that reaches the first rank; the address of the
+    node's name; the only address. ConfigError: see chosen.
     """
     first, named = environment.get("MASTER_ADDR", ""), environment.get(VARIABLE, "").split(",")[0]
     found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}
@@ -292,7 +292,7 @@ def address_for_others(environment: Mapping[str, str]) -> str:
 
 
 def own_address() -> str | None:
-    """The address that gloo takes by itself: the first of this node's name that it can listen at; None for none."""
+    """Return gloo's own choice: the first address of this node's name to listen at; None without an address."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -308,20 +308,20 @@ def own_address() -> str | None:
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 addresses of this node's interfaces, by name."""
+    """Return the IPv4 addresses of this node's interfaces, by name."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
-            except OSError:  # it has none
+            except OSError:  # no address
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
 
 
 def _address_towards(host: str) -> str | None:
-    """The address from which this node would send to a host; nothing is sent."""
+    """Return the address from which this node would send to a host; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
@@ -330,23 +330,23 @@ def _address_towards(host: str) -> str | None:
         return None
 
 
-# torch's flight recorder of NCCL's collectives: what each rank had begun when one of them timed out.
+# torch's flight recorder of NCCL's collectives: the collectives of each rank at a timeout.
 #
-# torch keeps the latest collectives in memory, and writes them to a file for each rank when one times out. The
-# variables have these names since torch 2.9 (FlightRecorder.hpp and ProcessGroupNCCL.hpp in
-# torch/csrc/distributed/c10d).
+# torch keeps the latest collectives in memory, and writes a file per rank after a timeout. The variables have these
+# names since torch 2.9 (FlightRecorder.hpp and ProcessGroupNCCL.hpp in torch/csrc/distributed/c10d).
 
-STACKS = "stacks"  # the folder in the output_dir of what ranks that stand still leave
-NUM_COLLECTIVES = 2000  # that are kept, as torch itself does since 2.7
-_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: as they were called before
+STACKS = "stacks"  # folder in the output_dir for stacks of ranks that stand still
+NUM_COLLECTIVES = 2000  # collectives to keep; torch's default since 2.7
+_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: former names
 _ON_TIMEOUT = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_begins: list[str] = []  # the beginning of the files' paths, where this process records
+_begins: list[str] = []  # beginning of the files' paths, if this process records
 
 
 def record_collectives(folder: Path) -> None:
-    """Record NCCL's collectives of this process; call it before the process group is made. Variables of the environment
-    stay. folder: of the files, unless another is set.
+    """Record NCCL's collectives of this process; call this before the process group is created.
+
+    Variables already set stay. folder: for the files, unless another folder is set.
     """
     _set_default(_SIZE, str(NUM_COLLECTIVES))
     _set_default(_ON_TIMEOUT, "1")
@@ -362,6 +362,6 @@ def flight_recorder_files() -> str:
 
 
 def _set_default(names: tuple[str, str], value: str) -> None:
-    """Set the first of two variables that mean the same, unless one of them is set."""
+    """Set the first of two variables of the same meaning, unless either is set."""
     if not any(name in os.environ for name in names):
         os.environ[names[0]] = value

@@ -28,9 +28,9 @@ _OF_CONFIG = {"lr": "learning_rate", "weight_decay": "weight_decay"}  # argument
 
 
 def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer that train.optim names, over the parameters of a model that are trained.
+    """Return the optimizer of train.optim over the trained parameters of a model.
 
-    ConfigError for a name that is none, for what is not installed, and for arguments that it does not have.
+    ConfigError for an unknown name, a missing package, and unknown arguments.
     """
     make = _MAKERS.get(config.optim)
     if config.optim == "adafactor":
@@ -60,18 +60,17 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
 
 
 def groups_of(model: torch.nn.Module, config: TrainConfig) -> Groups:
-    """Parameter groups as a config has them."""
+    """Return the parameter groups of a config."""
     return parameter_groups(model, weight_decay=config.weight_decay, groups=config.groups)
 
 
 def parameter_groups(
     model: torch.nn.Module, *, weight_decay: float, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Groups:
-    """Parameter groups of an optimizer: matrices decay; vectors (biases, norms) decay if their group says so.
+    """Return the parameter groups of an optimizer: matrices decay; vectors (biases, norms) decay by their group only.
 
-    groups: values by a pattern (fnmatch) of names of parameters. "*" is of parameters that no other pattern matches,
-    which come first. ConfigError for a pattern without a parameter that is trained, and for a parameter of two
-    patterns.
+    groups: values by pattern (fnmatch) of parameters' names. "*": parameters without another pattern; they come first.
+    ConfigError for a pattern without a trained parameter, and for a parameter of two patterns.
     """
     values = {_REST: {}, **(groups or {})}
     pattern_of = _patterns(model, [pattern for pattern in values if pattern != _REST])
@@ -89,7 +88,7 @@ def parameter_groups(
 
 
 def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]:
-    """The pattern of each parameter that has one, by id; one that is tied has several names."""
+    """Return the pattern of each parameter with a pattern, by id; a tied parameter has several names."""
     found: dict[int, str] = {}
     named = [(name, each) for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad]
     for pattern in patterns:
@@ -108,7 +107,7 @@ def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]
 
 
 def _arguments(config: TrainConfig) -> dict[str, Any]:
-    """Arguments of an optimizer; betas as the tuple that torch keeps in its state."""
+    """Return the arguments of an optimizer; betas as a tuple, as in torch's state."""
     arguments = {"lr": config.learning_rate, **config.optim_args}
     return arguments | ({"betas": tuple(arguments["betas"])} if "betas" in arguments else {})
 
@@ -119,7 +118,7 @@ def _adamw(groups: Groups, config: TrainConfig, model: torch.nn.Module, *, fused
 
 
 def _adamw_8bit(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """torchao's: that of bitsandbytes takes no parameters that are sharded."""
+    """Return torchao's optimizer: bitsandbytes takes no sharded parameters."""
     if find_spec("torchao") is None:
         raise ConfigError(f"train.optim {config.optim} needs torchao: pip install torchao, or set it to adamw")
     made: torch.optim.Optimizer = import_module("torchao.optim").AdamW8bit(groups, **_arguments(config))
@@ -127,7 +126,7 @@ def _adamw_8bit(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> 
 
 
 def _muon(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Matrices inside the model by Muon; embeddings, the head and vectors by AdamW."""
+    """Return Muon for matrices inside the model, with AdamW for embeddings, the head and vectors."""
     inner = hidden_matrices(model)
     split = [
         {**group, "params": [each for each in group["params"] if (id(each) in inner) is is_inner], "is_muon": is_inner}
@@ -139,7 +138,7 @@ def _muon(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.
 
 
 def _torch(name: str) -> Maker:
-    """One of torch.optim, which takes a learning rate and what optim_args say."""
+    """Return a maker of an optimizer of torch.optim, with the learning rate and optim_args."""
 
     def make(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
         made: torch.optim.Optimizer = getattr(torch.optim, name)(groups, **_arguments(config))
@@ -162,11 +161,10 @@ _MAKERS: dict[str, Maker] = {
 
 # Muon for matrices that are sharded, and AdamW for the other parameters, as one optimizer.
 #
-# Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) updates a matrix by its momentum made
-# orthogonal. What is orthogonal in a shard is not so in the matrix, and torch's own, given shards, sums the products of
-# the iteration over ranks in bfloat16: after three steps two ranks are 10 % from one. Here momentum is sharded,
-# matrices are gathered, and each rank computes for some of them what torch's computes for a whole one, and gives it to
-# the others.
+# Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) updates a matrix by its orthogonalized momentum.
+# A shard's orthogonalization differs from the matrix's, and torch's Muon, with shards, sums the products of the
+# iteration over ranks in bfloat16: after three steps two ranks are 10 % from one rank. Here momentum is sharded,
+# matrices are gathered, and each rank computes torch's update of some whole matrices, and sends it to the other ranks.
 
 Scale = Literal["original", "match_rms_adamw", "spectral_unclamped"]
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the iteration, from the paper
@@ -174,7 +172,7 @@ _EPSILON = 1e-7
 
 
 def hidden_matrices(model: torch.nn.Module) -> set[int]:
-    """The ids of a model's matrices, without embeddings and the head."""
+    """Return the ids of a model's matrices, without embeddings and the head."""
     outside = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     if head := getattr(model, "get_output_embeddings", lambda: None)():
         outside.add(id(head.weight))
@@ -182,10 +180,10 @@ def hidden_matrices(model: torch.nn.Module) -> set[int]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `is_muon` hold matrices that Muon updates, the others are AdamW's.
+    """Muon for groups with `is_muon`, AdamW for the other groups.
 
-    momentum, nesterov, ns_steps: see torch.optim.Muon. adjust_lr_fn: the scale of the learning rate by the shape of a
-    matrix; by default updates are as large as AdamW's, and both use one learning rate.
+    momentum, nesterov, ns_steps: see torch.optim.Muon. adjust_lr_fn: scale of the learning rate by a matrix's shape; by
+    default updates are as large as AdamW's, with the same learning rate.
     """
 
     def __init__(
@@ -220,14 +218,14 @@ class Muon(torch.optim.Optimizer):
             if group["is_muon"]:
                 self._update([each for each in group["params"] if each.grad is not None], group)
         if self._adamw is not None:
-            # Both are others after load_state_dict.
+            # load_state_dict replaces both.
             self._adamw.param_groups = [group for group in self.param_groups if not group["is_muon"]]
             self._adamw.state = self.state
             self._adamw.step()
         return loss
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Update matrices as torch.optim.Muon does, one matrix a rank at a time."""
+        """Update matrices as torch.optim.Muon does, a matrix per rank at a time."""
         size = max(map(_num_sharing, parameters), default=1)
         for start in range(0, len(parameters), size):
             together = parameters[start : start + size]
@@ -237,7 +235,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(update, alpha=-group["lr"] * _scale(group["adjust_lr_fn"], *parameter.shape))
 
     def _averaged(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """The momentum of a matrix after this step's gradient."""
+        """Return the momentum of a matrix after this step's gradient."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if "momentum_buffer" not in state:
@@ -248,9 +246,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal_each(matrices: Sequence[torch.Tensor], *, steps: int) -> list[torch.Tensor]:
-    """Each made orthogonal, and sharded as it was: bfloat16.
+    """Return the orthogonalized matrices, sharded as before: bfloat16.
 
-    Of the ranks that share them the first computes the first, the next the next, and so on.
+    The ranks that share the matrices compute a matrix each, in order.
     """
     found: list[torch.Tensor] = []
     for number, matrix in enumerate(matrices):
@@ -271,7 +269,7 @@ def orthogonal_each(matrices: Sequence[torch.Tensor], *, steps: int) -> list[tor
 
 
 def _shard_dim(matrix: DTensor) -> int:
-    """The dimension of its mesh along which ranks have parts of it."""
+    """Return the dimension of a matrix's mesh along which ranks have its parts."""
     return next((dim for dim, placement in enumerate(matrix.placements) if placement.is_shard()), 0)
 
 
@@ -284,7 +282,7 @@ def _owner(matrix: DTensor, number: int) -> int:
 
 
 def orthogonal(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
-    """The nearest matrix whose singular values are about 1, by Newton-Schulz iterations: bfloat16."""
+    """Return the nearest matrix with singular values of about 1, by Newton-Schulz iterations: bfloat16."""
     a, b, c = _QUINTIC
     is_tall = matrix.shape[0] > matrix.shape[1]
     found = matrix.to(torch.bfloat16, copy=True)
@@ -302,20 +300,20 @@ def _scale(kind: Scale, rows: int, columns: int) -> float:
     return 0.2 * math.sqrt(max(rows, columns)) if kind == "match_rms_adamw" else math.sqrt(rows / columns)
 
 
-# An optimizer that was made for a model before it was sharded -> the same over what became of its parameters.
+# An optimizer created before its model was sharded -> the same optimizer over the sharded parameters.
 
 
 def names_of_parameters(model: torch.nn.Module) -> dict[int, str]:
-    """The name of each parameter by its id, to be asked before the model is sharded."""
+    """Return the name of each parameter by id; call this before the model is sharded."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
 def adopt_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], sharded: torch.nn.Module
 ) -> torch.optim.Optimizer:
-    """The optimizer, which has the parameters of `sharded` from now on, in its own groups and by their names.
+    """Return the optimizer with the parameters of `sharded` in its groups, matched by name.
 
-    ConfigError for one with parameters of another model, and for one that has made updates.
+    ConfigError for parameters of another model, and for an optimizer that has made updates.
     """
     if optimizer.state:
         raise ConfigError("the optimizer has made updates, whose state is not sharded: give a new one")
@@ -330,13 +328,13 @@ def adopt_optimizer(
     return optimizer
 
 
-# An exponential moving average of the weights (EMA), beside those that are trained.
+# An exponential moving average (EMA) of the trained weights.
 
 
 class Average:
-    """The average of a model's trained parameters: float32, of each rank the part that it holds.
+    """Average of a model's trained parameters: float32, each rank's part.
 
-    It begins as the weights are. tensors: by the names of parameters, to be saved, and filled where a run resumes.
+    The average begins at the weights. tensors: by the names of parameters, for checkpoints.
     """
 
     def __init__(self, model: torch.nn.Module, *, decay: float):
@@ -346,13 +344,13 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """After a step: decay times the average, the rest of the weights; one fused operation on a rank's part."""
+        """Update the average after a step: decay * average + (1 - decay) * weights, in a fused operation."""
         weights = [_local(each).to(torch.float32) for each in self._parameters.values()]
         self._move([_local(each) for each in self.tensors.values()], weights, 0)
 
     @torch.no_grad()
     def begin(self, names: set[str]) -> None:
-        """Begin anew, as the weights are now, for some of the parameters."""
+        """Set the average of some parameters to their weights."""
         for name in names:
             self.tensors[name].copy_(self._parameters[name])
 
@@ -364,15 +362,15 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 # Gradient clipping, by the norm of all gradients, for parameters on any meshes.
 
 
-Parts = tuple[DeviceMesh | None, tuple[int, ...]]  # a mesh, and its dimensions along which ranks have parts
+Parts = tuple[DeviceMesh | None, tuple[int, ...]]  # a mesh, and its dimensions with different parts on ranks
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale gradients down so that their norm, together, is at most max_norm; the norm before: float32[].
+    """Scale gradients down to a total norm of at most max_norm; return the norm before scaling: float32[].
 
-    It stays on the device, and is the same on all ranks. Parameters that all lie on one mesh, in parts along one of its
-    dimensions, are clipped as torch's clip_grad_norm_ does, to the bit; others it does not take, or sums in an order
-    that ranks may not share.
+    The norm stays on the device, and is equal on all ranks. Parameters on a single mesh, in parts along one dimension,
+    are clipped as by torch's clip_grad_norm_, to the bit; other parameters it refuses, or sums in an order that may
+    differ between ranks.
     """
     by_parts: dict[Parts, list[torch.Tensor]] = {}
     for each in parameters:
@@ -397,7 +395,7 @@ def _parts(parameter: torch.Tensor) -> Parts:
 
 
 def _joined(by_parts: dict[Parts, list[torch.Tensor]]) -> torch.Tensor:
-    """Each rank's squares, summed over all ranks at once; what several ranks have counts once."""
+    """Return the sum of squares over all ranks, in a single collective; replicated parts count once."""
     if not by_parts:
         return torch.zeros(())
     squares = [
