@@ -11,12 +11,12 @@ from ..errors import ConfigError
 from .kernels.deal import PAD, deal, deal_both, settle
 from .packing import PackRange
 
-SHARE_BITS = 30  # a pack's part of the cost of its list is told in 2**-30
-LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048
+SHARE_BITS = 30  # a pack's share of its list's cost is in units of 2**-30
+LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, for a hidden size of 2048
 
 
 def num_steps(*, global_batch: int, num_packs: int, drop_last: bool = False) -> int:
-    """Steps in `num_packs` packs; the last one may be short.
+    """Return the number of steps in `num_packs` packs; the last step may be short.
 
     >>> num_steps(global_batch=8, num_packs=20), num_steps(global_batch=8, num_packs=20, drop_last=True)
     (3, 2)
@@ -33,7 +33,7 @@ def check_global_batch(global_batch: int, world_size: int) -> None:
 
 
 def pack_costs(packs: PackRange, *, linear_cost: int = LINEAR_COST) -> NDArray[np.int64]:
-    """Work of each pack: sum over its segments of len**2 + linear_cost * len. int64[num_packs]."""
+    """Return the work of each pack, the sum over its segments of len**2 + linear_cost * len: int64[num_packs]."""
     work = np.concatenate([[0], np.cumsum(packs.lengths**2 + linear_cost * packs.lengths)])
     costs: NDArray[np.int64] = work[packs.offsets[1:]] - work[packs.offsets[:-1]]
     return costs
@@ -42,18 +42,18 @@ def pack_costs(packs: PackRange, *, linear_cost: int = LINEAR_COST) -> NDArray[n
 def home_nodes(
     canonical_nodes: NDArray[np.int64], *, nodes: Sequence[int], num_canonical_nodes: int
 ) -> NDArray[np.int64]:
-    """The physical node that serves each canonical node: int64, of the same shape. nodes: ranks of each node."""
+    """Return the physical node that serves each canonical node: int64, same shape. nodes: ranks of each node."""
     homes: NDArray[np.int64] = _node_of_rank(nodes)[canonical_nodes * sum(nodes) // num_canonical_nodes]
     return homes
 
 
 def has_equal_shares(*, nodes: Sequence[int], num_canonical_nodes: int) -> bool:
-    """Whether nodes can serve canonical nodes in proportion to their ranks; if not, packs are read away from home."""
+    """Return whether nodes can serve canonical nodes in proportion to their ranks; if not, some packs leave home."""
     return all(num_canonical_nodes * ranks % sum(nodes) == 0 for ranks in nodes)
 
 
 def most_served(*, nodes: Sequence[int], num_canonical_nodes: int) -> int:
-    """Canonical nodes that the node with most ranks serves; see has_equal_shares."""
+    """Return the number of canonical nodes of the node with the most ranks; see has_equal_shares."""
     is_divided = has_equal_shares(nodes=nodes, num_canonical_nodes=num_canonical_nodes)
     return num_canonical_nodes * max(nodes) // sum(nodes) if is_divided else num_canonical_nodes
 
@@ -63,7 +63,7 @@ def _node_of_rank(nodes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def count_spilled(packs: PackRange, dealt: NDArray[np.int64], *, nodes: Sequence[int], num_canonical_nodes: int) -> int:
-    """Packs that `assign` dealt to another node than their home, because that one had no room."""
+    """Return the number of packs that `assign` dealt to another node than their full home node."""
     home = home_nodes(packs.canonical_nodes, nodes=nodes, num_canonical_nodes=num_canonical_nodes)
     node_of_rank = _node_of_rank(nodes)
     read_on = np.broadcast_to(node_of_rank[:, None], dealt.shape)[dealt != PAD]
@@ -78,18 +78,18 @@ def assign(
     num_canonical_nodes: int = 1,
     linear_cost: int = LINEAR_COST,
 ) -> NDArray[np.int64]:
-    """Which packs of a step each rank reads: int64[ranks, global_batch / ranks], PAD where none.
+    """Return the packs of a step for each rank: int64[ranks, global_batch / ranks], PAD without a pack.
 
     nodes: ranks of each node. Numbers count from the first of `packs`. A pack goes to the physical node that serves its
-    canonical node, as long as that one has room (else it spills to the next with room); within a node to the rank with
-    the least work so far, costliest pack first (longest processing time, Graham 1969). Each rank's packs are sorted
-    from costly to cheap, so that ranks do alike work at the same micro-batch.
+    canonical node, or, if this node is full, to the next node with room; within a node, costliest pack first, to the
+    rank with the least work (longest processing time, Graham 1969). Each rank's packs are sorted from costly to cheap:
+    ranks do similar work at the same micro-batch.
 
-    Where packs of a node have media, its packs are dealt by two costs, tokens' and the tower's, each as a part of what
-    these packs have of it; see deal_both. Costly is then what has large parts of both together. Packs stay at home also
-    where a node's have more media than another's (64 packs of charts on 2 nodes of 4 ranks: the busiest tower does 1.04
-    of the mean, at worst 1.15). Swapping 2 % of them between nodes would make that 1.016 and 1.035, and each node
-    download nearly every shard of the dataset, because a pack's samples lie in many shards.
+    Packs of a node with media are dealt by two costs, of tokens and of the tower, each as a share of the node's total;
+    see deal_both. A costly pack then has a large sum of both shares. Packs stay at home even if a node has more media
+    than another (64 packs of charts on 2 nodes of 4 ranks: the busiest tower does 1.04 of the mean, at worst 1.15).
+    Swapping 2 % of the packs between nodes would give 1.016 and 1.035, and each node would download nearly every shard
+    of the dataset, because a pack has samples of many shards.
     """
     check_global_batch(global_batch, sum(nodes))
     if len(packs) > global_batch:
@@ -112,7 +112,7 @@ def assign_steps(
     num_canonical_nodes: int = 1,
     linear_cost: int = LINEAR_COST,
 ) -> NDArray[np.int64]:
-    """`assign` for steps that follow one another, each of global_batch packs but the last, which may be short.
+    """Return `assign` for consecutive steps of global_batch packs; the last step may be short.
 
     int64[num_steps, ranks, global_batch / ranks]; at least one step.
     """
@@ -124,7 +124,7 @@ def assign_steps(
     step_of_pack = np.arange(len(packs)) // global_batch
     packs_per_rank = global_batch // sum(nodes)
     dealt = np.empty((steps, sum(nodes), packs_per_rank), np.int64)
-    for ranks in sorted(set(nodes)):  # nodes of one size together
+    for ranks in sorted(set(nodes)):  # nodes of equal size together
         alike = np.flatnonzero(np.array(nodes) == ranks)
         index_of_node = np.full(len(nodes), -1)
         index_of_node[alike] = np.arange(len(alike))
@@ -145,10 +145,10 @@ def assign_steps(
 def nodes_of_packs(
     canonical_nodes: NDArray[np.int64], *, global_batch: int, nodes: Sequence[int], num_canonical_nodes: int
 ) -> NDArray[np.int64]:
-    """The physical node that reads each pack of steps that follow one another: its home, as long as that has room.
+    """Return the physical node that reads each pack of consecutive steps: its home, unless full.
 
-    canonical_nodes: of the packs, int64[num_packs]. The content of packs does not matter, so a node can find the packs
-    that it reads before any pack is made. nodes: ranks of each node.
+    canonical_nodes: of the packs, int64[num_packs]. The content of packs does not matter: a node finds its packs before
+    any pack is made. nodes: ranks of each node.
     """
     homes = home_nodes(canonical_nodes, nodes=nodes, num_canonical_nodes=num_canonical_nodes)
     if len(nodes) > 1:
@@ -167,15 +167,15 @@ def deal_lists(
     packs_per_rank: int,
     linear_cost: int = LINEAR_COST,
 ) -> NDArray[np.int64]:
-    """Deal the packs of each list, which one node reads in a step, to the node's ranks; see assign.
+    """Deal the packs of each list, a node's packs in a step, to the node's ranks; see assign.
 
-    lists: of each pack, the number of its list. int64[num_lists, ranks, packs_per_rank], PAD where none.
+    lists: number of each pack's list. Return int64[num_lists, ranks, packs_per_rank], PAD without a pack.
     """
     costs = pack_costs(packs, linear_cost=linear_cost)
     dealt = np.full(num_lists * ranks * packs_per_rank, PAD, np.int64)
     order = np.lexsort((-costs, lists))
     counts = np.bincount(lists, minlength=num_lists)
-    is_full = counts == ranks * packs_per_rank  # every rank has as many packs: what all cost cannot be balanced
+    is_full = counts == ranks * packs_per_rank  # ranks have equally many packs: a cost in common cannot be balanced
     in_common = np.zeros(num_lists, np.int64)
     in_common[is_full] = costs[order[np.cumsum(counts)[is_full] - 1]]
     if packs.patches is not None and packs.patches.any():
@@ -193,7 +193,7 @@ def deal_lists(
 def _shares(
     costs: NDArray[np.int64], patches: NDArray[np.int64], lists: NDArray[np.int64], num_lists: int
 ) -> NDArray[np.int64]:
-    """The parts of its list's cost and patches that each pack has, in 2**-SHARE_BITS: int64[num_packs, 2]."""
+    """Return each pack's shares of its list's cost and patches, in 2**-SHARE_BITS: int64[num_packs, 2]."""
     shares = np.empty((len(costs), 2), np.int64)
     for column, values in enumerate((costs, patches)):
         totals = np.zeros(num_lists, np.int64)
@@ -212,7 +212,7 @@ def _deal_media(
     packs_per_rank: int,
     dealt: NDArray[np.int64],
 ) -> None:
-    """Deal the packs of these numbers by both costs; lists and dealt are as in `deal`."""
+    """Deal packs by both costs. numbers: of the packs; lists, dealt: as in `deal`."""
     order = numbers[np.lexsort((-shares[numbers].sum(axis=1), lists[numbers]))]
     found, firsts = np.unique(lists[order], return_index=True)
     bounds = np.stack([firsts, np.append(firsts[1:], len(order)), found], axis=1)

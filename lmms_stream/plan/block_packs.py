@@ -1,8 +1,8 @@
-"""The packs of one shuffle block, replayed a stretch at a time. lengths + order + packing -> [this] -> segments.
+"""The packs of a shuffle block, replayed some windows at a time. lengths + order + packing -> segments.
 
-A step reads from a block of each canonical node. With many of them whole blocks would take too long to replay before
-the first step, and too much memory. So only the next packs are kept, with the state of packing after them: packing goes
-window by window, and a stretch of windows gives the same packs as the whole block.
+A step reads from a block of each canonical node. With many nodes, replaying whole blocks would take too long before the
+first step, and too much memory. Only the next packs are kept, with the state of packing after them: packing goes window
+by window, and some windows give the same packs as the whole block.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .packing import (
     to_segments,
 )
 
-KEPT_SEGMENTS = 1 << 21  # of all canonical nodes together: whole blocks of 8
-MIXED_SEGMENTS = 1 << 23  # of all sources of a mixture together: 128 MiB
-LEAST_SEGMENTS = 1 << 12  # of each canonical node, however many there are
-WINDOW_SEGMENTS = 1 << 14  # packed in one go, at least: calls of smaller windows would cost more than their packs
+KEPT_SEGMENTS = 1 << 21  # for all canonical nodes together: whole blocks of 8 nodes
+MIXED_SEGMENTS = 1 << 23  # for all sources of a mixture together: 128 MiB
+LEAST_SEGMENTS = 1 << 12  # for each canonical node, for any number of nodes
+WINDOW_SEGMENTS = 1 << 14  # minimum segments per call: smaller calls cost more than their packs
 
 _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
-    """What the packs of a plan follow from, apart from the epoch. kept_segments: see PackPlan."""
+    """Inputs of a plan's packs, besides the epoch. kept_segments: see PackPlan."""
 
     index: Lengths
     order: OrderConfig
@@ -46,12 +46,12 @@ class PlanInputs:
     kept_segments: int
 
     def patches(self, sample_ids: _Numbers) -> NDArray[np.integer[Any]] | None:
-        """Of some samples; None where none has any."""
+        """Return the patches of some samples; None if no sample of the dataset has media."""
         return None if self.index.patches is None else self.index.patches[sample_ids]
 
 
 def pack_block(inputs: PlanInputs, order: EpochOrder, node: int, block: int) -> Packs:
-    """All packs of a block, over its samples in epoch order."""
+    """Return all packs of a block, over its samples in epoch order."""
     sample_ids = order.block(node, block)
     lengths, patches = inputs.index.lengths[sample_ids], inputs.patches(sample_ids)
     inputs.index.release()
@@ -60,9 +60,9 @@ def pack_block(inputs: PlanInputs, order: EpochOrder, node: int, block: int) -> 
 
 
 class _Start(NamedTuple):
-    """Where packing stands before a window: the window's first pack and segment, and the packs that wait for it.
+    """State of packing before a window: its first pack and segment, and the open packs.
 
-    carried: of the packs that wait, the indices of their segments in the block.
+    carried: indices in the block of the open packs' segments.
     """
 
     pack: int = 0
@@ -72,9 +72,9 @@ class _Start(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The packs that a window closes: the indices of their segments in the block, and where each pack begins.
+    """The packs closed by a window: indices of their segments in the block, and the first segment of each pack.
 
-    after: where the next window starts; None at the end of the block.
+    after: start of the next window; None at the end of the block.
     """
 
     segments: _Numbers
@@ -83,12 +83,12 @@ class _Window(NamedTuple):
 
 
 class BlockPacks:
-    """The packs of a block, of which those with the numbers [first, stop) are at hand; see replay_to.
+    """The packs of a block; packs [first, stop) are in memory; see replay_to.
 
     sample_ids, lengths: int64[num_segments] of these packs, in pack order. offsets: int64[num_packs + 1].
 
-    They lie in the arrays of `before`, another block's packs that are needed no more, if those are large enough: pieces
-    of this size that come and go would leave an allocator with holes that nothing fits.
+    Memory comes from `before`, the unused packs of another block, if large enough: allocations of this size that come
+    and go would fragment the heap.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class BlockPacks:
         self._pieces: NDArray[np.int32] | None = None
 
     def starts_of(self, segments: _Numbers | slice) -> _Numbers | int:
-        """The token of its sample that each of some segments begins with."""
+        """Return the first token of each segment in its sample."""
         if self._pieces is None:
             return 0
         starts: _Numbers = self._pieces[segments].astype(np.int64) * self._inputs.packing.packing_length
@@ -131,7 +131,7 @@ class BlockPacks:
         return True
 
     def _stretch(self, segments: BlockSegments, number: int) -> tuple[_Numbers, _Numbers]:
-        """The packs from `number` on that there is room for, as in _Window."""
+        """Return as many packs from `number` on as fit, as in _Window."""
         start = self._next if self._next is not None and self._next.pack <= number else _Start()
         found = [np.empty(0, np.int64)]
         ends = [np.zeros(1, np.int64)]
@@ -144,19 +144,19 @@ class BlockPacks:
             room = int(window.offsets[first]) + self._most - num_kept
             stop = int(np.searchsorted(window.offsets, room, side="right")) - 1
             if first < len(window.offsets) - 1:
-                stop = max(stop, first + (not num_kept))  # one pack, however many segments it has
+                stop = max(stop, first + (not num_kept))  # at least a pack, of any number of segments
                 begin, end = int(window.offsets[first]), int(window.offsets[stop])
                 found.append(window.segments[begin:end])
                 ends.append(window.offsets[first + 1 : stop + 1] - begin + num_kept)
                 num_kept += end - begin
                 if stop < len(window.offsets) - 1:
-                    break  # the rest of this window is for the next stretch, which packs it again
+                    break  # the next call packs the rest of this window again
             following = window.after
         self._next = following
         return np.concatenate(found), np.concatenate(ends)
 
     def _pack_window(self, segments: BlockSegments, start: _Start) -> _Window:
-        """The packs of the window at a start, which is some of the config's windows where these are small."""
+        """Return the packs of the window at a start, or of several small windows of the config."""
         config, num_segments = self._inputs.packing, len(segments.lengths)
         size = config.samples_at_once or num_segments
         stop = min(num_segments, start.segment + size * max(1, WINDOW_SEGMENTS // size))

@@ -1,4 +1,4 @@
-"""One epoch of a plan: pack number <-> canonical node, block and position in it. counts + order -> [this] -> packs."""
+"""An epoch of a plan: pack number <-> canonical node, block and position in the block. counts + order -> packs."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .order import EpochOrder, Turns
 from .packing import PackRange, ends_of, runs
 
 _Numbers = NDArray[np.int64]
-_NODE_BITS = 40  # below a canonical node's number; its packs are fewer
+_NODE_BITS = 40  # bits below a canonical node's number, for the number of a pack
 
 
 class Amounts(NamedTuple):
-    """samples: those of which at least a piece is there."""
+    """Amounts of data. samples: samples with at least a piece."""
 
     samples: int
     tokens: int
 
 
 class SamplePacks(NamedTuple):
-    """packs, sample_ids: int64[num_segments], numbers of packs, and the samples that they hold something of."""
+    """Packs and their samples: numbers of packs and sample ids, int64[num_segments] each."""
 
     packs: NDArray[np.int64]
     sample_ids: NDArray[np.int64]
 
 
 class _Taken(NamedTuple):
-    """Packs of a block: what they are called, the segments of each, and of each segment what PackRange has."""
+    """Packs of a block: their numbers, the number of segments of each, and PackRange's values of each segment."""
 
     numbers: _Numbers
     counts: _Numbers
@@ -47,7 +47,7 @@ class _Taken(NamedTuple):
 
 
 def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
-    """Sample ids, lengths, starts and offsets of packs in the order of their numbers, which count from 0."""
+    """Return sample ids, lengths, starts and offsets of packs in the order of their numbers, from 0."""
     if len(taken) == 1 and (len(taken[0].numbers) == 1 or (np.diff(taken[0].numbers) > 0).all()):
         only = taken[0]
         starts_of = np.zeros(len(only.lengths), np.int64) + only.starts
@@ -65,16 +65,16 @@ def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbe
 
 
 class EpochPlan:
-    """One epoch of a plan: the map from a pack's number to its node, block and position.
+    """An epoch of a plan: the map from a pack's number to its node, block and position.
 
-    order, counts: of the epoch whose packs these are (see block_counts). Blocks are told by their turn in this epoch.
+    order, counts: of the epoch (see block_counts). Blocks are numbered by their turn in this epoch.
     """
 
     def __init__(self, inputs: PlanInputs, order: EpochOrder, counts: NDArray[np.int64], *, epoch: int):
         self._inputs = inputs
         self.order = order
-        self._blocks: dict[int, BlockPacks] = {}  # of each canonical node one
-        self._has_replayed = False  # since memory was given back
+        self._blocks: dict[int, BlockPacks] = {}  # a block per canonical node
+        self._has_replayed = False  # after memory was given back
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
         self._turns = None if order.config.reshuffle else Turns(order.config, epoch, num_blocks)
         if self._turns is not None:
@@ -88,19 +88,19 @@ class EpochPlan:
         patches = inputs.index.patches
         self._patches = None if patches is None else np.asarray(patches)  # a plain view: a memmap is slow to index
         ends = np.cumsum(num_blocks)
-        self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
+        self._first_blocks = ends - num_blocks  # of each canonical node, among the blocks of all nodes
         packs_before = np.cumsum(counts[:, 0]) - counts[:, 0]
         nodes = np.repeat(np.arange(len(num_blocks)), num_blocks)
-        # The number of its canonical node's packs before each block; and that behind the node's number, to search in.
+        # Number of packs of the canonical node before each block; with the node's number in front, as a search key.
         self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
         self._block_keys = nodes << _NODE_BITS | self._packs_before_block
         self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
 
     def _interleave(self, packs_per_node: list[int]) -> None:
-        """Rounds take one pack of every canonical node that has packs left.
+        """Set the phases of the epoch. A round takes a pack of each canonical node with packs left.
 
-        Rounds [r, s) between two successive node sizes have the same nodes, so a few phases say it all:
-        nodes with 5, 2 and 5 packs give phase 0 (rounds 0-1, nodes 0 1 2) and phase 1 (rounds 2-4, nodes 0 2).
+        Rounds [r, s) between two successive node sizes have the same nodes, and form a phase: nodes with 5, 2 and 5
+        packs give phase 0 (rounds 0-1, nodes 0 1 2) and phase 1 (rounds 2-4, nodes 0 2).
         """
         self._phase_nodes: list[NDArray[np.int64]] = []
         phase_starts, phase_rounds = [], []
@@ -116,7 +116,7 @@ class EpochPlan:
         self._phase_rounds = np.array(phase_rounds, np.int64)
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Canonical node, block and position in the block of each pack."""
+        """Return the canonical node, block and position in the block of each pack."""
         bounds = [numbers.min(), numbers.max()]
         first, last = (np.searchsorted(self._phase_starts, bounds, side="right") - 1).tolist()
         if first == last:

@@ -1,12 +1,12 @@
-"""Packs of samples whose lengths are not known beforehand. order + measure -> [lanes] -> packs; arithmetic only.
+"""Packs of samples with unknown lengths. order + measure -> [lanes] -> packs; arithmetic only.
 
-A lane is one canonical node of the epoch order, epoch after epoch without end. It measures a window of samples at a
-time and packs it as the plan would with a lengths index: in every epoch the packs of lane l are those that the plan
-has for canonical node l, in the same order.
+A lane is a canonical node of the epoch order, epoch after epoch without end. A lane measures a window of samples at a
+time, and packs the window like the plan of a lengths index: in every epoch the packs of lane l are the plan's packs of
+canonical node l, in the same order.
 
-Pack g of a run comes from lane g mod M, where M is the number of lanes. Rank r of R reads the packs with g mod R == r,
-and worker w of W of that rank those whose number within the rank is w mod W. So each reader (a worker of a rank) has
-lanes of its own when R * W divides M.
+Pack g of a run comes from lane g mod M, with M lanes. Rank r of R reads the packs with g mod R == r, and worker w of W
+of this rank reads each W-th of these, from number w on. Each reader (a worker of a rank) has its own lanes if R * W
+divides M.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_WINDOWS_PER_DEFAULT_LANE = 2
 
 
 def default_lanes(num_samples: int, window: int) -> int:
-    """A power of two that leaves each lane at least two windows of samples: at most 64, at least 1.
+    """Return a power of two with at least two windows of samples per lane, from 1 to 64.
 
     >>> [default_lanes(n, 512) for n in (100, 5000, 10**6)]
     [1, 4, 64]
@@ -41,12 +41,12 @@ def default_lanes(num_samples: int, window: int) -> int:
 
 
 def allowed_readers(num_lanes: int) -> list[int]:
-    """Numbers of readers (ranks times workers) that share the lanes: the divisors of their number, ascending."""
+    """Return the numbers of readers (ranks times workers) that can share the lanes: its divisors, ascending."""
     return [count for count in range(1, num_lanes + 1) if num_lanes % count == 0]
 
 
 def check_lanes(num_lanes: int, num_ranks: int, num_workers: int) -> None:
-    """Raise ConfigError where some reader would have no lanes of its own. num_workers: of a rank, at least 1."""
+    """Raise ConfigError if readers cannot have their own lanes. num_workers: per rank, at least 1."""
     readers = num_ranks * num_workers
     if num_lanes % readers:
         allowed = ", ".join(map(str, allowed_readers(num_lanes)))
@@ -59,9 +59,9 @@ def check_lanes(num_lanes: int, num_ranks: int, num_workers: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanePack:
-    """One pack, as in PackRange: sample_ids, starts and lengths are int64[num_segments].
+    """A pack, as in PackRange: sample_ids, starts and lengths are int64[num_segments].
 
-    expected, patches: int64[num_segments], of each segment's sample, as measured.
+    expected, patches: int64[num_segments], measured tokens and patches of each segment's sample.
     """
 
     sample_ids: NDArray[np.int64]
@@ -73,7 +73,7 @@ class LanePack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _LaneWindow:
-    """The packs that a window closes, pack after pack, and where the lane stands when all are taken."""
+    """The packs closed by a window, pack after pack, and the state of the lane after these packs."""
 
     segments: LanePack
     offsets: NDArray[np.int64]
@@ -86,14 +86,14 @@ class _LaneWindow:
 
 
 class Lane:
-    """The packs of lane `lane`, one after another without end, from the beginning or from a state.
+    """The packs of lane `lane`, without end, from the beginning or from a state.
 
-    measure is called with the ids of up to a window of samples (PackingConfig.samples_at_once; with first_fit, those
-    of a whole shuffle block, which are packed together), and must always give the same lengths. A lane that goes on
-    from a state measures one window again, at its first pack.
+    measure is called with the ids of up to a window of samples (PackingConfig.samples_at_once; with first_fit a whole
+    shuffle block), and must always return the same lengths. A lane that resumes from a state measures a window again,
+    at its first pack.
 
-    Raises ConfigError where there is no such lane or no sample in it, and CursorError for a state of another lane,
-    order or packing, as far as that can be seen.
+    Raises ConfigError for an unknown lane or a lane without samples, and CursorError for a state that does not fit the
+    lane, order or packing.
     """
 
     def __init__(
@@ -112,22 +112,21 @@ class Lane:
         self._packing = packing
         self._lane = lane
         self._measure = measure
-        self._block: tuple[tuple[int, int], MeasuredBlock] | None = None  # with its epoch and its number
+        self._block: tuple[tuple[int, int], MeasuredBlock] | None = None  # with its epoch and number
         self._window: _LaneWindow | None = None
-        self.epoch = self._state.epoch  # of the last pack taken
+        self.epoch = self._state.epoch  # epoch of the last pack
         self._check()
 
     @property
     def state(self) -> LaneState:
-        """Where the lane stands after the last pack taken."""
+        """State of the lane after the last pack."""
         return self._state
 
     def next_pack(self) -> LanePack:
-        """The next pack.
+        """Return the next pack.
 
-        Raises PackingError for a sample without tokens, for one that is too long where overlong is "error", and where
-        a whole epoch of the lane has no pack because all its samples are dropped or unmeasured. The state is then as it
-        was before.
+        Raises PackingError for a sample without tokens, with overlong "error" for an overlong sample, and for a whole
+        epoch of the lane without a pack because all samples are dropped or unmeasured. The state is then unchanged.
         """
         state, window = self._state, self._window
         if window is None:
@@ -157,7 +156,7 @@ class Lane:
         return window.pack(state.taken)
 
     def _pack_window(self, state: LaneState) -> _LaneWindow:
-        """The packs of the window at a state."""
+        """Return the packs of the window at a state."""
         block = self._block_at(state)
         window = block.window(state.sample, state.piece)
         last = window.next_sample == len(block.sample_ids)
@@ -200,7 +199,7 @@ class Lane:
         return _LaneWindow(segments=segments, offsets=packs.offsets, num_packs=packs.num_closed, after=after)
 
     def _segment_lengths(self, expected: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of segments as they are packed."""
+        """Return the packed tokens of segments."""
         limit = self._packing.packing_length
         lengths: NDArray[np.int64] = np.minimum(expected - pieces * limit, limit)
         return lengths
@@ -222,7 +221,7 @@ class Lane:
         return self._block[1]
 
     def _check(self) -> None:
-        """Raise what the class says."""
+        """Raise the errors of the class."""
         num_lanes, state, carried = self._order.num_canonical_nodes, self._state, self._state.carried
         if not 0 <= self._lane < num_lanes:
             raise ConfigError(
@@ -253,23 +252,22 @@ class Lane:
             )
 
 
-# A shuffle block with samples that are measured on demand. sample ids + measure -> [this] -> segments.
+# A shuffle block with samples that are measured on demand. sample ids + measure -> segments.
 
-UNMEASURED = -1  # the tokens of a sample that has no length: it takes no room, as if the dataset did not have it
+UNMEASURED = -1  # tokens of a sample without a length: it is in no pack, as if missing in the dataset
 
-# sample ids -> tokens of each, or UNMEASURED, int64[n]; where the dataset may have media, tokens and patches of each,
-# int64[n, 2]
+# sample ids -> tokens of each, or UNMEASURED: int64[n]; in a dataset with media tokens and patches of each: int64[n, 2]
 Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSegments:
-    """The segments of one window.
+    """The segments of a window.
 
-    samples: indices in the block. expected, patches: of each segment's sample, as measured. lengths: tokens of each
-    segment. pieces: 0 unless samples are split. The window after it begins with piece next_piece of sample
-    next_sample, which is one past the last at the end of the block. num_overlong: samples longer than a pack that
-    have their first piece in the window.
+    samples: indices in the block. expected, patches: measured tokens and patches of each segment's sample. lengths:
+    tokens of each segment. pieces: 0 unless samples are split. The next window begins with piece next_piece of sample
+    next_sample; at the end of the block, next_sample is the number of samples. num_overlong: overlong samples with
+    their first piece in the window.
     """
 
     samples: NDArray[np.int64]
@@ -283,22 +281,22 @@ class WindowSegments:
 
 
 class MeasuredBlock:
-    """A shuffle block whose samples are measured as they are needed, from its sample `first` on."""
+    """A shuffle block whose samples are measured on demand, from its sample `first` on."""
 
     def __init__(self, sample_ids: NDArray[np.int64], first: int, *, packing: PackingConfig, measure: Measure):
         self.sample_ids = sample_ids
         self._packing = packing
         self._measure = measure
         self._lengths = np.zeros(len(sample_ids), np.int32)
-        self._patches: NDArray[np.int64] | None = None  # where measuring tells them
+        self._patches: NDArray[np.int64] | None = None  # if `measure` returns patches
         self._num_measured = first
 
     def window(self, sample: int, piece: int) -> WindowSegments:
-        """The window that begins with a piece of a sample; measures what it lacks."""
+        """Return the window that begins with a piece of a sample; measure its missing samples."""
         num_segments = self._packing.samples_at_once or sys.maxsize
         stop = piece + num_segments
         while True:
-            # One more is needed, as samples may take no room, to know whether the window is the last of the block.
+            # A further segment shows that the window is not the last of the block: later samples may be unmeasured.
             enough = stop + 1
             segments = self._segments(sample)
             if len(segments.lengths) >= enough or self._num_measured == len(self.sample_ids):
@@ -323,7 +321,7 @@ class MeasuredBlock:
         )
 
     def _segments(self, first: int) -> BlockSegments:
-        """What is packed of the measured samples from `first` on, which positions count from."""
+        """Return the segments of the measured samples from `first` on; positions count from `first`."""
         lengths = self._lengths[first : self._num_measured]
         has_media = None if self._patches is None else self._patches[first : self._num_measured] > 0
         measured = np.flatnonzero(lengths != UNMEASURED).astype(np.int32)
@@ -334,7 +332,7 @@ class MeasuredBlock:
         return replace(segments, positions=measured[segments.positions])
 
     def _measure_next(self, count: int) -> None:
-        """Measure up to `count` more samples, and check that they can be packed."""
+        """Measure up to `count` more samples, and check their lengths."""
         ids = self.sample_ids[self._num_measured : self._num_measured + count]
         measured = np.asarray(self._measure(ids))
         lengths = measured[:, 0] if measured.ndim == 2 else measured
@@ -365,9 +363,9 @@ class MeasuredBlock:
 
 
 class LanePlanner:
-    """The works of worker `worker` of num_workers in the group that config.world names: each is one pack, without end.
+    """Plans the works of worker `worker` of num_workers in the group of config.world: a pack each, without end.
 
-    The worker owns whole lanes (see check_lanes). order: its canonical nodes are the lanes.
+    The worker has whole lanes (see check_lanes). order: its canonical nodes are the lanes.
     """
 
     def __init__(
@@ -393,7 +391,7 @@ class LanePlanner:
         self._num_workers = num_workers
 
     def plan(self, cursor: LaneCursor) -> Iterator[Planned]:
-        """What there is to do from a cursor on, pack by pack."""
+        """Yield the work from a cursor on, pack by pack."""
         world, num_lanes = self._config.world, int(self._order.num_canonical_nodes or 1)
         lanes: dict[int, Lane] = {}
         begin = cursor.packs + (world.group - cursor.packs) % world.num_groups

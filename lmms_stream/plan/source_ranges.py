@@ -30,9 +30,9 @@ class SourceRange(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SourceRanges(Sequence[SourceRange]):
-    """Ranges in turn. A step of a thousand small sources has thousands of ranges, so they are kept as columns.
+    """Ranges in turn, as columns: a step of a thousand small sources has thousands of ranges.
 
-    names: of sources. rows: int64[n, 4], the number of the source in `names`, the epoch, the first pack, the stop.
+    names: of sources. rows: int64[n, 4], number of the source in `names`, epoch, first pack, stop.
     """
 
     names: Sequence[str]
@@ -49,7 +49,7 @@ class SourceRanges(Sequence[SourceRange]):
 
     @staticmethod
     def joined(ranges: Sequence[SourceRanges]) -> SourceRanges:
-        """Return one or more, of the same names, one after another."""
+        """Return ranges of the same names joined in order."""
         return SourceRanges(ranges[0].names, np.concatenate([each.rows for each in ranges]))
 
     def __eq__(self, other: object) -> bool:
@@ -86,9 +86,9 @@ class SourceBlock(NamedTuple):
 
 
 class RangePacks(NamedTuple):
-    """Packs of one epoch of a source, or of several short ones: their epochs, numbers and positions in all ranges.
+    """Packs of an epoch of a source, or of several short epochs: their epochs, numbers and positions in all ranges.
 
-    int64[num_packs] each. epoch: the first one's; epochs ascend.
+    int64[num_packs] each. epoch: of the first pack; epochs ascend.
     """
 
     source: str
@@ -101,9 +101,9 @@ class RangePacks(NamedTuple):
 def by_epoch(
     ranges: SourceRanges, chosen: NDArray[np.int64] | None = None, *, is_short: NDArray[np.bool_]
 ) -> list[RangePacks]:
-    """The same packs, each epoch of a source together, and all epochs of a short source: bool[sources].
+    """Return the packs of ranges grouped by epoch of a source; all epochs of a short source form a group.
 
-    chosen: positions of the packs that are wanted, which ascend; None: all.
+    chosen: ascending positions of the packs to return; None: all. is_short: bool[sources].
     """
     if not len(ranges):
         return []
@@ -126,37 +126,37 @@ def by_epoch(
     found = [
         RangePacks(names[source], epoch, of_packs[a:b], numbers[a:b], positions[a:b]) for source, epoch, a, b in heads
     ]
-    return [found[group] for group in np.argsort(order[groups]).tolist()]  # by the first range of each
+    return [found[group] for group in np.argsort(order[groups]).tolist()]  # by first range
 
 
 def join_patches(found: Sequence[PackRange]) -> NDArray[np.int64] | None:
-    """Of sources with media and without; None where none has media."""
+    """Return the patches of packs, 0 for sources without media; None if no source has media."""
     if all(each.patches is None for each in found):
         return None
     return join(np.zeros(len(each), np.int64) if each.patches is None else each.patches for each in found)
 
 
 def join(arrays: object) -> NDArray[np.int64]:
-    """Arrays one after another; there may be none."""
+    """Join arrays; an empty list gives an empty array."""
     joined: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *arrays])  # type: ignore[misc]
     return joined.astype(np.int64, copy=False)
 
 
-# The sources of a mixture as arrays while they take turns. cursors + shares -> [this] -> ranges, cursors after them.
+# The sources of a mixture as arrays while they take turns. cursors + shares -> ranges, cursors after them.
 #
-# A step of a thousand sources has packs of most of them, and often one comes to the end of its epoch: what is known of
-# them is looked up once a step, and written back once.
+# A step of a thousand sources has packs of most sources, and often a source reaches the end of its epoch: cursors are
+# read once per step, and written back once.
 
-MAX_ROWS = 1 << 14  # ranges that are taken at once, and one of each source more
-MAX_COUNTS = 1 << 16  # of epochs of all sources that are looked at together
+MAX_ROWS = 1 << 14  # ranges to take at once, besides a range per source
+MAX_COUNTS = 1 << 16  # counts of epochs of all sources to read at once
 
 
 class SourceTurns:
-    """The sources that have packs left: `names`, and `epochs`, the epoch that each is in.
+    """The sources with packs left: `names`, and their current `epochs`.
 
-    sources: all cursors, which `write` moves. numbers: of the names, as SourceRanges has them. known_counts: numbers of
-    packs of an epoch of a source and of the next epochs that are counted with it (see PackPlan). num_epochs: of a
-    source; None: it ends with its present epoch, and stays there. most: maximum number of packs.
+    sources: all cursors, moved by `write`. numbers: of the names, as in SourceRanges. known_counts: numbers of packs of
+    an epoch of a source and of the next epochs counted together (see PackPlan). num_epochs: of a source; None: a source
+    ends with its current epoch, and stays there. most: maximum number of packs.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class SourceTurns:
         cursors = [sources[name] for name in names]
         self.names = [*names]
         self._numbers = np.array(numbers, np.int64)
-        self._first_epochs = np.array([at.epoch for at in cursors], np.int64)  # of the counts that are known
-        self._at = np.zeros(len(names), np.int64)  # epochs after those
+        self._first_epochs = np.array([at.epoch for at in cursors], np.int64)  # first epochs of the known counts
+        self._at = np.zeros(len(names), np.int64)  # epochs after the first
         self._packs = np.array([at.packs for at in cursors], np.int64)
         self._credits = np.array([at.credit for at in cursors], np.int64)
         self._counts = [self._known(name, at.epoch) for name, at in zip(names, cursors, strict=True)]
-        self._joined: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None  # the counts, as take_epochs has them
-        self._ended: int | None = None  # the number of the one whose known epochs are over
+        self._joined: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None  # the counts, for take_epochs
+        self._ended: int | None = None  # number of the source whose known epochs are over
 
     def _known(self, name: str, epoch: int) -> NDArray[np.int64]:
         most = 1 if self._num_epochs is None else min(self._most_known, self._num_epochs(name) - epoch)
@@ -193,7 +193,7 @@ class SourceTurns:
         return epochs
 
     def go_on(self) -> bool:
-        """Whether any has packs left; those of an epoch that begins are counted now, and not before."""
+        """Return whether any source has packs left; count the packs of an epoch only when it begins."""
         if self._ended is not None:
             number, self._ended = self._ended, None
             self._begin_epoch(number)
@@ -228,10 +228,10 @@ class SourceTurns:
         until: SourceRange | None,
         ranges: list[NDArray[np.int64]] | None,
     ) -> tuple[int, bool]:
-        """Take the next `count` packs, or fewer: as far as epochs are known, or up to a pack; how many were taken.
+        """Take the next `count` packs, up to the end of known epochs or up to a pack; return the number of packs taken.
 
-        quotas, ends, least: see take_turns. until: a range of one pack. Also whether that one was taken, or is behind.
-        ranges: rows of SourceRanges; those taken are added, up to the end of an epoch of any source each.
+        quotas, ends, least: see take_turns. until: a range of length 1; also return whether this pack is taken by now.
+        ranges: list to add rows of SourceRanges to; a row ends at the end of any source's epoch.
         """
         wanted = self.names.index(until.source) if until is not None and until.source in self.names else None
         stop = np.array([-1, 0, 0])
@@ -255,8 +255,8 @@ class SourceTurns:
         return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
 
     def write(self) -> None:
-        """Move the cursors to where the sources stand."""
-        if self._ended is not None and self._num_epochs is not None:  # the next epoch follows at once
+        """Move the cursors to the sources' positions."""
+        if self._ended is not None and self._num_epochs is not None:  # begin the next epoch at once
             self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
         for name, epoch, packs, credit in values:
@@ -267,10 +267,10 @@ class SourceTurns:
         return SourceCursor(before.plan, int(self._first_epochs[number] + self._at[number]), int(packs), int(credit))
 
 
-# Weights of sources along a run -> their shares of each phase, in whole numbers. Integer arithmetic only.
+# Weights of sources along a run -> their shares in each phase, in whole numbers. Integer arithmetic only.
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
-UNIT = 1 << 40  # of shares and of what is lacked of them: a pack
+UNIT = 1 << 40  # a pack, in the unit of shares and credits
 
 
 def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
@@ -298,7 +298,7 @@ def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str
 
 
 def checked_epochs(max_epochs: Mapping[str, int] | None) -> dict[str, int]:
-    """Return how often each source is read at most; ConfigError unless sources are mapped to whole numbers."""
+    """Return the maximum epochs of each source; ConfigError for values other than whole numbers."""
     if not isinstance(max_epochs, Mapping | None):
         raise ConfigError(f"max_epochs must map sources to numbers of epochs, got {max_epochs!r}: write {{SOURCE: 2}}")
     counts = (max_epochs or {}).items()
@@ -306,7 +306,7 @@ def checked_epochs(max_epochs: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:
-    """Shares in whole numbers that add up to UNIT: int64[len(shares)]; what rounding leaves goes to the most rounded.
+    """Return shares as whole numbers with the sum UNIT: int64[len(shares)]; the largest remainders are rounded up.
 
     >>> to_quotas([Fraction(3), Fraction(1)]).tolist() == [3 * UNIT // 4, UNIT // 4]
     True
@@ -322,7 +322,7 @@ def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:
 
 
 def passed_on(weights: Sequence[list[Fraction]]) -> list[list[Fraction]]:
-    """The weights of each phase, or where all are 0 those of the next that has some, or else of the last before it."""
+    """Return the weights of each phase; a phase of zeros gets those of the next phase with weights, or of the last."""
     some = [number for number, shares in enumerate(weights) if any(shares)]
     return [
         weights[min((other for other in some if other >= number), default=some[-1])] for number in range(len(weights))
@@ -330,7 +330,7 @@ def passed_on(weights: Sequence[list[Fraction]]) -> list[list[Fraction]]:
 
 
 def share_out(credit: int, quotas: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A credit shared in proportion: int64, of the shape of quotas, which add up to UNIT."""
+    """Return a credit shared in proportion: int64, of the shape of quotas, whose sum is UNIT."""
     shares = np.array([credit * int(quota) // UNIT for quota in quotas.tolist()], np.int64) if credit else 0 * quotas
     shares[int(np.argmax(quotas))] += credit - int(shares.sum())
     return shares

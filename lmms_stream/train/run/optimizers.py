@@ -395,7 +395,7 @@ def _parts(parameter: torch.Tensor) -> Parts:
 
 
 def _joined(by_parts: dict[Parts, list[torch.Tensor]]) -> torch.Tensor:
-    """Return the sum of squares over all ranks, in a single collective; replicated parts count once."""
+    """Return the norm over all ranks, in a single collective; replicated parts count once: float32[]."""
     if not by_parts:
         return torch.zeros(())
     squares = [
@@ -407,7 +407,7 @@ def _joined(by_parts: dict[Parts, list[torch.Tensor]]) -> torch.Tensor:
 
 
 def _num_parts(mesh: DeviceMesh | None, dims: Sequence[int]) -> int:
-    """Ranks that have different parts of a parameter."""
+    """Return the number of ranks with different parts of a parameter."""
     count = 1
     for dim in dims:
         count *= 1 if mesh is None else mesh.size(dim)
@@ -415,7 +415,7 @@ def _num_parts(mesh: DeviceMesh | None, dims: Sequence[int]) -> int:
 
 
 def _square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of squares of this rank's parts of gradients: float64[]."""
+    """Return the sum of squares of this rank's parts of gradients: float64[]."""
     parts = [each.grad.to_local() if isinstance(each.grad, DTensor) else each.grad for each in parameters]
     norms = torch._foreach_norm([part for part in parts if part is not None], 2.0, torch.float32)
     return torch.stack(norms).double().square().sum()
