@@ -329,7 +329,7 @@ def one_value_each(
     lists: Mapping[str, str],
     num_positional: int,
 ) -> list[str]:
-    """The same words, in which an option of several values is repeated with one value each.
+    """Return the words with an option of several values repeated, a value each.
 
     flags: options without a value; () where no lists are given. pairs: options whose values read NAME=VALUE; the first
     word that does not is none of theirs. lists: options whose values may be anything, and what stands for no value:

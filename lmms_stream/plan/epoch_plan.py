@@ -132,7 +132,7 @@ class EpochPlan:
         return nodes, blocks, positions - self._packs_before_block[found]
 
     def _in_phase(self, phase: int, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Canonical node of each pack, and the number of its node's packs before it."""
+        """Return the canonical node of each pack, and the number of earlier packs of its node."""
         rounds, turns = np.divmod(numbers - self._phase_starts[phase], len(self._phase_nodes[phase]))
         return self._phase_nodes[phase][turns], self._phase_rounds[phase] + rounds
 
@@ -142,13 +142,13 @@ class EpochPlan:
         return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
 
     def canonical_nodes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those that packs come from: int64, of the same shape; no block is packed for it."""
+        """Return the canonical nodes of packs: int64, same shape, without packing a block."""
         if len(self._num_blocks) == 1:
             return np.zeros(len(numbers), np.int64)
         return self._locate(numbers)[0]
 
     def packs(self, numbers: NDArray[np.int64]) -> PackRange:
-        """The packs with these numbers, one or more."""
+        """Return packs by their numbers, one or more."""
         nodes, blocks, positions = self._locate(numbers)
         keys = nodes << _NODE_BITS | blocks
         by_block, cuts = np.arange(len(keys)), []
@@ -161,7 +161,7 @@ class EpochPlan:
             taken += self._take(int(nodes[mine[0]]), int(blocks[mine[0]]), positions[mine], mine)
         if self._has_replayed:
             self._has_replayed = False
-            give_back_memory()  # what packing blocks took
+            give_back_memory()  # memory of packing blocks
         sample_ids, lengths, starts, offsets = _in_order(taken)
         return PackRange(
             sample_ids=sample_ids,
@@ -176,7 +176,7 @@ class EpochPlan:
         )
 
     def _take(self, node: int, block: int, positions: _Numbers, numbers: _Numbers) -> Iterator[_Taken]:
-        """The packs at some positions of a block; numbers: what they are called. Copies: the next replay overwrites."""
+        """Yield copies of packs at positions of a block; the next replay overwrites them. numbers: of the packs."""
         if self._turns is not None:
             positions = self._turned(node, block, positions)
             order = np.argsort(positions)
@@ -188,7 +188,7 @@ class EpochPlan:
             here = positions[:num_here] - packs.first
             begins, ends = packs.offsets[here], packs.offsets[here + 1]
             segments: slice | _Numbers = slice(int(begins[0]), int(ends[-1]))
-            if here[-1] - here[0] != num_here - 1:  # they do not follow one another
+            if here[-1] - here[0] != num_here - 1:  # not consecutive
                 segments = runs(begins, ends - begins)
             ids, lengths = packs.sample_ids[segments].copy(), packs.lengths[segments].copy()
             yield _Taken(numbers[:num_here], ends - begins, ids, lengths, packs.starts_of(segments))
@@ -206,7 +206,7 @@ class EpochPlan:
         return self._packs_in_block(int(nodes[0]), int(blocks[0]), wanted).packs
 
     def first_packs_of(self, sample_ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """See PackPlan.first_packs_of: a block is packed again once all packs before its first one were given."""
+        """See PackPlan.first_packs_of: a block is packed again after all packs before its first pack were yielded."""
         nodes, blocks = self.order.locate(sample_ids)
         waiting: list[tuple[int, int, int, NDArray[np.int64]]] = []  # first pack of a block, the block, its samples
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
@@ -225,12 +225,12 @@ class EpochPlan:
                 yield heapq.heappop(found)
 
     def _row(self, node: int, block: int) -> int:
-        """Where counts have a block of the order."""
+        """Return the row of a block in the counts."""
         turn = block if self._turns is None else self._turns.turn(node, block)
         return int(self._first_blocks[node]) + turn
 
     def _packs_in_block(self, node: int, block: int, sample_ids: NDArray[np.int64]) -> SamplePacks:
-        """Of samples of a block, by its number in the order; the pieces of a sample in turn."""
+        """Return the packs of samples in a block, piece by piece of each sample. block: its number in the order."""
         ids = self.order.block(node, block)
         packs = pack_block(self._inputs, self.order, node, block)
         segments = np.flatnonzero(np.isin(ids, sample_ids)[packs.order])
@@ -245,7 +245,7 @@ class EpochPlan:
         return SamplePacks(packs=numbers, sample_ids=ids[packs.order[segments]])
 
     def amounts(self, num_packs: int) -> Amounts:
-        """What is in the first num_packs packs."""
+        """Return the samples and tokens in the first num_packs packs."""
         phase = max(0, int(np.searchsorted(self._phase_starts, num_packs, side="right")) - 1)
         taken = np.zeros(len(self._num_blocks), np.int64)  # packs of each canonical node
         for nodes, rounds in zip(self._phase_nodes[:phase], self._phase_rounds[1:].tolist(), strict=False):
@@ -278,7 +278,7 @@ class EpochPlan:
         return min(size, stop - start - block * size)
 
     def _begun(self, node: int, turn: int, num_packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sample and tokens of each segment in the first packs of a block."""
+        """Return the sample and tokens of each segment in the first packs of a block."""
         block = turn if self._turns is None else self._turns.block(node, turn)
         ids = self.order.block(node, block)
         lengths = np.asarray(self._inputs.index.lengths[ids], dtype=np.int64)
@@ -292,7 +292,7 @@ class EpochPlan:
         return ids[chosen], np.minimum(lengths[chosen] - starts, limit)
 
     def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of packs of a canonical node, by their position in it, which is the round that takes them."""
+        """Return the numbers of a canonical node's packs by their rounds, which are their positions in the node."""
         numbers = np.empty_like(rounds)
         phases = np.searchsorted(self._phase_rounds, rounds, side="right") - 1
         for at, phase in enumerate(phases.tolist()):
@@ -307,11 +307,11 @@ class EpochPlan:
         return self._turns.packs(node, block, positions, num_packs=num_packs)
 
     def forget_blocks(self) -> None:
-        """Let go of the blocks that were replayed, all but their counts."""
+        """Free the replayed blocks; keep their counts."""
         self._blocks.clear()
 
     def _block(self, node: int, block: int) -> BlockPacks:
-        """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
+        """Return the packs of a block; keep the last block of each canonical node, because packs are read in order."""
         if self._turns is not None:
             block = self._turns.block(node, block)
         kept = self._blocks.get(node)
@@ -321,9 +321,9 @@ class EpochPlan:
         return kept
 
 
-# Numbers of packs of an epoch's shuffle blocks. lengths + order + packing -> [this] -> counts.
+# Numbers of packs of an epoch's shuffle blocks. lengths + order + packing -> counts.
 #
-# Counting packs every block once. So counts are cached, and one process counts for all that share the cache.
+# Counting packs every block once: counts are cached, and a single process counts for all that share the cache.
 
 CountsCache = MutableMapping[str, NDArray[np.int64]]
 Counting = Callable[[str], AbstractContextManager[object]]

@@ -1,4 +1,4 @@
-"""Where training stands in lanes: packs consumed, and the state of every lane that gave one."""
+"""The position of training in lanes: the number of packs, and the state of each lane with packs read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class LaneAfter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneCursor:
-    """step: finished steps of the run. packs: consumed by all ranks. states: of lanes that gave packs, by number.
+    """Position of a run in lanes. step: finished steps. packs: read by all ranks. states: of lanes, by number.
 
-    plan: fingerprint of the order, the packing and the processor. A rank knows the states of its own lanes alone;
-    merge joins those of all ranks.
+    plan: fingerprint of the order, the packing and the processor. A rank knows only the states of its own lanes; merge
+    joins the states of all ranks.
     """
 
     plan: str
@@ -37,7 +37,7 @@ class LaneCursor:
     states: Mapping[int, LaneState] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain ints, strings and lists, for JSON; see from_dict."""
+        """Return ints, strings and lists, for JSON; see from_dict."""
         states = {str(lane): state.to_dict() for lane, state in sorted(self.states.items())}
         return {
             "version": CURSOR_VERSION,
@@ -69,7 +69,7 @@ class LaneCursor:
         return LaneCursor(plan=data["plan"], states=states, **numbers)
 
     def check(self, plan: str) -> None:
-        """CursorError where it follows another plan than this one, or lacks the state of a lane that gave packs."""
+        """Raise CursorError for another plan, or for a missing state of a lane with packs read."""
         if self.plan != plan:
             raise CursorError(explain_other_plan("data", self.plan, plan))
         for lane in range(self.num_lanes):
@@ -82,7 +82,7 @@ class LaneCursor:
                 )
 
     def after_step(self, packs: Sequence[LaneAfter], *, num_packs: int) -> LaneCursor:
-        """The cursor after a step of num_packs packs of all ranks. packs: what this rank read of them, in order."""
+        """Return the cursor after a step of num_packs packs of all ranks. packs: this rank's packs, in order."""
         return LaneCursor(
             plan=self.plan,
             num_lanes=self.num_lanes,
@@ -92,34 +92,33 @@ class LaneCursor:
         )
 
     def merge(self, others: Sequence[LaneCursor]) -> LaneCursor:
-        """The cursor with the lanes of all; CursorError unless they stand at the same step."""
+        """Return the cursor with the lanes of all ranks; CursorError for cursors of different steps."""
         states = dict(self.states)
         for other in others:
             if (other.plan, other.step, other.packs) != (self.plan, self.step, self.packs):
                 raise CursorError(
                     f"cursors of ranks at steps {self.step} and {other.step} cannot be merged: save all at one step"
                 )
-            # Ranks of a replicated group have the same lanes; a lane that a rank does not own stays as it was loaded.
+            # Ranks of a replicated group have the same lanes; other ranks keep the loaded state of a lane.
             for lane, state in other.states.items():
                 if lane not in states or state.num_packs > states[lane].num_packs:
                     states[lane] = state
         return LaneCursor(plan=self.plan, num_lanes=self.num_lanes, step=self.step, packs=self.packs, states=states)
 
 
-# Position of a lane after a pack, with the packs that wait for its next window, for a checkpoint.
+# Position of a lane after a pack, with its open packs, for a checkpoint.
 
-MAX_COUNT = 1 << 62  # in a state
-MAX_PATCHES = (1 << 32) - 1  # of a sample
+MAX_COUNT = 1 << 62  # maximum count in a state
+MAX_PATCHES = (1 << 32) - 1  # maximum patches of a sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CarriedPacks:
-    """Packs that wait for a window, in the order that the packer keeps them, with what is known of their segments.
+    """Open packs, in the packer's order, with their segments.
 
-    sizes: segments of each pack. firsts: index of each pack's first segment among the segments of the block.
-    samples: of each segment, the sample's index in its block. expected: tokens of that sample, as measured. pieces:
-    of each segment, the piece of its sample; empty where all are 0. patches: of each segment's sample; empty where all
-    are 0.
+    sizes: segments of each pack. firsts: index of each pack's first segment among the segments of the block. samples:
+    index in the block of each segment's sample. expected: measured tokens of this sample. pieces: piece number of each
+    segment; empty if all are 0. patches: of each segment's sample; empty if all are 0.
     """
 
     sizes: tuple[int, ...] = ()
@@ -141,7 +140,7 @@ class CarriedPacks:
             raise ValueError("the lists of carried packs do not fit each other")
 
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """samples, expected, pieces and patches as int64[num_segments] each."""
+        """Return samples, expected, pieces and patches as int64[num_segments] each."""
         none = (0,) * len(self.samples)
         samples, expected, pieces, patches = (
             np.array(each, np.int64)
@@ -152,12 +151,12 @@ class CarriedPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneState:
-    """Where a lane stands after a pack: in an epoch, a block of its canonical node, and a window of that block.
+    """Position of a lane after a pack: an epoch, a block of its canonical node, and a window of the block.
 
-    The window begins with piece `piece` of sample `sample` of the block, which is segment `segment` of the block;
-    without splits that is the sample's index among those that are not dropped. taken: packs of the window that are
-    taken; carried: packs that waited for it. num_packs: taken from the lane in all. num_overlong: samples longer than
-    a pack in all windows before this one; exact at the end of a window, hence of an epoch.
+    The window begins with piece `piece` of sample `sample` of the block, segment `segment` of the block (without
+    splits: the sample's index among samples that are not dropped). taken: packs read from the window; carried: open
+    packs before it. num_packs: read from the lane in all. num_overlong: overlong samples in all earlier windows; exact
+    at the end of a window, and therefore of an epoch.
     """
 
     epoch: int = 0
@@ -175,7 +174,7 @@ class LaneState:
         return self.block == self.sample == self.piece == self.taken == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain ints and lists of ints, for JSON; see from_dict. Without media nothing is said of patches."""
+        """Return ints and lists of ints, for JSON; see from_dict. Without media there are no patches."""
         numbers = {key: getattr(self, name) for name, key in _KEYS.items()}
         carried = {field.name: list(getattr(self.carried, field.name)) for field in _LISTS}
         if not self.carried.patches:

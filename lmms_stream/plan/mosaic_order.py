@@ -189,12 +189,12 @@ def _warn_of_repeats(num_samples: int, among: str) -> None:
 
 
 def _as_read(work: Ids) -> Ids:
-    """All of it in the order in which a run reads it."""
+    """Return all ids in the order of reading."""
     return work.transpose(3, 2, 0, 1, 4).ravel()
 
 
 def _of_readers(ids: Ids, readers: Readers, batch_size: int) -> Ids:
-    """What _as_read undoes."""
+    """Return ids in reading order by node, rank, worker and batch: the inverse of _as_read."""
     nodes, ranks, workers = readers
     return ids.reshape(-1, workers, nodes, ranks, batch_size).transpose(2, 3, 1, 0, 4)
 
@@ -203,7 +203,7 @@ def _of_readers(ids: Ids, readers: Readers, batch_size: int) -> Ids:
 
 
 def _random(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int) -> Ids:
-    """Batches of samples of all streams."""
+    """Return batches of samples of all streams."""
     sizes, ids = sampled(order, sources, epoch)
     numbers = partitioned(order, len(ids), readers, batch_size=order.batch_size, position=position)
     return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, order.shuffle_block_size))
@@ -212,7 +212,7 @@ def _random(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Reade
 def _stratified(
     order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
 ) -> Ids:
-    """Global batches that all have the same share of each stream."""
+    """Return global batches with the same share of each stream."""
     rows = []
     one_node = readers._replace(num_nodes=1)
     for number, portion in enumerate(_portions(order, sources, readers)):

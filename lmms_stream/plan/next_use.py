@@ -1,8 +1,8 @@
-"""When each shard is needed next. order + the blocks at hand -> [next use] -> epochs from now; arithmetic only.
+"""Next use of each shard. order + current blocks -> [next use] -> epochs from now; arithmetic only.
 
-It follows from the order alone: the shards of an epoch are permuted and laid end to end, so each is in one block of one
-canonical node, or in a few that follow one another. No sample and no pack is looked at, O(shards + blocks) an epoch.
-A cache that lets go of what is needed last downloads least (Belady, IBM Systems Journal 5, 1966).
+Only the order matters: the shards of an epoch are permuted and joined, and each shard is in a block of a canonical
+node, or in a few consecutive blocks. No sample or pack is read: O(shards + blocks) per epoch. A cache that evicts the
+shard needed last downloads least (Belady, IBM Systems Journal 5, 1966).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .order import EpochOrder, Turns
 from .pack_plan import PackPlan
 
 NOW, NEVER = 0.0, float("inf")
-MAX_EPOCHS = 4  # that are looked into
+MAX_EPOCHS = 4  # maximum epochs to look ahead
 _TURN_BITS = 32
-_SOON = np.float32(2.0**-20)  # of an epoch: what is not needed now is needed later than that
-_BLOCKS_OF_SHARD = 4  # as many pieces of a shard tell well enough when it is needed
+_SOON = np.float32(2.0**-20)  # minimum time, in epochs, of a shard that is not needed now
+_BLOCKS_OF_SHARD = 4  # maximum pieces of a shard to look at
 
 
 class _Pieces(NamedTuple):
-    """The parts that blocks have of shards. firsts, lasts: turns of the first and the last block that a piece is of.
+    """Pieces of shards in blocks. firsts, lasts: turns of the first and last block of a piece.
 
-    shards, nodes, firsts, lasts: int32[n]. at: float32[n], how much of the epoch comes before.
+    shards, nodes, firsts, lasts: int32[n]. at: float32[n], share of the epoch before the piece.
     """
 
     shards: NDArray[np.int32]
@@ -38,12 +38,12 @@ class _Pieces(NamedTuple):
 
 
 def place(epoch: int, turn: int) -> int:
-    """Where a canonical node is: an epoch, and the turn in it of a block (see Turns). Later ones are larger."""
+    """Return the place of a canonical node: an epoch, and the turn of a block in it (see Turns); later is larger."""
     return epoch << _TURN_BITS | turn
 
 
 class Places:
-    """Where the canonical nodes of a plan are, and which of their blocks are at hand; its arrays are never changed.
+    """Places of a plan's canonical nodes, and their current blocks; its arrays never change.
 
     held, now: see NextUse.times. All nodes begin with the epoch.
     """
@@ -52,10 +52,10 @@ class Places:
         self.epoch = epoch
         self.held = self.now = np.full(num_canonical_nodes, place(epoch, 0), np.int64)
         self._is_entered = np.zeros(num_canonical_nodes, bool)
-        self._passing: list[tuple[int, int, int]] = []  # a step, and the place that a canonical node has passed to then
+        self._passing: list[tuple[int, int, int]] = []  # a step, a canonical node, and its place at this step
 
     def enter(self, node: int, at: int, *, until: int) -> None:
-        """A canonical node has come to a place; the blocks before it stay at hand until a step."""
+        """Move a canonical node to a place. until: step up to which earlier blocks stay current."""
         self.now = _with(self.now, node, at)
         if self._is_entered[node]:
             self._passing.append((until, node, at))
@@ -63,7 +63,7 @@ class Places:
             self._is_entered[node], self.held = True, _with(self.held, node, at)
 
     def pass_to(self, step: int) -> bool:
-        """Let go of blocks that are at hand until this step; whether there are any."""
+        """Release blocks that are current until this step; return whether there are any."""
         passed = [each for each in self._passing if each[0] <= step]
         if passed:
             self._passing = [each for each in self._passing if each[0] > step]
@@ -79,9 +79,9 @@ def _with(values: NDArray[np.int64], at: int, value: int) -> NDArray[np.int64]:
 
 
 def served_nodes(node: int, *, nodes: Sequence[int], num_canonical_nodes: int) -> NDArray[np.bool_]:
-    """The canonical nodes whose packs a machine reads: bool[num_canonical_nodes]. nodes: ranks of each machine.
+    """Return the canonical nodes read by a machine: bool[num_canonical_nodes]. nodes: ranks of each machine.
 
-    All canonical nodes, where machines cannot have shares in proportion to their ranks; see has_equal_shares.
+    All canonical nodes, if machines cannot have shares in proportion to their ranks; see has_equal_shares.
     """
     if not has_equal_shares(nodes=nodes, num_canonical_nodes=num_canonical_nodes):
         return np.ones(num_canonical_nodes, bool)
@@ -91,10 +91,10 @@ def served_nodes(node: int, *, nodes: Sequence[int], num_canonical_nodes: int) -
 
 
 class NextUse:
-    """When a machine needs the shards of a plan next.
+    """A machine's next use of each shard of a plan.
 
-    serves: bool[num_canonical_nodes], those whose packs it reads. sizes: bytes of each shard, int64[num_shards].
-    limit_bytes: of the cache; epochs to come are looked into until what they need would fill it.
+    serves: bool[num_canonical_nodes], canonical nodes read by the machine. sizes: bytes of each shard,
+    int64[num_shards]. limit_bytes: of the cache; later epochs are read until their shards would fill the cache.
     """
 
     def __init__(self, plan: PackPlan, *, serves: NDArray[np.bool_], sizes: NDArray[np.int64], limit_bytes: int | None):
@@ -105,10 +105,10 @@ class NextUse:
         self._epochs: dict[int, _Pieces] = {}
 
     def times(self, held: NDArray[np.int64], now: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Epochs until each shard is needed: float32[num_shards], NOW, and NEVER as far as can be seen.
+        """Return the epochs until each shard is needed: float32[num_shards], NOW, or NEVER if no use is found.
 
-        held, now: int64[num_canonical_nodes], a place of each: blocks before held are needed no more, those from there
-        to now are at hand. Of canonical nodes that are not served it does not matter.
+        held, now: int64[num_canonical_nodes], places: blocks before held are finished, blocks from held to now are
+        current. Values of canonical nodes that are not served do not matter.
         """
         found = np.full(len(self._sizes), NEVER, np.float32)
         if not self._serves.any():

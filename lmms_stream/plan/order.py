@@ -27,22 +27,22 @@ MIN_SAMPLES_PER_DEFAULT_NODE = 1 << 17
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderConfig:
-    """How an epoch is ordered. Two runs with the same values and the same shards have the same order.
+    """Settings of the order of an epoch. Runs with the same values and the same shards have the same order.
 
-    Without shuffle it is the stored order, at any size: there is one canonical node then, num_canonical_nodes says only
-    how many lanes there are, and nodes and ranks share each step in its order, the first node the first packs.
-    Without reshuffle each epoch has the packs of the first, in another order (see Turns).
+    Without shuffle the order is the stored order, for any number of ranks: there is a single canonical node,
+    num_canonical_nodes is only the number of lanes, and nodes and ranks share each step in order, the first node the
+    first packs. Without reshuffle each epoch has the packs of the first epoch, in another order (see Turns).
     """
 
     seed: int = 0
     shuffle: bool = True
-    num_canonical_nodes: int | None = None  # None: chosen from the number of samples alone
+    num_canonical_nodes: int | None = None  # None: chosen from the number of samples
     shuffle_block_size: int = 1 << 18  # samples
     reshuffle: bool = True
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a plan is named by: reshuffle only if set: plans had names before this setting existed."""
+        """Values for a plan's fingerprint; reshuffle only if changed, because older plans lack this setting."""
         values = asdict(self)
         if self.reshuffle:
             del values["reshuffle"]
@@ -50,7 +50,7 @@ class OrderConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 <= self.seed < 1 << 32:  # a larger one would be split into two words of the random stream's key
+        if not 0 <= self.seed < 1 << 32:  # a larger seed would become two words of the random stream's key
             raise ConfigError(f"seed must be from 0 to {(1 << 32) - 1}, got {self.seed}")
         if self.num_canonical_nodes is not None and self.num_canonical_nodes < 1:
             raise ConfigError(f"num_canonical_nodes must be at least 1, got {self.num_canonical_nodes}")
@@ -172,9 +172,9 @@ class EpochOrder:
     def total_before(
         self, positions: NDArray[np.int64], total_below: Callable[[NDArray[np.int64]], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        """What the samples before each position of the laid-out sequence have in all, of anything that adds up.
+        """Return the total of any amount over the samples before each position of the ordered sequence.
 
-        total_below: the same of all samples with smaller ids than given, int64[n] -> int64[n].
+        total_below: ids -> total over all samples with smaller ids, int64[n] -> int64[n].
         """
         ends = self._first_ids + np.diff(self._starts, append=self.num_samples)
         of_shards = total_below(ends) - total_below(self._first_ids)
@@ -186,12 +186,12 @@ class EpochOrder:
         return found
 
     def _runs(self, start: int, stop: int) -> slice:
-        """The shards, by their index in the laid-out sequence, that hold its positions [start, stop)."""
+        """Return the shards of positions [start, stop), by their index in the ordered sequence."""
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         return slice(first, int(np.searchsorted(self._starts, stop, side="left")))
 
     def _ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Sample ids at positions [start, stop) of the laid-out sequence, one run per shard."""
+        """Return the sample ids at positions [start, stop) of the ordered sequence, a run per shard."""
         here = self._runs(start, stop)
         starts = np.maximum(self._starts[here], start)
         shifts = self._first_ids[here] - self._starts[here]

@@ -1,7 +1,7 @@
-"""Epochs of few samples, many at a time. lengths + order + packing -> [this] -> packs of any epochs, and their counts.
+"""Epochs of few samples, many at a time. lengths + order + packing -> packs of any epochs, and their counts.
 
-A source of four packs comes to its end dozens of times in a step. Its epochs are packed some hundred at once by a
-compiled loop, and kept as arrays: runs of epochs, which begin at multiples of their length.
+A source of four packs ends dozens of times in a step. A compiled loop packs some hundred of its epochs at once, kept as
+arrays: runs of epochs, which begin at multiples of their length.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from .lengths import Lengths
 from .order import OrderConfig
 from .packing import MAX_LENGTH, PackingConfig, PackRange, cut_overlong, ends_of, runs
 
-MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
+MAX_SAMPLES = 1 << 13  # of a short epoch; for longer epochs Python's share of the time is small
 MAX_SEGMENTS = 1 << 16
-RUN_SEGMENTS = 1 << 15  # that are packed at once
-EPOCH_SEGMENTS = 32  # an epoch of fewer segments, canonical nodes and shards takes as long to pack
-MAX_RUNS = 16  # that are kept
-MAX_KNOWN = 1 << 16  # epochs whose equal counts are told at once
+RUN_SEGMENTS = 1 << 15  # segments to pack at once
+EPOCH_SEGMENTS = 32  # packing fewer segments, canonical nodes and shards per epoch takes no less time
+MAX_RUNS = 16  # runs to keep
+MAX_KNOWN = 1 << 16  # epochs with equal counts to return at once
 _NODE_BITS = 32
 
 _Numbers = NDArray[np.int64]
 
 
 class ShortEpochs:
-    """Packs of a source's epochs, which are told by epoch and number, both int64[num_packs].
+    """Packs of a source's epochs, by epoch and number, both int64[num_packs].
 
-    kept_segments: of packs that are kept in memory, 12 bytes each and 16 more for each pack; a fourth as many pack
-    counts are kept, 8 bytes each. Not for several threads at once.
+    kept_segments: segments of packs to keep in memory, 12 bytes each and 16 more per pack; a fourth as many pack counts
+    are kept, 8 bytes each. Not thread-safe.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class ShortEpochs:
         self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // work)
         self._most_runs = max(2, min(MAX_RUNS, kept_segments // (self._run_epochs * segments)))
         self._runs: OrderedDict[int, EpochPacks] = OrderedDict()
-        self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of the runs that were used last
+        self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of the last used runs
         self._most_counts = max(2, kept_segments // 4 // self._run_epochs)
         self._sums: dict[int, int] = {}  # packs of whole runs
         self._equal = self._equal_counts()
 
     @property
     def num_runs(self) -> int:
-        """Runs of epochs that are kept."""
+        """Number of kept runs of epochs."""
         return len(self._runs)
 
     def counts(self, epoch: int) -> _Numbers:
-        """Numbers of packs of an epoch and of the next epochs that are counted with it: int64[1 or more]."""
+        """Return the numbers of packs of an epoch and of the next epochs counted together: int64[1 or more]."""
         if self._equal is not None:
             return self._equal
         number, at = divmod(epoch, self._run_epochs)
@@ -103,7 +103,7 @@ class ShortEpochs:
         return self._counts[number][at:]
 
     def num_packs(self, first: int, stop: int) -> int:
-        """Packs of the epochs [first, stop) in all; a whole run is counted once."""
+        """Return the number of packs of the epochs [first, stop); a whole run is counted once."""
         if self._equal is not None:
             return max(0, stop - first) * int(self._equal[0])
         total = 0
@@ -118,7 +118,7 @@ class ShortEpochs:
         return total
 
     def packs(self, epochs: _Numbers, numbers: _Numbers) -> PackRange:
-        """One or more packs. Epochs ascend, as numbers do in each; neither is checked. sources are 0."""
+        """Return one or more packs. Epochs ascend, and numbers in each epoch; neither is checked. sources are 0."""
         found = [self._take(run, at) for run, at in self._found(epochs, numbers)]
         if len(found) == 1:
             return found[0]
@@ -135,7 +135,7 @@ class ShortEpochs:
         )  # fmt: skip
 
     def canonical_nodes(self, epochs: _Numbers, numbers: _Numbers) -> _Numbers:
-        """The canonical node that each pack comes from."""
+        """Return the canonical node of each pack."""
         return np.concatenate([run.nodes[at].astype(np.int64) for run, at in self._found(epochs, numbers)])
 
     def blocks(self, epochs: _Numbers, numbers: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:

@@ -1,5 +1,5 @@
-"""What differs between the versions of the libraries that may be installed. A file a library.
+"""Differences between installed versions of libraries. A file per library.
 
 numba           compiled loops, and the files of their machine code
-transformers    where processors find settings, what they cut of sounds, positions of models
+transformers    names of settings and arguments, weights in files, masks, positions
 """

@@ -1,4 +1,4 @@
-"""What differs between the versions of transformers, each with the version that ends it. Nothing is imported."""
+"""Differences between versions of transformers, each with its last version. This module imports no library."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any, NamedTuple
 
 _INSTALLED = tuple(int(part) for part in version("transformers").split(".")[:2])
 
-# Until 5.0: Qwen3-Omni's processor cuts sounds at the chunk_length of its folder; since then it reads them whole.
+# Until 5.0 Qwen3-Omni's processor cuts sounds at the chunk_length of its folder; later versions read whole sounds.
 CUTS_SOUNDS_OF_QWEN3_OMNI = _INSTALLED < (5, 0)
 
-# Until 5.0: settings in files of their own come before those nested in processor_config.json; since then after them.
+# Until 5.0 settings in separate files override settings nested in processor_config.json; later the reverse.
 NESTED_SETTINGS_COME_FIRST = _INSTALLED >= (5, 0)
 
-# Until 5.18: Qwen2.5-VL's model cuts the seconds of a pair of frames to a whole number before it counts positions.
+# Until 5.18 Qwen2.5-VL's model rounds the seconds of a pair of frames down before it counts positions.
 CUTS_SECONDS_OF_FRAMES = _INSTALLED < (5, 18)
 
-# Until 5.18: LLaVA-OneVision's model puts the token that ends a video behind the features that it is given.
+# Until 5.18 LLaVA-OneVision's model adds the token that ends a video after the given features.
 ENDS_FEATURES_OF_LLAVA_VIDEOS = _INSTALLED >= (5, 18)
 
-# Until 5.23: chunks of Llama 4 are counted from the start of a pack; since then from the start of each sample.
+# Until 5.23 chunks of Llama 4 count from the start of a pack; later from the start of each sample.
 COUNTS_CHUNKS_BY_SAMPLE = _INSTALLED >= (5, 23)
 
-# Until 5.9: sdpa and eager get no mask in Qwen3-Omni's tower of sound, so clips see one another.
+# Until 5.9 sdpa and eager get no mask in Qwen3-Omni's tower of sound: clips see each other.
 MIXES_CLIPS_OF_QWEN3_OMNI = _INSTALLED < (5, 9)
 
-# Until 5.0: gpt-oss's experts are given weights of all experts for each token; since then those of the chosen ones.
+# Until 5.0 gpt-oss's experts get the weights of all experts for each token; later the weights of the chosen experts.
 GIVES_WEIGHTS_OF_CHOSEN_EXPERTS = _INSTALLED >= (5, 0)
 
-# Until 5.0: save_pretrained is given weights by their names in the model and renames them itself.
+# Until 5.0 save_pretrained takes weights by their names in the model, and renames them.
 KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
 
 # Words of plans for tensor parallelism: since 5.0, and until then.
@@ -41,20 +41,20 @@ _OF_PLANS = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "row
 
 
 def plan_of_cuts(model: Any) -> dict[str, str]:
-    """Names of a model's parts, with * for numbers -> how a plan for tensor parallelism cuts them, in words of 4.57.
+    """Return a model's plan of tensor parallelism: names of parts, with * for numbers -> way to cut, in words of 4.57.
 
-    Without the embedding, which since 5.0 is cut by its rows: it may stay whole, as it did.
+    The embedding is left out: since 5.0 plans cut its rows, but it may stay whole, as before.
     """
-    # 4.57 replaces what a class says of its head by what the config says of the blocks.
+    # In 4.57 the config's plan of the blocks replaces the class's plan of the head.
     plans = (getattr(type(model), "_tp_plan", None), getattr(model, "_tp_plan", None))
     plan: dict[str, str] = {name: word for each in plans for name, word in (each or {}).items()}
     return {name: _OF_PLANS.get(word, word) for name, word in plan.items() if word != "embedding_rowwise"}
 
 
 def special_tokens_of(tokenizer: Any) -> dict[str, Any]:
-    """A tokenizer's special tokens by name. Since 5.0 its special_tokens_map lacks those without a name of their own.
+    """Return a tokenizer's special tokens by name. Since 5.0 special_tokens_map lacks tokens without their own name.
 
-    They are in the fingerprints of lengths indexes that were measured before.
+    Fingerprints of older lengths indexes contain all tokens.
     """
     named = dict(tokenizer.special_tokens_map)
     others = tokenizer.extra_special_tokens if _INSTALLED >= (5, 0) else ()
@@ -62,13 +62,13 @@ def special_tokens_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def by_torchvision(name: str) -> Any:
-    """The image processor of a name that resizes by torchvision. Until 5.0 it has another name than Pillow's."""
+    """Return the image processor that resizes with torchvision. Until 5.0 its name differs from Pillow's."""
     return getattr(import_module("transformers"), name if _INSTALLED >= (5, 0) else f"{name}Fast")
 
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Inside, transformers draws no bars. Since 5.0 save_pretrained draws one."""
+    """Hide transformers' progress bars inside. Since 5.0 save_pretrained has a bar."""
     from transformers.utils import logging
 
     kept = logging._tqdm_active
@@ -80,7 +80,7 @@ def without_progress() -> Iterator[None]:
 
 
 def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """What files hold of these tensors. Until 5.0 the same; since then each expert, say, of a tensor of all."""
+    """Return tensors as in files. Until 5.0 unchanged; later, for example, a tensor per expert of a joined tensor."""
     if _INSTALLED < (5, 0):
         return tensors
     with _own_classes(model):
@@ -90,12 +90,12 @@ def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _own_classes(model: Any) -> Iterator[None]:
-    """Inside, parts of a model that FSDP shards are of the classes that transformers knows."""
+    """Give sharded parts of a model the classes of transformers inside."""
     from torch.distributed.fsdp import FSDPModule
 
     sharded = [(module, type(module)) for module in model.modules() if isinstance(module, FSDPModule)]
     for module, of_fsdp in sharded:
-        module.__class__ = of_fsdp.__mro__[2]  # after FSDP's class of it, and FSDPModule
+        module.__class__ = of_fsdp.__mro__[2]  # after FSDP's subclass, and FSDPModule
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def _own_classes(model: Any) -> Iterator[None]:
 
 
 class MadeOf(NamedTuple):
-    """Keys of files, and how their tensors become some of a model; None where the only one is copied."""
+    """Keys of files, and the conversion of their tensors to tensors of a model; None for a copy of a single tensor."""
 
     keys: tuple[str, ...]
     convert: Callable[[Sequence[Any]], dict[str, Any]] | None
@@ -114,7 +114,7 @@ HAS_RULES_FOR_NAMES = _INSTALLED >= (5, 0)
 
 
 def made_of_files(model: Any, keys: Iterable[str]) -> list[tuple[str, MadeOf]]:
-    """Names of a model's weights, with what in files they are made of, as from_pretrained has it since 5.0."""
+    """Return the names of a model's weights with their sources in files, as in from_pretrained since 5.0."""
     core = import_module("transformers.core_model_loading")
     rules = import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
     renames = [each for each in rules if isinstance(each, core.WeightRenaming)]
@@ -142,16 +142,16 @@ def made_of_files(model: Any, keys: Iterable[str]) -> list[tuple[str, MadeOf]]:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Have a model's blocks run again in the backward pass. Until 5.23 the method has another name."""
+    """Run a model's blocks again in the backward pass. Until 5.23 the method has another name."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
 
 
 @contextmanager
 def attention_is_ours() -> Iterator[None]:
-    """Inside, models may be given an attention with "sdpa" in its name that is ours.
+    """Allow our attention with "sdpa" in its name inside.
 
-    Since 5.0 transformers refuses these names for classes that its own sdpa is not for, such as gpt-oss.
+    Since 5.0 transformers refuses such names for classes without its own sdpa, such as gpt-oss.
     """
     from transformers import PreTrainedModel
 
@@ -163,7 +163,7 @@ def attention_is_ours() -> Iterator[None]:
         PreTrainedModel._sdpa_can_dispatch = kept
 
 
-# Names of arguments: until 5.23, and since then.
+# Names of arguments: until 5.23, and later.
 _RENAMED = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
@@ -171,9 +171,9 @@ _RENAMED = {
 
 
 def as_installed(said: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Arguments of any version by the names of the installed one. names: of its TrainingArguments.
+    """Return arguments of any version by the names of the installed version. names: of its TrainingArguments.
 
-    Since 5.0 a share of the run is said by warmup_steps, which was warmup_ratio. Other values stay as they are.
+    Since 5.0 warmup_steps may be a share of the run, formerly warmup_ratio. Other values do not change.
     """
     values = dict(said)
     for old, new in _RENAMED.items():
@@ -188,11 +188,12 @@ def as_installed(said: Mapping[str, Any], names: Collection[str]) -> dict[str, A
 
 @contextmanager
 def masks_of_packs() -> Iterator[None]:
-    """Inside, transformers makes each mask as for a pack, by the places of tokens in the pack.
+    """Make transformers create each mask inside for packs, by the positions of tokens in the pack.
 
-    Since 5.0 it reads from the device, for each mask, whether there are several samples. Since 5.23 it numbers tokens
-    from the start of their sample, and Gemma 3, in its layers with windows, looks these numbers up in the pack: an
-    image of the second sample would be seen where the first sample has one. Chunks alone (Llama 4) are numbered so.
+    Since 5.0 transformers reads from the device, for each mask, whether there are several samples. Since 5.23 it
+    numbers tokens from the start of their sample, and Gemma 3, in its layers with windows, uses these numbers as
+    positions in the pack: an image of the second sample would be seen at the image of the first sample. Only chunks
+    (Llama 4) keep the numbers by sample.
     """
     if _INSTALLED < (5, 0):
         yield
@@ -214,7 +215,7 @@ def masks_of_packs() -> Iterator[None]:
 
 
 def _samples_of_tokens(position_ids: Any) -> Any:
-    """int64[1, T], from 0, of positions that go up by 1 in each sample."""
+    """Return the number of each token's sample, int64[1, T], from 0; positions increase by 1 within a sample."""
     return (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
 
 
@@ -229,7 +230,7 @@ def _by_sample_in_chunks(remap: Callable[..., Any], mask_function: Any, position
 
 
 def name_missing_output() -> None:
-    """Let Llama 4 run: since 5.24 it asks the output of its part of text for image_outputs, which that has not."""
+    """Let Llama 4 run: since 5.24 it reads image_outputs of its text model's output, which lacks this field."""
     from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
     if _INSTALLED >= (5, 24) and not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):

@@ -26,10 +26,10 @@ _Words = NDArray[np.uint64]
 
 
 class SourceFacts(NamedTuple):
-    """What epochs of a source follow from; see OrderConfig and EpochOrder.
+    """Inputs of a source's epochs; see OrderConfig and EpochOrder.
 
-    sizes, first_ids: int64[num_shards], samples of each shard, and the id of its first. lengths: int32[num_samples].
-    num_pieces: int32[num_samples], segments that each sample is packed as: 0 for one that is dropped.
+    sizes, first_ids: int64[num_shards], number of samples of each shard, and its first sample id. lengths:
+    int32[num_samples]. num_pieces: int32[num_samples], segments of each sample, 0 for dropped samples.
     """
 
     seed: int
@@ -47,7 +47,7 @@ class SourceFacts(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How samples are packed; see best_fit. kind: BEST_FIT, FIRST_FIT, NEXT_FIT or WINDOW_N.
+    """Settings of packing; see best_fit. kind: BEST_FIT, FIRST_FIT, NEXT_FIT or WINDOW_N.
 
     keeps: whether samples longer than the limit are kept whole.
     """

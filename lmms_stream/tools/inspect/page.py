@@ -242,7 +242,7 @@ def _tokens(tokens: TokensView, seen: Sequence[SeenView], budget: list[int]) -> 
 
 
 def _seen(medium: SeenView, budget: list[int]) -> str:
-    """What the model sees of a medium, where its tokens begin."""
+    """Return the picture of a medium in the model's view, to stand before its tokens."""
     picture, size = "", len(medium.picture)
     label = medium.label
     if size <= min(MAX_IMAGE_BYTES, budget[0]):

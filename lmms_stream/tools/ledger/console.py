@@ -102,7 +102,7 @@ def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:
 
 
 def print_logged(ledger: LoggedLedger, *, step: int | None, samples: Sequence[int], as_json: bool) -> None:
-    """What the log of a run in lanes says of a step, of samples, or of how much was read; and what it cannot say."""
+    """Print the log of a run in lanes on a step, on samples or on the amounts read, and a note on its limits."""
     from .run import CANNOT
 
     record: dict[str, Any] = {"until": ledger.stop, "samples": ledger.samples_seen, "tokens": ledger.tokens_seen}

@@ -64,7 +64,7 @@ class WeightPhase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What the steps [first, stop) read of each source. Steps are counted as a ledger counts them.
+    """Packs of each source in the steps [first, stop), before and after a change. Steps count as in a ledger.
 
     is_end: no source has packs left then. global_batch: packs of a step, before and with the change. phases: the steps
     by the phases of the weights' schedule, in turn.

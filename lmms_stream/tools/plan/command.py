@@ -293,7 +293,7 @@ def _open_datasets(options: argparse.Namespace) -> dict[str, PackedDataset]:
 
 
 def _reading(dataset: PackedDataset) -> Processor | None:
-    """What makes tokens of the samples of a dataset: its processor; without one, what stored tokens need."""
+    """Return the processor of a dataset's samples; without a processor, the processor of stored tokens."""
     from ...converters.stored.catalog import schema_of
     from ...processors.text import TokensProcessor
 

@@ -172,7 +172,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _opened(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
-    """What DATASET names, the cluster, and the steps."""
+    """Return the sources of DATASET, the cluster, and the steps."""
     from ...config import load_mapping
 
     if not options.dataset.endswith((".yaml", ".yml")):

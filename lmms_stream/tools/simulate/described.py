@@ -180,7 +180,7 @@ def described_plan(
 
 @dataclass(frozen=True, kw_only=True)
 class _DrawnLengths(Lengths):
-    """Of num_samples: sample i has the length table[i % TABLE]."""
+    """Lengths of num_samples: sample i has the length table[i % TABLE]."""
 
     table: NDArray[np.uint32]
     num_samples: int

@@ -71,7 +71,7 @@ def simulate(
     max_steps: int | None = None,
     max_samples: int = MAX_SAMPLES,
 ) -> Simulation:
-    """What a cluster does with packs of a dataset, or of several by name, from their indexes and lengths alone.
+    """Simulate a cluster that reads packs of a dataset, or of several by name, from their indexes and lengths.
 
     dataset: or sources that are described only, as `describe` returns them, with weights and max_epochs of their own.
     weights, max_epochs, global_batch, drop_last: as PackedLoader takes them. epochs: simulated one after another, each
@@ -300,7 +300,7 @@ def advise(
     *,
     compared: Mapping[str, Simulation],
 ) -> str:
-    """What to change, in one line; where canonical nodes do not divide among nodes, the run is simulated with some."""
+    """Return the change to make, in a line; other canonical nodes are simulated if these do not divide among nodes."""
     for name, limit in sources.limits_on(cluster).items():
         least = simulation.least_cache_limits[name]
         if limit is not None and limit < least:

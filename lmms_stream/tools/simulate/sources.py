@@ -179,7 +179,7 @@ def _shards_of_two_files(infos: Sequence[ShardInfo]) -> ShardCosts:
 
 
 def _cut_anew(samples: NDArray[np.int64], shards: ShardCosts, shard_bytes: int) -> tuple[NDArray[np.int64], ShardCosts]:
-    """The same samples in shards of about so many bytes, each sample as large as the mean of its shard."""
+    """Return the same samples in shards of about shard_bytes, each sample with the mean size of its shard."""
     ends = np.cumsum(samples)
     total = int(shards.stored.sum())
     num_shards = min(int(ends[-1]), max(1, round(total / shard_bytes)))

@@ -73,7 +73,7 @@ class WatchServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """What a browser may call this server: a page of another name that leads here gets nothing."""
+        """Names of this server for a browser: pages under another name that lead here get nothing."""
         port = self.server_address[1]
         return f"{HOST}:{port}", f"localhost:{port}"
 
