@@ -46,7 +46,7 @@ class PlanInputs:
     kept_segments: int
 
     def patches(self, sample_ids: _Numbers) -> NDArray[np.integer[Any]] | None:
-        """Return the patches of some samples; None if no sample of the dataset has media."""
+        """Return the patches of some samples; None for a dataset without media."""
         return None if self.index.patches is None else self.index.patches[sample_ids]
 
 

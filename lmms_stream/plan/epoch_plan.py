@@ -142,13 +142,13 @@ class EpochPlan:
         return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
 
     def canonical_nodes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the canonical nodes of packs: int64, same shape, without packing a block."""
+        """Return the canonical nodes of packs: int64, of the same shape; no block is packed."""
         if len(self._num_blocks) == 1:
             return np.zeros(len(numbers), np.int64)
         return self._locate(numbers)[0]
 
     def packs(self, numbers: NDArray[np.int64]) -> PackRange:
-        """Return packs by their numbers, one or more."""
+        """Return the packs with these numbers, one or more."""
         nodes, blocks, positions = self._locate(numbers)
         keys = nodes << _NODE_BITS | blocks
         by_block, cuts = np.arange(len(keys)), []
@@ -161,7 +161,7 @@ class EpochPlan:
             taken += self._take(int(nodes[mine[0]]), int(blocks[mine[0]]), positions[mine], mine)
         if self._has_replayed:
             self._has_replayed = False
-            give_back_memory()  # memory of packing blocks
+            give_back_memory()  # memory taken by packing blocks
         sample_ids, lengths, starts, offsets = _in_order(taken)
         return PackRange(
             sample_ids=sample_ids,
@@ -176,7 +176,10 @@ class EpochPlan:
         )
 
     def _take(self, node: int, block: int, positions: _Numbers, numbers: _Numbers) -> Iterator[_Taken]:
-        """Yield copies of packs at positions of a block; the next replay overwrites them. numbers: of the packs."""
+        """Yield the packs at some positions of a block as copies, because the next replay overwrites the block.
+
+        numbers: indices of the packs in the result.
+        """
         if self._turns is not None:
             positions = self._turned(node, block, positions)
             order = np.argsort(positions)
@@ -188,7 +191,7 @@ class EpochPlan:
             here = positions[:num_here] - packs.first
             begins, ends = packs.offsets[here], packs.offsets[here + 1]
             segments: slice | _Numbers = slice(int(begins[0]), int(ends[-1]))
-            if here[-1] - here[0] != num_here - 1:  # not consecutive
+            if here[-1] - here[0] != num_here - 1:  # the packs are not consecutive
                 segments = runs(begins, ends - begins)
             ids, lengths = packs.sample_ids[segments].copy(), packs.lengths[segments].copy()
             yield _Taken(numbers[:num_here], ends - begins, ids, lengths, packs.starts_of(segments))
@@ -225,12 +228,12 @@ class EpochPlan:
                 yield heapq.heappop(found)
 
     def _row(self, node: int, block: int) -> int:
-        """Return the row of a block in the counts."""
+        """Return the row of a block of the order in the counts."""
         turn = block if self._turns is None else self._turns.turn(node, block)
         return int(self._first_blocks[node]) + turn
 
     def _packs_in_block(self, node: int, block: int, sample_ids: NDArray[np.int64]) -> SamplePacks:
-        """Return the packs of samples in a block, piece by piece of each sample. block: its number in the order."""
+        """Return the packs of samples of a block, by its number in the order; the pieces of a sample in turn."""
         ids = self.order.block(node, block)
         packs = pack_block(self._inputs, self.order, node, block)
         segments = np.flatnonzero(np.isin(ids, sample_ids)[packs.order])
@@ -245,7 +248,7 @@ class EpochPlan:
         return SamplePacks(packs=numbers, sample_ids=ids[packs.order[segments]])
 
     def amounts(self, num_packs: int) -> Amounts:
-        """Return the samples and tokens in the first num_packs packs."""
+        """Return the amounts in the first num_packs packs."""
         phase = max(0, int(np.searchsorted(self._phase_starts, num_packs, side="right")) - 1)
         taken = np.zeros(len(self._num_blocks), np.int64)  # packs of each canonical node
         for nodes, rounds in zip(self._phase_nodes[:phase], self._phase_rounds[1:].tolist(), strict=False):
@@ -278,7 +281,7 @@ class EpochPlan:
         return min(size, stop - start - block * size)
 
     def _begun(self, node: int, turn: int, num_packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sample and tokens of each segment in the first packs of a block."""
+        """Return sample and tokens of each segment in the first packs of a block."""
         block = turn if self._turns is None else self._turns.block(node, turn)
         ids = self.order.block(node, block)
         lengths = np.asarray(self._inputs.index.lengths[ids], dtype=np.int64)
@@ -292,7 +295,7 @@ class EpochPlan:
         return ids[chosen], np.minimum(lengths[chosen] - starts, limit)
 
     def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of a canonical node's packs by their rounds, which are their positions in the node."""
+        """Return the numbers of packs of a canonical node. rounds: positions in the node; each round takes one pack."""
         numbers = np.empty_like(rounds)
         phases = np.searchsorted(self._phase_rounds, rounds, side="right") - 1
         for at, phase in enumerate(phases.tolist()):
@@ -307,7 +310,7 @@ class EpochPlan:
         return self._turns.packs(node, block, positions, num_packs=num_packs)
 
     def forget_blocks(self) -> None:
-        """Free the replayed blocks; keep their counts."""
+        """Drop the replayed blocks; keep their counts."""
         self._blocks.clear()
 
     def _block(self, node: int, block: int) -> BlockPacks:
@@ -323,7 +326,7 @@ class EpochPlan:
 
 # Numbers of packs of an epoch's shuffle blocks. lengths + order + packing -> counts.
 #
-# Counting packs every block once: counts are cached, and a single process counts for all that share the cache.
+# Counting packs every block once. Counts are therefore cached; a single process counts for all sharers of the cache.
 
 CountsCache = MutableMapping[str, NDArray[np.int64]]
 Counting = Callable[[str], AbstractContextManager[object]]
@@ -338,10 +341,10 @@ def block_counts(
     counting: Counting,
     num_threads: int | None = None,
 ) -> NDArray[np.int64]:
-    """Packs, tokens and overlong samples of each block of an epoch, as they are kept, or counted: int64[num_blocks, 3].
+    """Return cached or new packs, tokens and overlong samples of each block of an epoch: int64[num_blocks, 3].
 
-    Where samples have media, a fourth column counts the overlong ones with media. num_threads: that count, one for each
-    core unless given.
+    With media a fourth column counts the overlong samples with media. num_threads: counting threads (default: one per
+    core).
     """
     num_blocks = sum(order.num_blocks(node) for node in range(order.num_canonical_nodes))
     shape = num_blocks, 3 + (inputs.index.patches is not None)
@@ -356,14 +359,14 @@ def block_counts(
 
 
 def count_blocks(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) -> NDArray[np.int64]:
-    """Counts as block_counts returns them, made now."""
+    """Count now, with the result of block_counts."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
 
     def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
         packs = pack_block(inputs, order, *node_and_block)
         return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media
 
-    if num_threads == 1:  # in this thread, which does not keep the process from ending as those of a pool do
+    if num_threads == 1:  # in this thread: threads of a pool would keep the process from ending
         counted = [count(each) for each in blocks]
     else:
         with ThreadPoolExecutor(max_workers=num_threads or len(os.sched_getaffinity(0))) as pool:

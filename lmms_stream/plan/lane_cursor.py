@@ -1,4 +1,4 @@
-"""The position of training in lanes: the number of packs, and the state of each lane with packs read."""
+"""Position of training in lanes: consumed packs, and the state of every lane with consumed packs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .packing import MAX_LENGTH
 
 
 class LaneAfter(NamedTuple):
-    """A lane, by its number, and its state after a pack."""
+    """Number of a lane, and its state after a pack."""
 
     lane: int
     state: LaneState
@@ -24,10 +24,11 @@ class LaneAfter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneCursor:
-    """Position of a run in lanes. step: finished steps. packs: read by all ranks. states: of lanes, by number.
+    """Position of a run in lanes.
 
-    plan: fingerprint of the order, the packing and the processor. A rank knows only the states of its own lanes; merge
-    joins the states of all ranks.
+    plan: fingerprint of the order, the packing and the processor. step: finished steps of the run. packs: packs
+    consumed by all ranks. states: state of each lane that gave packs, by number. A rank knows only the states of its
+    own lanes; merge joins the states of all ranks.
     """
 
     plan: str
@@ -37,7 +38,7 @@ class LaneCursor:
     states: Mapping[int, LaneState] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ints, strings and lists, for JSON; see from_dict."""
+        """Return plain ints, strings and lists, for JSON; see from_dict."""
         states = {str(lane): state.to_dict() for lane, state in sorted(self.states.items())}
         return {
             "version": CURSOR_VERSION,
@@ -50,7 +51,7 @@ class LaneCursor:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LaneCursor:
-        """Read what to_dict wrote; CursorError for another version, a plan's cursor, or a damaged state."""
+        """Read a dict written by to_dict; CursorError for another version, a plan's cursor, or a damaged state."""
         if not isinstance(data, Mapping) or "lanes" not in data:
             raise CursorError(
                 "the saved cursor is not one of lanes: it was saved with a lengths index (set packing_mode to plan), "
@@ -69,7 +70,7 @@ class LaneCursor:
         return LaneCursor(plan=data["plan"], states=states, **numbers)
 
     def check(self, plan: str) -> None:
-        """Raise CursorError for another plan, or for a missing state of a lane with packs read."""
+        """Raise CursorError for a cursor of another plan, or with a lane whose number of packs does not fit."""
         if self.plan != plan:
             raise CursorError(explain_other_plan("data", self.plan, plan))
         for lane in range(self.num_lanes):
@@ -82,7 +83,7 @@ class LaneCursor:
                 )
 
     def after_step(self, packs: Sequence[LaneAfter], *, num_packs: int) -> LaneCursor:
-        """Return the cursor after a step of num_packs packs of all ranks. packs: this rank's packs, in order."""
+        """Return the cursor after a step of num_packs packs of all ranks. packs: packs read by this rank, in order."""
         return LaneCursor(
             plan=self.plan,
             num_lanes=self.num_lanes,
@@ -92,21 +93,21 @@ class LaneCursor:
         )
 
     def merge(self, others: Sequence[LaneCursor]) -> LaneCursor:
-        """Return the cursor with the lanes of all ranks; CursorError for cursors of different steps."""
+        """Return the cursor with the lanes of all cursors; CursorError unless all have equal plan, step and packs."""
         states = dict(self.states)
         for other in others:
             if (other.plan, other.step, other.packs) != (self.plan, self.step, self.packs):
                 raise CursorError(
                     f"cursors of ranks at steps {self.step} and {other.step} cannot be merged: save all at one step"
                 )
-            # Ranks of a replicated group have the same lanes; other ranks keep the loaded state of a lane.
+            # Ranks of a replicated group have the same lanes; lanes of other ranks stay as loaded.
             for lane, state in other.states.items():
                 if lane not in states or state.num_packs > states[lane].num_packs:
                     states[lane] = state
         return LaneCursor(plan=self.plan, num_lanes=self.num_lanes, step=self.step, packs=self.packs, states=states)
 
 
-# Position of a lane after a pack, with its open packs, for a checkpoint.
+# Position of a lane after a pack, with the packs that wait for the next window, for a checkpoint.
 
 MAX_COUNT = 1 << 62  # maximum count in a state
 MAX_PATCHES = (1 << 32) - 1  # maximum patches of a sample
@@ -114,11 +115,11 @@ MAX_PATCHES = (1 << 32) - 1  # maximum patches of a sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CarriedPacks:
-    """Open packs, in the packer's order, with their segments.
+    """Packs that wait for a window, in the packer's order, with the facts known about their segments.
 
     sizes: segments of each pack. firsts: index of each pack's first segment among the segments of the block. samples:
-    index in the block of each segment's sample. expected: measured tokens of this sample. pieces: piece number of each
-    segment; empty if all are 0. patches: of each segment's sample; empty if all are 0.
+    index in the block of each segment's sample. expected: measured tokens of each segment's sample. pieces: number of
+    each segment in its sample; empty if all are 0. patches: patches of each segment's sample; empty if all are 0.
     """
 
     sizes: tuple[int, ...] = ()
@@ -153,10 +154,11 @@ class CarriedPacks:
 class LaneState:
     """Position of a lane after a pack: an epoch, a block of its canonical node, and a window of the block.
 
-    The window begins with piece `piece` of sample `sample` of the block, segment `segment` of the block (without
-    splits: the sample's index among samples that are not dropped). taken: packs read from the window; carried: open
-    packs before it. num_packs: read from the lane in all. num_overlong: overlong samples in all earlier windows; exact
-    at the end of a window, and therefore of an epoch.
+    The window begins with piece `piece` of sample `sample` of the block. This piece is segment `segment` of the block;
+    without splits `segment` is the sample's index among the samples that are not dropped. taken: packs taken from the
+    window. carried: packs that waited for the window. num_packs: packs taken from the lane in all. num_overlong:
+    samples longer than a pack in all windows before this window; exact at the end of a window, and therefore of an
+    epoch.
     """
 
     epoch: int = 0
@@ -174,7 +176,7 @@ class LaneState:
         return self.block == self.sample == self.piece == self.taken == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ints and lists of ints, for JSON; see from_dict. Without media there are no patches."""
+        """Return plain ints and lists of ints, for JSON, without patches for text only; see from_dict."""
         numbers = {key: getattr(self, name) for name, key in _KEYS.items()}
         carried = {field.name: list(getattr(self.carried, field.name)) for field in _LISTS}
         if not self.carried.patches:
@@ -183,7 +185,7 @@ class LaneState:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LaneState:
-        """Read what to_dict wrote; CursorError for a damaged state."""
+        """Read a dict written by to_dict; CursorError for a damaged state."""
         try:
             lists = {"patches": [], **data["carried"]}
             carried = {

@@ -1,4 +1,4 @@
-"""Lengths of a dataset's samples for plans; without the compiled loops of packing, whose import takes 0.1 s."""
+"""Lengths of a dataset's samples for plans, without the compiled loops of packing, which take 0.1 s to import."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HASH_BYTES = 16
 class Lengths:
     """Lengths of samples. lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped.
 
-    content_hash: hash of the lengths. patches: integers[num_samples], rows of each sample for its media tower; None if
-    no sample has media. patches_hash: hash of the patches, "" for None.
+    content_hash: hash of the lengths. patches: integers[num_samples], rows of each sample for the dataset's media
+    tower; None for text only. patches_hash: hash of the patches, or "".
     """
 
     lengths: NDArray[np.integer[Any]]

@@ -1,11 +1,11 @@
 """MosaicML's orders: streams and settings -> the sample ids of all ranks and workers in an epoch.
 
-sampled     how many samples of each shard, and which
-shuffled    see mosaic_shuffles
+sampled     the number of samples of each shard, and their ids
+shuffled    numbers 0 to n - 1 in the order of a shuffle
 partitioned numbers -> nodes, ranks, workers, batches
-mosaic_work all of it, by the batching method
+mosaic_work all steps together, by the batching method
 
-They are the same to the sample as those of MosaicML's package; tests hold that.
+The orders equal the orders of MosaicML's package, sample by sample, as tests check.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _log = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MosaicOrder:
-    """The keywords of a StreamingDataset on which its order depends.
+    """Keywords of a StreamingDataset that determine its order.
 
-    initial_physical_nodes: those that the run began on, None at its start. epoch_seed_change: whether epochs draw
-    other samples.
+    initial_physical_nodes: nodes at the start of the run; None at the start itself. epoch_seed_change: whether the draw
+    of samples, and the mix of batches of several streams, change with the epoch.
     """
 
     batching_method: str
@@ -47,7 +47,7 @@ class MosaicOrder:
 
 
 class StreamSamples(NamedTuple):
-    """A stream: the id of its first sample, the samples of its shards, and what an epoch takes of it."""
+    """A stream: id of its first sample, samples of its shards, samples to take in an epoch, and its proportion."""
 
     first: int
     sizes: Ids
@@ -56,7 +56,7 @@ class StreamSamples(NamedTuple):
 
 
 class Readers(NamedTuple):
-    """Who reads: equal nodes, ranks of each, and workers of each rank."""
+    """Readers of a run: nodes of equal size, ranks per node, and workers per rank."""
 
     num_nodes: int
     ranks_per_node: int
@@ -66,9 +66,9 @@ class Readers(NamedTuple):
 def mosaic_work(
     order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
 ) -> Ids:
-    """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding.
+    """Return all sample ids: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding.
 
-    position: samples of the epoch that were read before. ValueError for settings that do not fit one another.
+    position: samples of the epoch read before. ValueError for settings that contradict each other.
     """
     return _METHODS[order.batching_method](order, sources, readers, epoch, position)
 
@@ -77,7 +77,7 @@ def mosaic_work(
 
 
 def sampled(order: MosaicOrder, sources: Sequence[StreamSamples], epoch: int) -> tuple[Ids, Ids]:
-    """The sizes of the pieces of shards that an epoch takes, and the ids of their samples, in stored order."""
+    """Return the sizes of the pieces of shards taken in an epoch, and the ids of their samples, in stored order."""
     rng = np.random.default_rng(order.shuffle_seed + (epoch if order.sampling_method == "balanced" else 0))
     pieces: list[Ids] = [np.empty(0, np.int64)]
     sizes: list[int] = []
@@ -95,7 +95,7 @@ def sampled(order: MosaicOrder, sources: Sequence[StreamSamples], epoch: int) ->
 
 
 def _counts(order: MosaicOrder, source: StreamSamples, epoch: int) -> Ids:
-    """How many samples are taken of each shard: all of them as often as they go, the rest by granules drawn."""
+    """Return the number of samples to take of each shard: full repeats of the stream, then drawn granules."""
     sizes, total = source.sizes, int(source.sizes.sum())
     repeats, rest = divmod(source.choose, total) if total else (0, 0)
     counts = sizes * repeats
@@ -120,7 +120,7 @@ def _epoch_rng(order: MosaicOrder, epoch: int) -> np.random.Generator:
 
 
 def partitioned(order: MosaicOrder, num_samples: int, readers: Readers, *, batch_size: int, position: int = 0) -> Ids:
-    """Numbers 0 to num_samples - 1 for each reader, as mosaic_work gives sample ids; some of the last are repeated."""
+    """Return numbers 0 to num_samples - 1 for each reader, in the shape of mosaic_work; some last ones are repeated."""
     nodes, initial, canonical = readers.num_nodes, order.initial_physical_nodes, order.num_canonical_nodes
     if not num_samples:
         raise ValueError("an epoch takes no sample of a stream")
@@ -152,16 +152,16 @@ def _partitioned(num_samples: int, num_canonical: int, readers: Readers, batch_s
 
 
 def _canonical_rows(num_samples: int, num_canonical: int, *, num_nodes: int) -> Ids:
-    """The numbers of each canonical node, of equal length: int64[canonical nodes, samples of each]."""
+    """Return the numbers of each canonical node, in rows of equal length: int64[canonical nodes, samples per node]."""
     length = -(-num_samples // num_canonical)
-    nodes_each = max(1, num_nodes // num_canonical)  # that share a canonical node
+    nodes_each = max(1, num_nodes // num_canonical)  # nodes that share a canonical node
     padding = -length % nodes_each
     if num_samples < num_canonical or (num_samples == num_canonical and num_canonical < num_nodes):
         _warn_of_repeats(num_samples, f"{num_canonical} canonical nodes")
         return np.resize(np.arange(num_samples), (num_canonical, length + padding))
     bounds = np.arange(num_canonical + 1) * num_samples // num_canonical
     rows = bounds[:-1, None] + np.arange(length + padding)
-    rows[:, length - 1] -= np.diff(bounds) < length  # shorter ones have their last number twice
+    rows[:, length - 1] -= np.diff(bounds) < length  # shorter rows repeat their last number
     if padding:
         stop = -padding - nodes_each + 1
         rows[:, -padding:] = rows[:, stop - padding : stop]
@@ -169,7 +169,7 @@ def _canonical_rows(num_samples: int, num_canonical: int, *, num_nodes: int) -> 
 
 
 def _repeated(of_nodes: Ids, ranks: int) -> Ids:
-    """Numbers that a node repeats, for equal counts on its ranks."""
+    """Return the numbers that a node repeats, for equal counts on all ranks."""
     length = of_nodes.shape[1]
     missing = -length % ranks
     if not missing:
@@ -189,12 +189,12 @@ def _warn_of_repeats(num_samples: int, among: str) -> None:
 
 
 def _as_read(work: Ids) -> Ids:
-    """Return all ids in the order of reading."""
+    """Return the ids in the order in which a run reads them."""
     return work.transpose(3, 2, 0, 1, 4).ravel()
 
 
 def _of_readers(ids: Ids, readers: Readers, batch_size: int) -> Ids:
-    """Return ids in reading order by node, rank, worker and batch: the inverse of _as_read."""
+    """Return ids in the shape of mosaic_work: the inverse of _as_read."""
     nodes, ranks, workers = readers
     return ids.reshape(-1, workers, nodes, ranks, batch_size).transpose(2, 3, 1, 0, 4)
 
@@ -203,7 +203,7 @@ def _of_readers(ids: Ids, readers: Readers, batch_size: int) -> Ids:
 
 
 def _random(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int) -> Ids:
-    """Return batches of samples of all streams."""
+    """Return batches of samples from all streams."""
     sizes, ids = sampled(order, sources, epoch)
     numbers = partitioned(order, len(ids), readers, batch_size=order.batch_size, position=position)
     return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, order.shuffle_block_size))
@@ -223,7 +223,7 @@ def _stratified(
 
 
 def _portions(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers) -> list[int]:
-    """Samples of each stream in a global batch."""
+    """Return the samples of each stream in a global batch."""
     num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
     exact = num_all * np.array([source.proportion for source in sources])
     portions = exact.astype(np.int64)
@@ -239,7 +239,7 @@ def _portions(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Rea
 def _per_stream(
     order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
 ) -> Ids:
-    """Global batches of one stream each."""
+    """Return global batches of a single stream each."""
     num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
     rows = [
         _full(
@@ -255,7 +255,7 @@ def _per_stream(
 def _device_per_stream(
     order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
 ) -> Ids:
-    """Batches of a rank that are of one stream each."""
+    """Return batches of a single stream each for every rank."""
     nodes, canonical = readers.num_nodes, order.num_canonical_nodes
     if canonical % nodes:
         raise ValueError(f"{canonical} num_canonical_nodes must be a multiple of the {nodes} nodes")
@@ -300,7 +300,7 @@ def _shuffled_ids(order: MosaicOrder, sizes: Ids, ids: Ids, epoch: int, block_si
 
 
 def _stream_ids(order: MosaicOrder, source: StreamSamples, readers: Readers, epoch: int, *, batch_size: int) -> Ids:
-    """The sample ids of one stream by itself, as mosaic_work gives those of all."""
+    """Return the sample ids of a single stream, in the shape of mosaic_work."""
     sizes, ids = sampled(order, [source], epoch)
     numbers = partitioned(order, len(ids), readers, batch_size=batch_size)
     return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, int(order.shuffle_block_size * source.proportion)))
@@ -316,7 +316,7 @@ def _rows(ids: Ids, length: int) -> Ids:
 
 
 def _full(rows: Ids, order: MosaicOrder, stream: int) -> Ids:
-    """The batches that are full, which are the first."""
+    """Return the full batches, which come first."""
     full = rows[: np.count_nonzero(rows.min(axis=1) >= 0)]
     if not len(full):
         raise ValueError(f"stream {stream} has too few samples for one batch: add samples, or choose smaller batches")
@@ -326,7 +326,7 @@ def _full(rows: Ids, order: MosaicOrder, stream: int) -> Ids:
 
 
 def _taken_in_turn(rows: Sequence[Ids], rng: np.random.Generator) -> Ids:
-    """The batches of all streams, mixed; those of a stream stay in their order."""
+    """Return the batches of all streams, mixed; the batches of each stream stay in order."""
     origins = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     rng.shuffle(origins)
     mixed = np.empty_like(np.concatenate(rows))
@@ -339,7 +339,7 @@ def _padded(rows: Ids, count: int) -> Ids:
 
 
 def _dealt(order: MosaicOrder, batches: Ids, readers: Readers, position: int) -> Ids:
-    """Global batches among readers, from the last that was read wholly."""
+    """Return global batches in the shape of mosaic_work, from the first batch that was not read completely."""
     num_read, rest = divmod(position, batches.shape[1])
     if rest:
         _log.warning(
@@ -351,11 +351,11 @@ def _dealt(order: MosaicOrder, batches: Ids, readers: Readers, position: int) ->
     return _of_readers(_padded(left, len(left) + -len(left) % readers.workers_per_rank), readers, order.batch_size)
 
 
-# The shuffles of MosaicML's orders: sizes of pieces of shards -> numbers 0 to n - 1 in another order.
+# The shuffles of MosaicML's orders: sizes of pieces of shards -> numbers 0 to n - 1 in a new order.
 #
-# Generators are called in the same way as MosaicML's code calls them, so that the orders are the same to the sample. A
-# run has one order of shards, laid end to end and cut into canonical nodes of equal samples. What an epoch shuffles
-# stays in its canonical node.
+# Generators are called in the same way as in MosaicML's code, which makes the orders equal sample by sample. A
+# run has a single order of shards, laid end to end and cut into canonical nodes of equal size. Samples shuffled in an
+# epoch stay in their canonical node.
 
 ALGORITHMS = ("py1br", "py1e", "py1s", "py2s", "naive")
 
@@ -366,9 +366,10 @@ Span = tuple[int, int]  # the first number, and the one past the last
 def shuffled(
     algorithm: str, sizes: Numbers, *, num_canonical_nodes: int, seed: int, epoch: int, block_size: int
 ) -> Numbers:
-    """The numbers of all pieces, shuffled. sizes: int64[num_pieces], none 0. block_size: reach of py1br and py1e.
+    """Return the numbers of all pieces, shuffled.
 
-    ValueError for settings that MosaicML's orders refuse.
+    sizes: int64[num_pieces], each 1 or more. block_size: reach of py1br and py1e. ValueError for settings that
+    MosaicML's orders refuse.
     """
     rng = np.random.default_rng(seed + epoch)
     total = int(sizes.sum())
@@ -393,7 +394,7 @@ def shuffled(
 
 
 def _in_order(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[Span]]:
-    """The numbers, and the spans of the pieces among them in the order of the run."""
+    """Return the numbers, and the spans of the pieces in the order of the run."""
     stops = np.cumsum(sizes)
     spans = list(zip((stops - sizes).tolist(), stops.tolist(), strict=True))
     rng.shuffle(spans)
@@ -401,7 +402,7 @@ def _in_order(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[S
 
 
 def _mixed(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[Span]]:
-    """Order with the pieces in the order of the run, each piece shuffled once for the whole run."""
+    """Return the numbers with pieces in the order of the run, each shuffled once for the whole run, and the spans."""
     _, spans = _in_order(sizes, rng)
     pieces = [np.arange(start, stop) for start, stop in spans]
     for piece in pieces:
@@ -411,7 +412,7 @@ def _mixed(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[Span
 
 
 def _cut(spans: Sequence[Span], total: int, num_nodes: int) -> list[list[Span]]:
-    """Spans laid end to end and cut into parts of equal samples."""
+    """Return spans laid end to end and cut into parts with equal numbers of samples."""
     left = list(reversed(spans))
     nodes: list[list[Span]] = []
     num_laid = 0
@@ -437,7 +438,7 @@ def _mixed_node(numbers: Numbers, node: list[Span], rng: np.random.Generator) ->
 
 
 def _mixed_spans(node: Sequence[Span], rng: np.random.Generator) -> Numbers:
-    """The numbers of each span, shuffled within it."""
+    """Return the numbers of each span, shuffled within the span."""
     pieces = [np.arange(start, stop) for start, stop in node]
     for piece in pieces:
         rng.shuffle(piece)
@@ -445,9 +446,13 @@ def _mixed_spans(node: Sequence[Span], rng: np.random.Generator) -> Numbers:
 
 
 def _in_blocks(node: Sequence[Span], stagger: int, rng: np.random.Generator, block_size: int) -> Numbers:
-    """The numbers of a canonical node, shuffled within blocks of random sizes, which overlap by the stagger."""
+    """Return the numbers of a canonical node, shuffled within blocks of random sizes.
+
+    As in MosaicML's code, only the second block overlaps the block before, by the stagger. After the last block up to
+    `stagger` numbers may keep their order.
+    """
     numbers = _concatenated([np.arange(start, stop) for start, stop in node])
-    for start, stop in list(_blocks(len(numbers), stagger, rng, block_size)):  # all are drawn before the first shuffle
+    for start, stop in list(_blocks(len(numbers), stagger, rng, block_size)):  # all are drawn before shuffles
         rng.shuffle(numbers[start:stop])
     return numbers
 
@@ -462,7 +467,7 @@ def _blocks(num_samples: int, stagger: int, rng: np.random.Generator, block_size
 
 
 def _spread(node: Sequence[Span], rng: np.random.Generator, block_size: int) -> Numbers:
-    """The numbers of a canonical node, each moved by a random distance within reach of its span."""
+    """Return the numbers of a canonical node, each moved by a random distance within the reach of its span."""
     numbers = _mixed_spans(node, rng)
     if not len(numbers):
         raise ValueError("a canonical node has no sample: choose fewer num_canonical_nodes than there are samples")

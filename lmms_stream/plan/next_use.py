@@ -1,8 +1,8 @@
-"""Next use of each shard. order + current blocks -> [next use] -> epochs from now; arithmetic only.
+"""Next use of each shard. order + the blocks at hand -> [next use] -> epochs from now; arithmetic only.
 
-Only the order matters: the shards of an epoch are permuted and joined, and each shard is in a block of a canonical
-node, or in a few consecutive blocks. No sample or pack is read: O(shards + blocks) per epoch. A cache that evicts the
-shard needed last downloads least (Belady, IBM Systems Journal 5, 1966).
+The next use follows from the order alone: the shards of an epoch are permuted and laid end to end. Each shard is in one
+block of a canonical node, or in a few consecutive blocks. No samples or packs are read: O(shards + blocks) an epoch. A
+cache that evicts the shard with the latest next use downloads least (Belady, IBM Systems Journal 5, 1966).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from .order import EpochOrder, Turns
 from .pack_plan import PackPlan
 
 NOW, NEVER = 0.0, float("inf")
-MAX_EPOCHS = 4  # maximum epochs to look ahead
+MAX_EPOCHS = 4  # epochs to search
 _TURN_BITS = 32
-_SOON = np.float32(2.0**-20)  # minimum time, in epochs, of a shard that is not needed now
-_BLOCKS_OF_SHARD = 4  # maximum pieces of a shard to look at
+_SOON = np.float32(2.0**-20)  # of an epoch: minimum time for shards that are not needed now
+_BLOCKS_OF_SHARD = 4  # pieces of a shard that give its next use precisely enough
 
 
 class _Pieces(NamedTuple):
-    """Pieces of shards in blocks. firsts, lasts: turns of the first and last block of a piece.
+    """Parts of shards in blocks.
 
-    shards, nodes, firsts, lasts: int32[n]. at: float32[n], share of the epoch before the piece.
+    shards, nodes, firsts, lasts: int32[n]; firsts, lasts: turns of the first and the last block with the piece. at:
+    float32[n], share of the canonical node's blocks before the piece.
     """
 
     shards: NDArray[np.int32]
@@ -43,19 +44,19 @@ def place(epoch: int, turn: int) -> int:
 
 
 class Places:
-    """Places of a plan's canonical nodes, and their current blocks; its arrays never change.
+    """Positions of the canonical nodes of a plan, and the blocks at hand of each node. The arrays are never changed.
 
-    held, now: see NextUse.times. All nodes begin with the epoch.
+    held, now: see NextUse.times. All nodes begin at the start of the epoch.
     """
 
     def __init__(self, num_canonical_nodes: int, *, epoch: int):
         self.epoch = epoch
         self.held = self.now = np.full(num_canonical_nodes, place(epoch, 0), np.int64)
         self._is_entered = np.zeros(num_canonical_nodes, bool)
-        self._passing: list[tuple[int, int, int]] = []  # a step, a canonical node, and its place at this step
+        self._passing: list[tuple[int, int, int]] = []  # step, canonical node, and the node's place from this step on
 
     def enter(self, node: int, at: int, *, until: int) -> None:
-        """Move a canonical node to a place. until: step up to which earlier blocks stay current."""
+        """Move a canonical node to a place; the blocks before it stay at hand until a step."""
         self.now = _with(self.now, node, at)
         if self._is_entered[node]:
             self._passing.append((until, node, at))
@@ -63,7 +64,7 @@ class Places:
             self._is_entered[node], self.held = True, _with(self.held, node, at)
 
     def pass_to(self, step: int) -> bool:
-        """Release blocks that are current until this step; return whether there are any."""
+        """Drop blocks that are at hand only until this step; return whether any was dropped."""
         passed = [each for each in self._passing if each[0] <= step]
         if passed:
             self._passing = [each for each in self._passing if each[0] > step]
@@ -79,9 +80,9 @@ def _with(values: NDArray[np.int64], at: int, value: int) -> NDArray[np.int64]:
 
 
 def served_nodes(node: int, *, nodes: Sequence[int], num_canonical_nodes: int) -> NDArray[np.bool_]:
-    """Return the canonical nodes read by a machine: bool[num_canonical_nodes]. nodes: ranks of each machine.
+    """Return the canonical nodes whose packs a machine reads: bool[num_canonical_nodes]. nodes: ranks of each machine.
 
-    All canonical nodes, if machines cannot have shares in proportion to their ranks; see has_equal_shares.
+    All canonical nodes, if the shares of machines cannot be in proportion to their ranks; see has_equal_shares.
     """
     if not has_equal_shares(nodes=nodes, num_canonical_nodes=num_canonical_nodes):
         return np.ones(num_canonical_nodes, bool)
@@ -91,10 +92,11 @@ def served_nodes(node: int, *, nodes: Sequence[int], num_canonical_nodes: int) -
 
 
 class NextUse:
-    """A machine's next use of each shard of a plan.
+    """Next use of the shards of a plan by a machine.
 
-    serves: bool[num_canonical_nodes], canonical nodes read by the machine. sizes: bytes of each shard,
-    int64[num_shards]. limit_bytes: of the cache; later epochs are read until their shards would fill the cache.
+    serves: bool[num_canonical_nodes], nodes whose packs the machine reads. sizes: bytes of each shard,
+    int64[num_shards]. limit_bytes: limit of the cache; next epochs are searched until the shards needed in them would
+    fill the cache.
     """
 
     def __init__(self, plan: PackPlan, *, serves: NDArray[np.bool_], sizes: NDArray[np.int64], limit_bytes: int | None):
@@ -105,10 +107,10 @@ class NextUse:
         self._epochs: dict[int, _Pieces] = {}
 
     def times(self, held: NDArray[np.int64], now: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the epochs until each shard is needed: float32[num_shards], NOW, or NEVER if no use is found.
+        """Return epochs until the next use of each shard: float32[num_shards]; NOW, or NEVER if no use is found.
 
-        held, now: int64[num_canonical_nodes], places: blocks before held are finished, blocks from held to now are
-        current. Values of canonical nodes that are not served do not matter.
+        held, now: int64[num_canonical_nodes], places: blocks before held are no longer needed, blocks from held to now
+        are at hand. Values of canonical nodes that are not served do not matter.
         """
         found = np.full(len(self._sizes), NEVER, np.float32)
         if not self._serves.any():

@@ -1,8 +1,8 @@
 """The epoch order of samples, block by block. shard sizes + seed -> [order] -> sample ids; integer arithmetic only.
 
-The shards of an epoch are permuted and laid end to end; that sequence of samples is cut into C canonical
-nodes of equal size (a shard on a cut is shared by two), and each canonical node into shuffle blocks, which are
-permuted on their own. So any block can be computed alone: O(shards) once an epoch, O(block) per block.
+The shards of an epoch are permuted and laid end to end. This sequence of samples is cut into C canonical nodes of equal
+size (two nodes share a shard on a cut), and each canonical node into shuffle blocks. Samples are permuted within a
+block. Any block can therefore be computed alone: O(shards) once an epoch, O(block) per block.
 
 Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the nearest of its shuffles).
 """
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from ..checks import check_fields
 from ..errors import ConfigError
 
-MAX_DEFAULT_CANONICAL_NODES = 8  # a block of each is replayed at a start: 64 took over a second
+MAX_DEFAULT_CANONICAL_NODES = 8  # a start replays a block of each node: 64 nodes took over a second
 MIN_SAMPLES_PER_DEFAULT_NODE = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderConfig:
-    """Settings of the order of an epoch. Runs with the same values and the same shards have the same order.
+    """Order of an epoch. Two runs with the same values and the same shards have the same order.
 
-    Without shuffle the order is the stored order, for any number of ranks: there is a single canonical node,
-    num_canonical_nodes is only the number of lanes, and nodes and ranks share each step in order, the first node the
-    first packs. Without reshuffle each epoch has the packs of the first epoch, in another order (see Turns).
+    Without shuffle the order is the stored order for any number of nodes: the plan has a single canonical node, and
+    num_canonical_nodes is only the number of lanes. Nodes and ranks share each step in order, the first node has the
+    first packs. Without reshuffle each epoch has the packs of the first epoch, in a new order (see Turns).
     """
 
     seed: int = 0
@@ -42,7 +42,7 @@ class OrderConfig:
 
     @property
     def description(self) -> dict[str, Any]:
-        """Values for a plan's fingerprint; reshuffle only if changed, because older plans lack this setting."""
+        """Fields that name a plan; reshuffle only if False, because older plans were named without it."""
         values = asdict(self)
         if self.reshuffle:
             del values["reshuffle"]
@@ -50,7 +50,7 @@ class OrderConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 <= self.seed < 1 << 32:  # a larger seed would become two words of the random stream's key
+        if not 0 <= self.seed < 1 << 32:  # a larger seed would be split into two words of the random stream's key
             raise ConfigError(f"seed must be from 0 to {(1 << 32) - 1}, got {self.seed}")
         if self.num_canonical_nodes is not None and self.num_canonical_nodes < 1:
             raise ConfigError(f"num_canonical_nodes must be at least 1, got {self.num_canonical_nodes}")
@@ -59,10 +59,10 @@ class OrderConfig:
 
 
 def default_canonical_nodes(num_samples: int) -> int:
-    """A power of two that leaves each canonical node at least 2**17 samples, and at most 8.
+    """Return a power of two that leaves each canonical node at least 2**17 samples, and at most 8.
 
-    It depends on nothing but the dataset, so that the same packs follow on any number of machines. With more than
-    8 nodes, set num_canonical_nodes to a multiple of their number, so that each downloads its own share alone.
+    The number depends only on the dataset: any number of machines gets the same packs. With more than 8 nodes, set
+    num_canonical_nodes to a multiple of the number of nodes; then each node downloads only its own share.
 
     >>> [default_canonical_nodes(n) for n in (0, 10_000, 1 << 18, 10**9)]
     [1, 1, 2, 8]
@@ -72,17 +72,18 @@ def default_canonical_nodes(num_samples: int) -> int:
 
 
 def in_stored_order(config: OrderConfig) -> OrderConfig:
-    """The config as whole epochs follow it: without shuffle, a single canonical node: samples keep the stored order.
+    """Return the config for whole epochs: without shuffle a single canonical node, which keeps the stored order.
 
-    (Lanes each read a canonical node of their own, whatever the order.)
+    (Each lane reads its own canonical node in any order.)
     """
     return config if config.shuffle else replace(config, num_canonical_nodes=1)
 
 
 def streams_digest() -> str:
-    """A digest of the first numbers of the random streams that orders and packs rest on, as this NumPy gives them.
+    """Return a digest of the first numbers of NumPy's random streams for orders and packs.
 
-    NumPy promises the numbers of a bit generator for good, those of a Generator's methods only within a release.
+    NumPy promises the numbers of a bit generator for good, but the numbers of a Generator's methods only within a
+    release.
     """
     rng = np.random.default_rng([1, 2, 3, 4])
     shuffled = np.arange(1000, dtype=np.int64)
@@ -114,7 +115,7 @@ class EpochOrder:
         self._first_ids = (np.cumsum(sizes) - sizes)[permutation]
 
     def node_bounds(self, node: int) -> tuple[int, int]:
-        """First and one-past-last position of a canonical node in the laid-out sequence."""
+        """Return the first and one-past-last position of a canonical node in the laid-out sequence."""
         count = self.num_canonical_nodes
         return self.num_samples * node // count, self.num_samples * (node + 1) // count
 
@@ -123,7 +124,7 @@ class EpochOrder:
         return -(-(stop - first) // self.config.shuffle_block_size)
 
     def block(self, node: int, block: int) -> NDArray[np.int64]:
-        """Sample ids of one shuffle block of one canonical node, in epoch order: int64[up to block size]."""
+        """Return the sample ids of a shuffle block of a canonical node, in epoch order: int64[up to block size]."""
         first, stop = self.node_bounds(node)
         start = first + block * self.config.shuffle_block_size
         ids = self._ids(start, min(stop, start + self.config.shuffle_block_size))
@@ -133,9 +134,9 @@ class EpochOrder:
         return ids
 
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The canonical node that each sample is of, and its shuffle block there: int64 of the shape of sample_ids."""
+        """Return the canonical node of each sample, and its shuffle block in the node: int64, shaped as sample_ids."""
         by_id = np.argsort(self._first_ids, kind="stable")
-        by_id = by_id[np.diff(self._starts, append=self.num_samples)[by_id] > 0]  # of a shard that has samples
+        by_id = by_id[np.diff(self._starts, append=self.num_samples)[by_id] > 0]  # shards with samples
         shards = by_id[shards_of(sample_ids, self._first_ids[by_id])]
         positions = self._starts[shards] + sample_ids - self._first_ids[shards]
         bounds = np.array([self.node_bounds(node) for node in range(self.num_canonical_nodes)], np.int64)
@@ -144,7 +145,7 @@ class EpochOrder:
         return nodes, blocks
 
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
-        """The shards that hold samples of a block, in the order in which they are laid out; none beyond the last."""
+        """Return the shards with samples of a block, in laid-out order; an empty array beyond the last block."""
         first, stop = self.node_bounds(node)
         start = first + block * self.config.shuffle_block_size
         if start >= stop:
@@ -155,10 +156,10 @@ class EpochOrder:
         return shards
 
     def pieces(self, blocks_together: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The shard, canonical node and shuffle block of every part that a block has of a shard, as they are laid out.
+        """Return the shard, canonical node and shuffle block of each part of a shard in a block, in laid-out order.
 
-        int64[num_pieces] each, at least one for each shard that has samples. blocks_together: number of consecutive
-        blocks that are merged: small blocks give fewer pieces.
+        int64[num_pieces] each, at least a piece for each shard with samples. blocks_together: number of consecutive
+        blocks to merge, for fewer pieces with small blocks.
         """
         bounds = np.array([self.node_bounds(node) for node in range(self.num_canonical_nodes)], np.int64)
         span = self.config.shuffle_block_size * blocks_together
@@ -172,9 +173,9 @@ class EpochOrder:
     def total_before(
         self, positions: NDArray[np.int64], total_below: Callable[[NDArray[np.int64]], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        """Return the total of any amount over the samples before each position of the ordered sequence.
+        """Return the total of any additive quantity over the samples before each position of the laid-out sequence.
 
-        total_below: ids -> total over all samples with smaller ids, int64[n] -> int64[n].
+        total_below: total over all samples with smaller ids than given, int64[n] -> int64[n].
         """
         ends = self._first_ids + np.diff(self._starts, append=self.num_samples)
         of_shards = total_below(ends) - total_below(self._first_ids)
@@ -186,12 +187,12 @@ class EpochOrder:
         return found
 
     def _runs(self, start: int, stop: int) -> slice:
-        """Return the shards of positions [start, stop), by their index in the ordered sequence."""
+        """Return the shards with positions [start, stop) of the laid-out sequence, by their index in the sequence."""
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         return slice(first, int(np.searchsorted(self._starts, stop, side="left")))
 
     def _ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the sample ids at positions [start, stop) of the ordered sequence, a run per shard."""
+        """Return the sample ids at positions [start, stop) of the laid-out sequence, a run per shard."""
         here = self._runs(start, stop)
         starts = np.maximum(self._starts[here], start)
         shifts = self._first_ids[here] - self._starts[here]
@@ -201,7 +202,7 @@ class EpochOrder:
 
 
 def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The shard of each sample, from the first id of every shard: int64, of the same shape.
+    """Return the shard of each sample, from the first id of every shard: int64, of the same shape.
 
     >>> shards_of(np.array([0, 4, 5]), np.array([0, 5]))
     array([0, 0, 1])
@@ -210,10 +211,10 @@ def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> ND
     return shard_ids
 
 
-# Packs that are made once: the order in which an epoch reads the packs of the first. counts -> [this] -> block, pack.
+# Packs made once: an epoch's order of the first epoch's packs. counts -> [this] -> block, pack.
 #
-# The blocks of each canonical node come in another order in each epoch, and so do the packs of each block. Both follow
-# from the seed, the epoch and the numbers of node and block, so any pack is found alone.
+# The blocks of each canonical node, and the packs of each block, have a new order in each epoch. Both orders follow
+# from the seed, the epoch and the numbers of node and block: any pack can be found without the others.
 
 _PACKS, _BLOCKS = 2, 3  # the last words of the streams' keys; 1 is block_seed's
 _KEPT_BLOCKS = 64  # orders of packs, of blocks of all canonical nodes
@@ -222,8 +223,7 @@ _KEPT_BLOCKS = 64  # orders of packs, of blocks of all canonical nodes
 class Turns:
     """The turn of a block is its position in the order of its canonical node's blocks; 0 is read first.
 
-    blocks_of_turns: of all nodes, one after another, the row of the block that comes at each turn, of the rows of all
-    blocks of all nodes.
+    blocks_of_turns: row of the block at each turn, node after node. Rows count the blocks of all nodes.
     """
 
     def __init__(self, config: OrderConfig, epoch: int, num_blocks: list[int]):
@@ -237,15 +237,15 @@ class Turns:
         self._kept = lru_cache(_KEPT_BLOCKS)(self._order_of)
 
     def block(self, node: int, turn: int) -> int:
-        """The block of a canonical node at a turn."""
+        """Return the block of a canonical node at a turn."""
         return int(self._orders[node][turn])
 
     def turn(self, node: int, block: int) -> int:
-        """The turn of a block of a canonical node."""
+        """Return the turn of a block of a canonical node."""
         return int(np.flatnonzero(self._orders[node] == block)[0])
 
     def packs(self, node: int, turn: int, positions: NDArray[np.int64], *, num_packs: int) -> NDArray[np.int64]:
-        """The numbers in their block of the packs at these positions of a turn, of num_packs."""
+        """Return the numbers in their block of the packs at these positions of a turn. num_packs: of the block."""
         found: NDArray[np.int64] = self._kept(node, turn, num_packs)[positions]
         return found
 

@@ -1,7 +1,7 @@
 """Epochs of few samples, many at a time. lengths + order + packing -> packs of any epochs, and their counts.
 
-A source of four packs ends dozens of times in a step. A compiled loop packs some hundred of its epochs at once, kept as
-arrays: runs of epochs, which begin at multiples of their length.
+A source of four packs ends dozens of times in a step. A compiled loop packs some hundred epochs of a source at once.
+The packs are kept as arrays, in runs of equally many epochs.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from .lengths import Lengths
 from .order import OrderConfig
 from .packing import MAX_LENGTH, PackingConfig, PackRange, cut_overlong, ends_of, runs
 
-MAX_SAMPLES = 1 << 13  # of a short epoch; for longer epochs Python's share of the time is small
+MAX_SAMPLES = 1 << 13  # of a short epoch; in a longer epoch Python's share of the time is small
 MAX_SEGMENTS = 1 << 16
-RUN_SEGMENTS = 1 << 15  # segments to pack at once
-EPOCH_SEGMENTS = 32  # packing fewer segments, canonical nodes and shards per epoch takes no less time
+RUN_SEGMENTS = 1 << 15  # segments to pack in a call
+EPOCH_SEGMENTS = 32  # an epoch with fewer segments, canonical nodes and shards takes equally long to pack
 MAX_RUNS = 16  # runs to keep
-MAX_KNOWN = 1 << 16  # epochs with equal counts to return at once
+MAX_KNOWN = 1 << 16  # epochs with equal counts to return in a call
 _NODE_BITS = 32
 
 _Numbers = NDArray[np.int64]
 
 
 class ShortEpochs:
-    """Packs of a source's epochs, by epoch and number, both int64[num_packs].
+    """Packs of a source's epochs. Epochs, and numbers of packs in their epoch, are int64[num_packs] each.
 
-    kept_segments: segments of packs to keep in memory, 12 bytes each and 16 more per pack; a fourth as many pack counts
-    are kept, 8 bytes each. Not thread-safe.
+    kept_segments: segments of packs to keep in memory, 12 bytes each and 16 more for each pack; a fourth of this number
+    of pack counts is kept, 8 bytes each. Not safe for several threads.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ShortEpochs:
         return len(self._runs)
 
     def counts(self, epoch: int) -> _Numbers:
-        """Return the numbers of packs of an epoch and of the next epochs counted together: int64[1 or more]."""
+        """Return the number of packs of an epoch, and of the known epochs after it: int64[1 or more]."""
         if self._equal is not None:
             return self._equal
         number, at = divmod(epoch, self._run_epochs)
@@ -103,7 +103,7 @@ class ShortEpochs:
         return self._counts[number][at:]
 
     def num_packs(self, first: int, stop: int) -> int:
-        """Return the number of packs of the epochs [first, stop); a whole run is counted once."""
+        """Return the number of packs of the epochs [first, stop) together; a whole run is counted only once."""
         if self._equal is not None:
             return max(0, stop - first) * int(self._equal[0])
         total = 0
@@ -118,7 +118,7 @@ class ShortEpochs:
         return total
 
     def packs(self, epochs: _Numbers, numbers: _Numbers) -> PackRange:
-        """Return one or more packs. Epochs ascend, and numbers in each epoch; neither is checked. sources are 0."""
+        """Return one or more packs, with sources 0. Epochs, and numbers within an epoch, must ascend; not checked."""
         found = [self._take(run, at) for run, at in self._found(epochs, numbers)]
         if len(found) == 1:
             return found[0]
@@ -139,7 +139,7 @@ class ShortEpochs:
         return np.concatenate([run.nodes[at].astype(np.int64) for run, at in self._found(epochs, numbers)])
 
     def blocks(self, epochs: _Numbers, numbers: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Return the index of the first pack of each block, the canonical node of the block, and its turn there."""
+        """Return the index of the first pack of each block, and the canonical node and turn of the block."""
         pairs = [(run.nodes[at], run.turns[at]) for run, at in self._found(epochs, numbers)]
         nodes, turns = (np.concatenate(each).astype(np.int64) for each in zip(*pairs, strict=True))
         begins = np.flatnonzero(np.diff(epochs, prepend=-1))
@@ -152,7 +152,7 @@ class ShortEpochs:
         return firsts, nodes[firsts], turns[firsts]
 
     def _found(self, epochs: _Numbers, numbers: _Numbers) -> list[tuple[EpochPacks, _Numbers]]:
-        """The runs that hold packs, one or more, and the packs of each, by their numbers in it."""
+        """Return the runs with these packs, and the indices of the packs in each run."""
         run_numbers = epochs // self._run_epochs
         begins = np.flatnonzero(np.diff(run_numbers, prepend=-1)).tolist()
         found = []
@@ -187,14 +187,15 @@ class ShortEpochs:
         return self._runs[number]
 
     def _equal_counts(self) -> _Numbers | None:
-        """The packs of each of MAX_KNOWN epochs where all have as many in whatever order samples come; None elsewhere.
+        """Return the packs of each of MAX_KNOWN epochs, if equal for every order of samples; else None.
 
-        So it is where all fit into one pack or no two do, of three samples that are packed together, where any pack
-        with room is taken, and where packs are made once.
+        Without split samples the number is constant if all samples fit into one pack, if no two fit into a pack, or for
+        at most three samples that are packed together by a strategy other than next_fit. It is always constant without
+        reshuffle.
         """
         facts, rules = self._facts, self._rules
         segments = np.repeat(facts.lengths, facts.num_pieces)
-        if len(segments) == int((facts.num_pieces > 0).sum()):  # none is split
+        if len(segments) == int((facts.num_pieces > 0).sum()):  # no sample is split
             segments = np.minimum(segments, rules.limit)
             two = np.sort(segments)[:2].sum() if len(segments) > 1 else rules.limit + 1
             is_alone = two > rules.limit or rules.max_samples == 1
@@ -211,7 +212,7 @@ class ShortEpochs:
 def has_short_epochs(
     index: Lengths, samples_per_shard: _Numbers, *, packing: PackingConfig, num_canonical_nodes: int
 ) -> bool:
-    """Return whether a source has few samples, all of which can be packed, so that ShortEpochs has its packs."""
+    """Return whether ShortEpochs can pack a source: few samples, valid lengths, and NumPy's random streams."""
     num_samples = len(index.lengths)
     if not num_samples or max(num_samples, len(samples_per_shard), num_canonical_nodes) > MAX_SAMPLES:
         return False
@@ -242,7 +243,7 @@ def _rules(packing: PackingConfig, num_samples: int) -> Rules:
 
 @lru_cache(maxsize=1)
 def streams_are_numpys() -> bool:
-    """Whether the compiled random streams give the numbers of this NumPy; another one may have others."""
+    """Return whether the compiled random streams give the numbers of the installed NumPy; other releases may differ."""
     for words in ([5], [1, 2, 3, 4], [(1 << 32) - 1, 0, 7, 1, 1]):
         entropy, state = np.array(words, np.uint64), np.empty(STATE_WORDS, np.uint64)
         shuffled = np.arange(500)

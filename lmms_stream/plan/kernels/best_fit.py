@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 
 from ...versions.numba import compiled
 
-FEW_SAMPLES = 64  # of a window: sorting them by comparison is quicker than looking at every length there may be
+FEW_SAMPLES = 64  # of a window: sorting these few by comparison is quicker than a loop over all possible lengths
 FILLER_SHARE = 0.2  # of a window's tokens: its shortest samples, kept back to fill gaps
-CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kept open for another window
+CLOSED_BELOW = 1 / 512  # of a pack: a pack with less room left is not kept open for another window
 
 
 @compiled(inline="always")
 def mix(value: np.uint64) -> np.uint64:
-    """splitmix64's finalizer: a bijection of 64-bit words without visible pattern (Steele et al., 2014)."""
+    """Return splitmix64's finalizer: a bijection of 64-bit words without visible pattern (Steele et al., 2014)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
 class Bins(NamedTuple):
-    """Open packs, and scratch for one window.
+    """Open packs, and scratch for a window.
 
-    Bins with r tokens of room form a linked list `by_room[r]` through `next_bin`; a two-level bitmap over r finds the
-    least r that is enough in a few instructions. A bin's samples form a linked list, the last one first, through
-    `following`, where a sample has the slot `position & (len(following) - 1)`: slots are used again.
+    Bins with r tokens of room form a linked list `by_room[r]` through `next_bin`. A two-level bitmap over r finds the
+    least sufficient r in a few instructions. The samples of a bin form a linked list through `following`, last sample
+    first. The slot of a sample in `following` is `position & (len(following) - 1)`: slots are used again.
     """
 
     words: NDArray[np.uint64]
@@ -38,18 +38,18 @@ class Bins(NamedTuple):
     next_bin: NDArray[np.int32]
     following: NDArray[np.int32]
     head: NDArray[np.int32]
-    first: NDArray[np.int64]  # position of a bin's first sample in the sequence, see best_fit
+    first: NDArray[np.int64]  # position of a bin's first sample in the sequence; see best_fit
     size: NDArray[np.int32]
     room: NDArray[np.int32]
-    opened: NDArray[np.int32]  # bins that are open; those from the last window come first
-    unused: NDArray[np.int32]  # the others, a stack
+    opened: NDArray[np.int32]  # open bins; bins from the last window come first
+    unused: NDArray[np.int32]  # a stack
     turns: NDArray[np.int32]
     counts: NDArray[np.int32]
 
 
 @compiled
 def new_bins(num_positions: int, window: int, limit: int) -> Bins:
-    """Bins for up to `num_positions` positions, one after another, of which up to `window` are placed at a time."""
+    """Return bins for up to `num_positions` consecutive positions, with up to `window` positions placed at a time."""
     slots = 1
     while slots < num_positions:
         slots *= 2
@@ -75,10 +75,10 @@ def new_bins(num_positions: int, window: int, limit: int) -> Bins:
 def _sort_window(
     lengths: NDArray[np.int32], start: int, stop: int, share: float, counts: NDArray[np.int32], turns: NDArray[np.int32]
 ) -> None:
-    """Write the order in which a window is placed: samples as they come, then the fillers, longest first.
+    """Write the order of placing a window: samples as given, then the fillers, longest first.
 
-    share: of the window's tokens, those of the fillers, its shortest samples. `counts` is zeroed scratch of limit + 2
-    entries and is zero again on return (counting sort).
+    share: share of the fillers, the shortest samples, in the window's tokens. `counts` is zeroed scratch of limit + 2
+    entries, and is zero again on return (counting sort).
     """
     total = np.int64(0)
     shortest = np.int64(len(counts))
@@ -117,9 +117,9 @@ def _sort_window(
 
 @compiled
 def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, turns: NDArray[np.int32]) -> None:
-    """_sort_window for a window of a few samples: the same order, by insertion."""
+    """Write the order of _sort_window for a window of a few samples, by insertion."""
     count = stop - start
-    by_length = np.empty(count, np.int32)  # longest first, equal ones as they come
+    by_length = np.empty(count, np.int32)  # longest first, equal lengths as given
     total = np.int64(0)
     for number in range(count):
         length = lengths[start + number]
@@ -154,10 +154,10 @@ def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, t
 def fill_window(
     bins: Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
 ) -> int:
-    """Put samples, in the order of bins.turns, into the fullest packs that take them; the number of open bins.
+    """Put samples, in the order of bins.turns, into the fullest packs with room; return the number of open bins.
 
-    The loop works on arrays of its own: through functions or through `bins` it would take twice as long, because
-    numba counts references to every array that is passed on.
+    The loop has local names for the arrays of `bins`. With functions, or with access through `bins`, it would take
+    twice as long: numba counts references to every array that is passed on.
     """
     words, summary, by_room, next_bin, following = bins.words, bins.summary, bins.by_room, bins.next_bin, bins.following
     head, first, size, rooms, opened = bins.head, bins.first, bins.size, bins.room, bins.opened
@@ -195,7 +195,7 @@ def fill_window(
 
 @compiled
 def _enter(bins: Bins, num_open: int) -> None:
-    """Enter the open bins into lists that are empty."""
+    """Enter the open bins into empty lists."""
     words, summary, by_room, next_bin = bins.words, bins.summary, bins.by_room, bins.next_bin
     opened, rooms = bins.opened, bins.room
     for at in range(num_open):
@@ -210,7 +210,7 @@ def _enter(bins: Bins, num_open: int) -> None:
 def _close(
     bins: Bins, num_last: int, num_open: int, limit: int, max_samples: int, seed: np.uint64
 ) -> tuple[NDArray[np.int32], int]:
-    """Close the first `num_last` open bins and all that are full enough: these, in hash order; how many stay open."""
+    """Close the first `num_last` open bins and all nearly full bins; return these by hash, and the number left open."""
     words, summary, by_room, unused, opened = bins.words, bins.summary, bins.by_room, bins.unused, bins.opened
     first, size, rooms = bins.first, bins.size, bins.room
     closing = np.empty(num_open, np.int32)
@@ -239,7 +239,7 @@ def _close(
 
 @compiled
 def sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The bins by their keys, which are spread evenly: one bucket a bin by high bits, then insertion."""
+    """Return the bins sorted by keys, which are evenly spread: a bucket per bin by high bits, then insertion."""
     count = len(bins)
     bits = 1
     while (1 << bits) < count:
@@ -273,7 +273,7 @@ def sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[n
 def emit(
     bins: Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
 ) -> int:
-    """Write the samples of bins behind the packs that are there; the number of packs then."""
+    """Append the samples of bins as packs; return the new number of packs."""
     head, size, following = bins.head, bins.size, bins.following
     mask = len(following) - 1
     stop = offsets[num_packs]
@@ -321,12 +321,12 @@ def best_fit(
     filler_share: float,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Best fit over windows of a sequence, or of a stretch of it; see packing.pack for what it does, and Bins for how.
+    """Return packs by best fit over windows of a sequence, or of a stretch; see packing.pack for the rules, and Bins.
 
-    A stretch begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
-    firsts: positions in the sequence of their first samples. position: that of the stretch's first sample. last: the
-    sequence ends with the stretch. filler_share: see _sort_window. Returns order and offsets over `lengths`; firsts of
-    the last packs in them, which are still open.
+    A stretch begins with a window. carried: offsets of the packs that are open before the stretch; `lengths` begins
+    with the lengths of their samples. firsts: positions in the sequence of the first samples of these packs. position:
+    position of the stretch's first sample. last: the sequence ends with the stretch. filler_share: see _sort_window.
+    Returns order and offsets over `lengths`, and firsts of the packs that are still open, at the end of the order.
     """
     window = min(window, max(len(lengths) - carried[-1], 1))
     bins = new_bins(window + max(window, carried[-1]), window, limit)
@@ -347,9 +347,9 @@ def best_fit_in(
     filler_share: float,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """best_fit in bins that other sequences were packed in before: where a stretch is the last, it leaves them empty.
+    """Call best_fit with bins used before for other sequences. A last stretch leaves the bins empty.
 
-    bins: new_bins of twice the window, or more.
+    bins: new_bins of at least twice the window.
     """
     count = len(lengths)
     first_new = carried[-1]
@@ -375,7 +375,7 @@ def best_fit_in(
     return order, offsets[: num_packs + 1].copy(), bins.first[still_open]
 
 
-# A set of small integers that finds the least one from a number up: a bitmap in two levels.
+# A set of small integers with a search for the least member from a number up: a bitmap in two levels.
 #
 # Bit w of the summary is set if word w has a bit.
 
@@ -388,14 +388,14 @@ for _bit in range(64):
 
 @compiled(inline="always")
 def _low_bit(word: np.uint64) -> int:
-    """Index of the lowest set bit of a word that is not 0 (de Bruijn multiplication)."""
+    """Return the index of the lowest set bit of a word other than 0 (de Bruijn multiplication)."""
     isolated = word & (~word + np.uint64(1))
     return _LOW_BIT_TABLE[(isolated * _DE_BRUIJN) >> np.uint64(58)]
 
 
 @compiled
 def least_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> int:
-    """The least set bit that is `bit` or more; -1 when there is none."""
+    """Return the least set bit from `bit` up; -1 if no bit is set."""
     at = bit >> 6
     word = words[at] >> np.uint64(bit & 63)
     if word != np.uint64(0):
@@ -452,7 +452,7 @@ def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[
 
 @compiled
 def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Each sample into the pack that was opened first among those with room, found in a tree of maxima."""
+    """Put each sample into the first opened pack with room, found in a tree of maxima."""
     count = len(lengths)
     leaves = 1
     while leaves < count:

@@ -1,6 +1,7 @@
-"""The compiled loops that deal the packs of steps to ranks.
+"""Compiled loops that deal the packs of steps to ranks.
 
-Most steps have few packs, so loading the compiled code dominates: they are small, and import nothing else.
+Most steps have few packs, and loading compiled code takes most of the time. The loops are small and import nothing
+else.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from numpy.typing import NDArray
 
 from ...versions.numba import compiled
 
-PAD = -1  # in a rank's list: a pack without samples, so that every rank has the same number
+PAD = -1  # in a rank's list: a pack without samples, for equal numbers of packs on all ranks
 
 
 @compiled
 def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], rooms: NDArray[np.int64]) -> None:
-    """Move the packs of a step from nodes that have no room, in their order, to the first that has some.
+    """Move packs of a step from full nodes, in order, to the first node with room.
 
-    homes: the node of each pack. sizes: zeros, one for each node; in the end, the packs of each. rooms: packs that
-    each node has room for.
+    homes: node of each pack, changed. sizes: zeros, one for each node; at the end, packs of each node. rooms: maximum
+    packs of each node.
     """
     for number in range(len(homes)):
         if sizes[homes[number]] < rooms[homes[number]]:
@@ -43,11 +44,10 @@ def deal(
     packs_per_rank: int,
     dealt: NDArray[np.int64],
 ) -> None:
-    """Give the packs in `order` to the rank that has the least work so far, of those of its node in its step.
+    """Give each pack of `order` to the rank of its list (a node in a step) with the least work so far.
 
-    lists: of each pack, the number of its node counted through all steps. heaps: int64[lists, ranks, 3], the ranks of
-    each node as a heap of (work, rank, packs). dealt: int64[lists * ranks * packs_per_rank], PAD; each rank takes
-    packs_per_rank.
+    lists: number of each pack's list. heaps: int64[lists, ranks, 3], the ranks of each list as a heap of (work, rank,
+    packs). dealt: int64[lists * ranks * packs_per_rank], filled with PAD before; packs_per_rank entries for each rank.
     """
     ranks = heaps.shape[1]
     for at in range(len(order)):
@@ -77,12 +77,12 @@ def deal(
         heap[here, 0], heap[here, 1], heap[here, 2] = work, rank, count
 
 
-# The compiled loop that deals packs of media to ranks by two costs at once: that of their tokens and the tower's.
+# The compiled loop that deals packs with media to ranks by two costs at once: tokens, and patches of the media tower.
 #
 # Only steps with media load the kernel.
 
-SWAPS_LOOKED_AT = 256  # for each pack of a node, so that dealing takes time in proportion to the packs
-GOOD_ENOUGH = 200  # swapping ends when no rank has more than 1/200 above the mean
+SWAPS_LOOKED_AT = 256  # for each pack of a node: the time for dealing is proportional to the number of packs
+GOOD_ENOUGH = 200  # swapping ends when no rank has more than 1/200 above the mean load
 
 
 @compiled
@@ -94,15 +94,16 @@ def deal_both(
     packs_per_rank: int,
     dealt: NDArray[np.int64],
 ) -> None:
-    """Give packs to the ranks of their node so that the larger of a rank's two loads is small.
+    """Give packs to the ranks of their list (a node in a step), with the larger of each rank's two loads small.
 
-    Rounds of `ranks` packs, in order, give each rank one: that with which its larger load is least. Then the busiest
-    rank swaps packs with the idlest that helps, the pair that helps most, until nothing does or the loads are alike.
+    Packs go in rounds of `ranks` packs, a pack for each rank: each pack in turn goes to the rank with the least larger
+    load after it. Then the busiest rank swaps packs with the first rank, least busy first, with any helpful pair of
+    packs. The most helpful pair is swapped. The swaps end when no swap helps, or when the loads are nearly equal.
 
-    order: the packs, those of a list (a node in a step) one after another, costly ones first. bounds: int64[lists, 3],
-    the first and one past the last of each list's packs in `order`, and the list's number. shares: int64[packs, 2], of
-    all packs, parts of their list's two costs. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of
-    a rank are sorted as in `order`.
+    order: the packs, list after list, in each list by decreasing cost. bounds: int64[lists, 3], the first and one past
+    the last of each list's packs in `order`, and the list's number. shares: int64[packs, 2], share of each pack in the
+    two costs of its list. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of a rank are in the
+    order of `order`.
     """
     loads = np.empty((ranks, 2), np.int64)
     counts = np.empty(ranks, np.int64)
@@ -126,7 +127,7 @@ def deal_rounds(
     counts: NDArray[np.int64],
     mine: NDArray[np.int64],
 ) -> int:
-    """The first deal of a list. loads: in the end, of each rank less the mean of all. Returns the larger mean."""
+    """Deal the packs of a list in rounds. loads: written, load of each rank minus the mean. Return the larger mean."""
     ranks, num_packs = len(loads), len(order)
     loads[:] = 0
     counts[:] = 0
@@ -167,7 +168,7 @@ def swap(
     mine: NDArray[np.int64],
     enough: int,
 ) -> None:
-    """Swap packs of the busiest rank until none of its loads is above `enough`, or no swap helps."""
+    """Swap packs of the busiest rank until no load is above `enough`, or no swap is left that helps."""
     ranks = len(loads)
     left = SWAPS_LOOKED_AT * len(order)
     tried = np.full(ranks, -1, np.int64)

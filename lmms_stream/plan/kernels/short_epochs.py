@@ -1,6 +1,6 @@
-"""The compiled loops that pack many short epochs at once: order, packing and interleaving, as for one long epoch.
+"""Compiled loops that pack many short epochs at once: order, packing and interleaving, as for one long epoch.
 
-An epoch of a few samples takes Python far longer than its packs are worth; here it costs a few microseconds.
+In Python an epoch of a few samples would take far longer; the loops take a few microseconds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _Words = NDArray[np.uint64]
 class SourceFacts(NamedTuple):
     """Inputs of a source's epochs; see OrderConfig and EpochOrder.
 
-    sizes, first_ids: int64[num_shards], number of samples of each shard, and its first sample id. lengths:
-    int32[num_samples]. num_pieces: int32[num_samples], segments of each sample, 0 for dropped samples.
+    sizes, first_ids: int64[num_shards], samples of each shard, and the id of its first sample. lengths:
+    int32[num_samples]. num_pieces: int32[num_samples], number of segments of each sample, 0 for a dropped sample.
     """
 
     seed: int
@@ -43,7 +43,7 @@ class SourceFacts(NamedTuple):
     num_pieces: NDArray[np.int32]
 
 
-# Numba keeps compiled loops on disk by the names of these classes: a class of another name cannot be loaded there.
+# Numba stores compiled loops on disk by the names of these classes: a renamed class cannot be loaded from there.
 
 
 class Rules(NamedTuple):
@@ -69,9 +69,9 @@ class Segments(NamedTuple):
 
 
 class EpochPacks(NamedTuple):
-    """Packs of epochs that follow one another; offsets[p]: the first segment of pack p.
+    """Packs of consecutive epochs; offsets[p]: the first segment of pack p.
 
-    nodes, turns: int32[num_packs], the canonical node of each pack, and the turn of its block there. first_packs:
+    nodes, turns: int32[num_packs], canonical node of each pack, and turn of the pack's block in this node. first_packs:
     int64[num_epochs + 1], the first pack of each epoch.
     """
 
@@ -98,7 +98,7 @@ def _permutation(size: int, is_shuffled: bool, entropy: _Words, state: _Words) -
 
 @compiled
 def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Words:
-    """Return the key of a block's stream: its words as SeedSequence splits them, an epoch from 2**32 on into two."""
+    """Return the words of the key of a block's stream, as in SeedSequence: an epoch from 2**32 on takes two words."""
     words = np.empty(6, np.uint64)
     words[0], words[1], words[2] = seed, epoch & _WORD, epoch >> 32
     at = 3 if words[2] else 2
@@ -108,7 +108,7 @@ def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Word
 
 @compiled
 def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> None:
-    """Write the samples of an epoch's shards, end to end."""
+    """Write the ids of an epoch's samples, shard after shard."""
     turns = _permutation(len(facts.sizes), facts.shuffles, _entropy(facts.seed, epoch, 0, 0, 0)[:-3], state)
     at = 0
     for shard in turns:
@@ -119,7 +119,7 @@ def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> No
 
 @compiled
 def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
-    """Write what there is to pack of some samples; the number of segments."""
+    """Write the segments of samples; return the number of segments."""
     count = 0
     for sample in ids:
         length = facts.lengths[sample]
@@ -157,9 +157,9 @@ def _interleave(
     turns: NDArray[np.int32],
     found: EpochPacks,
 ) -> int:
-    """Write an epoch's packs behind those before, one of each canonical node that has any left in each round.
+    """Append the packs of an epoch; return the new number of packs. A round takes a pack of each node with packs left.
 
-    node_firsts: int64[num_nodes + 1], the first pack of each node. ends: where the segments of each pack end.
+    node_firsts: int64[num_nodes + 1], the first pack of each node. ends: end of each pack's segments.
     """
     most = np.int64(0)
     for node in range(len(node_firsts) - 1):
@@ -197,12 +197,12 @@ def _pack_node(
     turns: NDArray[np.int32],
     num_packs: int,
 ) -> int:
-    """Write the packs of a canonical node behind those of the nodes before; the number of packs then.
+    """Append the packs of a canonical node to the packs of the nodes before; return the new number of packs.
 
-    ids: the samples as _lay_out wrote them. cut: scratch.
+    ids: samples as written by _lay_out. cut: scratch.
     """
     packed_epoch = epoch if facts.reshuffles else 0
-    turns_again = facts.shuffles and epoch != packed_epoch  # packs that are made once come in another order
+    turns_again = facts.shuffles and epoch != packed_epoch  # packs made once are in a new order in each epoch
     begin, end = len(ids) * node // facts.num_nodes, len(ids) * (node + 1) // facts.num_nodes
     num_blocks = -((begin - end) // facts.block_size)
     blocks = _permutation(num_blocks, turns_again, _entropy(facts.seed, epoch, node, 0, _BLOCKS), state)
@@ -231,7 +231,7 @@ def _pack_node(
 
 @compiled
 def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
-    """The packs of the epochs [first, first + count), in the order of their numbers."""
+    """Return the packs of the epochs [first, first + count), in the order of their numbers."""
     num_segments = int(facts.num_pieces.sum())
     has_bins = rules.kind in (BEST_FIT, WINDOW_N)
     window = max(1, min(rules.window, num_segments)) if has_bins else 1
@@ -259,14 +259,14 @@ def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> Epo
 
 # NumPy's random streams in compiled loops: `default_rng(words)` and its `shuffle`, number for number.
 #
-# An epoch of a few samples needs a generator of its own, and making one takes NumPy longer than packing the samples.
-# The seed is mixed as SeedSequence does it (O'Neill, "Developing a seed_seq Alternative", 2015), numbers come from
-# PCG64 (O'Neill, 2014); one that is too large is drawn again.
+# An epoch of a few samples needs its own generator, and NumPy takes longer to make one than to pack the samples.
+# The seed is mixed as in SeedSequence (O'Neill, "Developing a seed_seq Alternative", 2015), numbers come from
+# PCG64 (O'Neill, 2014); a number that is too large is drawn again.
 
 
 Words = NDArray[np.uint64]
 STATE_WORDS = (
-    6  # of a generator: the state, high and low; the increment, high and low; half a number, and if it is there
+    6  # of a generator: the state, high and low; the increment, high and low; half a number, and whether it is present
 )
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -284,7 +284,7 @@ def _xor_high(value: np.uint64) -> np.uint64:
 
 @compiled
 def seeded_words(entropy: Words, num_words: int) -> Words:
-    """`SeedSequence(entropy).generate_state(num_words, uint64)`. entropy: uint64[1 or more], each below 2**32."""
+    """Return `SeedSequence(entropy).generate_state(num_words, uint64)`. entropy: uint64[1 or more], below 2**32."""
     pool = np.zeros(4, np.uint64)
     constant = _INIT_A
     for at in range(max(4, len(entropy))):
@@ -313,7 +313,7 @@ def seeded_words(entropy: Words, num_words: int) -> Words:
 
 @compiled
 def _mix_into(pool: Words, target: int, value: np.uint64, constant: np.uint64) -> np.uint64:
-    """Mix a word into the pool's; the next constant of the hash."""
+    """Mix a word into a word of the pool; return the next constant of the hash."""
     value ^= constant
     constant = (constant * _MULT_A) & _LOW
     value = _xor_high((value * constant) & _LOW)
@@ -323,7 +323,7 @@ def _mix_into(pool: Words, target: int, value: np.uint64, constant: np.uint64) -
 
 @compiled
 def begin_stream(entropy: Words, state: Words) -> None:
-    """Make `state`, uint64[STATE_WORDS], that of `default_rng(entropy)`."""
+    """Set `state`, uint64[STATE_WORDS], to the state of `default_rng(entropy)`."""
     seed = seeded_words(entropy, 4)
     state[2] = (seed[2] << _1) | (seed[3] >> np.uint64(63))
     state[3] = (seed[3] << _1) | _1
@@ -337,7 +337,7 @@ def begin_stream(entropy: Words, state: Words) -> None:
 
 @compiled(inline="always")
 def _advance(state: Words) -> None:
-    """The next state: the last one times PCG's multiplier plus the increment, modulo 2**128."""
+    """Advance the state: multiply by PCG's multiplier and add the increment, modulo 2**128."""
     low, other = state[1], _PCG_LOW
     a, b, c, d = low >> _32, low & _LOW, other >> _32, other & _LOW
     middle = (b * d >> _32) + (a * d & _LOW) + (b * c & _LOW)
@@ -364,7 +364,7 @@ def _next_32(state: Words) -> np.uint64:
 
 @compiled
 def shuffle(state: Words, values: NDArray[np.int64]) -> None:
-    """Shuffle at most 2**32 values as the generator's `shuffle` does, from the last to the first."""
+    """Shuffle at most 2**32 values in the same way as the generator's `shuffle`, from the last value to the first."""
     mask = np.uint64((1 << 32) - 1)
     for last in range(len(values) - 1, 0, -1):
         while mask >> _1 >= np.uint64(last):

@@ -1,8 +1,8 @@
-"""The compiled loop by which the sources of a mixture take turns.
+"""Compiled loops in which the sources of a mixture take turns.
 
-With a thousand sources, looking at each of them for every pack would take most of a step. A source that lacks too
-little for a turn waits in a heap, by the turn in which it lacks enough; one that lacks enough is in another, by its
-deadline. What a source lacks is brought up to date when it is looked at.
+With a thousand sources, a loop over all sources for every pack would take most of a step. Sources that lack too little
+for a turn wait in a heap, sorted by the turn in which they lack enough. Sources that lack enough are in another heap,
+sorted by deadline. The lack of a source is updated when the source is looked at.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _Numbers = NDArray[np.int64]
 
 @compiled
 def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, ends: _Numbers, phase: int) -> int:
-    """The last turn to which a source can wait that lacks so much before `turn`, and may lack no more than `most`."""
+    """Return the last turn in which a source, lacking `lack` before `turn`, does not yet lack more than `most`."""
     for row in range(phase, len(ends)):
         stop = ends[row]
         quota = quotas[row, source]
         if quota > 0 and stop > turn:
             waits = (most - lack) // quota - 1
-            if turn + waits < stop - 1:  # to the last turn of a phase: the next phase says how much longer
+            if turn + waits < stop - 1:  # at the last turn of a phase the next phase decides
                 return turn + waits
             lack += quota * (stop - turn)
         turn = max(turn, stop)
@@ -36,7 +36,7 @@ def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, en
 
 @compiled
 def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
-    """The turn in which a source lacks `least` or more that lacks so much before `turn`, if the phase goes on."""
+    """Return the first turn in which a source lacks at least `least`, at a constant quota; lack: before `turn`."""
     if lack + quota >= least:
         return turn
     return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else NEVER
@@ -44,7 +44,7 @@ def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
 
 @compiled
 def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
-    """Add a source to a heap of `size` of them: int64[sources, 2], keys and sources, ties to the first source."""
+    """Add a source to a heap of `size` sources: int64[sources, 2], keys and sources, ties to the first source."""
     here = size
     while here > 0:
         parent = (here - 1) // 2
@@ -57,7 +57,7 @@ def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
 
 @compiled
 def _pop(heap: _Numbers, size: int) -> None:
-    """Take the first source out of a heap of `size` of them."""
+    """Remove the first source from a heap of `size` sources."""
     size -= 1
     key, source = heap[size, 0], heap[size, 1]
     here = 0
@@ -78,11 +78,11 @@ def _pop(heap: _Numbers, size: int) -> None:
 
 
 class _Turns(NamedTuple):
-    """The state of sources that take turns; see take_turns.
+    """State of sources that take turns; see take_turns.
 
-    known: int64[k], the turn before which a source lacks what credits says. deadlines: int64[k]. waiting, ready: heaps,
-    int64[k, 2]. sizes: int64[3], sources in waiting, sources in ready, and the phase. givers: int64[k], sources in the
-    order of their first turn since `taken` was 0.
+    known: int64[k], the turn at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps, int64[k,
+    2]. sizes: int64[3], sources in waiting, sources in ready, and the phase. givers: int64[k], sources in the order of
+    their first turn since `taken` was 0.
     """
 
     known: _Numbers
@@ -95,7 +95,7 @@ class _Turns(NamedTuple):
 
 @compiled
 def _begin(credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int) -> _Turns:
-    """Return the state before the first turn: all sources wait."""
+    """Return the state before the first turn; all sources wait."""
     num_sources = len(credits)
     waiting, ready = np.empty((num_sources, 2), np.int64), np.empty((num_sources, 2), np.int64)
     deadlines = np.empty(num_sources, np.int64)
@@ -119,7 +119,7 @@ def _take(
     least: int,
     taken: _Numbers,
 ) -> tuple[int, int]:
-    """Take the turns from `turn` to `count`, or until a source has none left. Return the next turn, and the givers."""
+    """Take the turns from `turn` to `count`, or until a source ends. Return the next turn, and the number of givers."""
     known, deadlines, waiting, ready = turns.known, turns.deadlines, turns.waiting, turns.ready
     num_waiting, num_ready, phase = turns.sizes[0], turns.sizes[1], turns.sizes[2]
     num_givers = 0
@@ -130,7 +130,7 @@ def _take(
                 credits[source] += quotas[phase, source] * (ends[phase] - known[source])
                 known[source] = ends[phase]
             phase += 1
-            for at in range(num_waiting):  # each prefix is a heap before the next is pushed behind it
+            for at in range(num_waiting):  # each prefix is a heap before the next source is pushed behind the prefix
                 source = waiting[at, 1]
                 _push(waiting, at, _eligible(credits[source], quotas[phase, source], known[source], least), source)
             continue
@@ -161,7 +161,7 @@ def _take(
 
 @compiled
 def _end(turns: _Turns, turn: int, credits: _Numbers, quotas: _Numbers) -> None:
-    """Bring what all sources lack up to date."""
+    """Update what all sources lack."""
     for source in range(len(credits)):
         credits[source] += quotas[turns.sizes[2], source] * (turn - turns.known[source])
 
@@ -177,13 +177,13 @@ def take_turns(
     least: int,
     taken: _Numbers,
 ) -> int:
-    """Let k sources give `count` packs in turn, or fewer: it stops when one has none left. Returns how many they gave.
+    """Let k sources give up to `count` packs in turn, until a source has no packs left. Return the number of packs.
 
-    left: int64[k], packs that each has, 1 or more; credits: int64[k], what each lacks of its share, in `unit`ths of a
-    pack, in all 0; taken: int64[k]. All three are changed. quotas: int64[phases, k], the shares in each phase, which
-    add up to `unit`. ends: int64[phases], the turn with which each phase ends, NEVER for the last. Each turn goes to
-    the source with the earliest deadline, of those that lack `least` or more (see mixture.py). least: at most unit / k,
-    so that one does.
+    left: int64[k], packs left in each source, 1 or more. credits: int64[k], lack of each source in `unit`ths of a pack;
+    their sum is 0. taken: int64[k]. All three arrays are changed. quotas: int64[phases, k], shares in each phase, with
+    sum `unit`. ends: int64[phases], the turn that ends each phase, NEVER for the last phase. Each turn goes to the
+    source with the earliest deadline, among sources that lack at least `least` (see mixture.py). least: at most unit /
+    k, to leave at least one source.
     """
     turns = _begin(credits, quotas, ends, unit, least)
     turn, _ = _take(turns, 0, count, left, credits, quotas, ends, unit, least, taken)
@@ -193,7 +193,7 @@ def take_turns(
 
 @compiled
 def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_counts: _Numbers, until: _Numbers) -> int:
-    """Return the packs that a source has left in its epoch, or up to the pack that is taken last."""
+    """Return the packs left in a source's epoch, or up to the last pack to take."""
     if until[0] == source and at[source] == until[1]:
         return until[2] + 1 - packs[source]
     return counts[first_counts[source] + at[source]] - packs[source]
@@ -201,7 +201,7 @@ def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_co
 
 @compiled
 def _pass_epochs(count: int, at: _Numbers, packs: _Numbers, counts: _Numbers) -> tuple[int, int]:
-    """Pass over packs of an only source. See take_epochs; returns the number of packs, and the source or -1."""
+    """Pass over packs of an only source; see take_epochs. Return the number of packs, and the source 0 or -1."""
     done, epoch, pack, over = 0, at[0], packs[0], -1
     while done < count and over < 0:
         taken = min(count - done, counts[epoch] - pack)
@@ -230,14 +230,14 @@ def take_epochs(
     until: _Numbers,
     rows: _Numbers,
 ) -> tuple[int, int, int]:
-    """Let k sources give `count` packs in turn, through the epochs whose counts are known. See take_turns, too.
+    """Let k sources give `count` packs in turn, through the epochs with known pack counts. See also take_turns.
 
-    at, packs: int64[k], the current epoch of each source, and its consumed packs of this epoch; both are changed.
-    counts: of the known epochs of one source after another; first_counts: int64[k + 1], where those of each source
-    begin, to which `at` counts. until: a source, epoch and number of the pack that is taken last; -1 for none. rows:
-    int64[n, 4], ranges that were given, as source, epoch, first and stop, up to the end of an epoch of any source; n 0:
-    none are written. Returns the number of packs, the number of rows, and the source whose known epochs are over, or
-    -1. The loop ends at that source, and when the rows of one more epoch may not fit.
+    at, packs: int64[k], the current epoch of each source, and the consumed packs of this epoch; both are changed.
+    counts: packs of the known epochs, source after source. first_counts: int64[k + 1], index in counts of each source's
+    epoch 0 in `at`. until: source, epoch and number of the last pack to take; -1 for no limit. rows: int64[n, 4],
+    written: taken ranges as source, epoch, first and stop, which end at each end of an epoch of any source; nothing is
+    written if n is 0. Returns the number of packs, the number of rows, and the source whose known epochs have ended, or
+    -1. The loop ends at this source, and when the rows of another epoch might not fit.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:
@@ -247,7 +247,7 @@ def take_epochs(
     left, taken = np.empty(num_sources, np.int64), np.zeros(num_sources, np.int64)
     for source in range(num_sources):
         left[source] = _left(source, at, packs, counts, first_counts, until)
-    turns = _begin(credits, quotas, ends, unit, least)  # an end of an epoch changes only what its source has left
+    turns = _begin(credits, quotas, ends, unit, least)  # the end of an epoch changes only the packs left in its source
     done = num_rows = 0
     over = -1
     is_found = False

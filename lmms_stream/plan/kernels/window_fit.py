@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from ...versions.numba import compiled
 from .best_fit import FILLER_SHARE, Bins, emit, fill_window, mix, new_bins, sort_by_hash
 
-CLOSED_BELOW = 1 / 64  # of a pack: the samples of one with less room than that do not wait for the next window
+CLOSED_BELOW = 1 / 64  # of a pack: samples of a pack with less room do not wait for the next window
 NUM_TURNS = 3
 
 
 @compiled
 def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: int, turns: NDArray[np.int32]) -> None:
-    """Write the order in which the samples of a pool are placed.
+    """Write the order of placing the samples of a pool.
 
-    number: 0, longest first; 1, as they come, but fillers last and longest first; 2, as they come.
+    number: 0, longest first; 1, as given, then fillers, longest first; 2, as given.
     """
     count = len(pool)
     if number == 2:
@@ -44,7 +44,7 @@ def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: in
 
 @compiled
 def _has_waited(bins: Bins, chosen: int, num_waiting: int, pool: NDArray[np.int32]) -> bool:
-    """Whether a bin holds a sample of the window before: one of the first num_waiting of the pool."""
+    """Return whether a bin holds a sample of the window before, one of the first num_waiting samples of the pool."""
     if not num_waiting:
         return False
     position = bins.head[chosen]
@@ -59,7 +59,7 @@ def _has_waited(bins: Bins, chosen: int, num_waiting: int, pool: NDArray[np.int3
 def _rooms(
     bins: Bins, num_bins: int, num_waiting: int, pool: NDArray[np.int32], least_room: int, closes: NDArray[np.bool_]
 ) -> int:
-    """Write which bins are done, empty the lists of rooms, and return the room that is left in those that are done."""
+    """Write the bins that are done, empty the lists of rooms, and return the room left in the bins that are done."""
     lost = np.int64(0)
     for at in range(num_bins):
         chosen = bins.opened[at]
@@ -83,10 +83,10 @@ def _pack_pool(
     max_samples: int,
     closes: NDArray[np.bool_],
 ) -> int:
-    """Pack a pool in the turns that give the fewest packs; return their number.
+    """Pack a pool in the turns that give the fewest packs; return the number of packs.
 
-    Of turns that give equally many, the first with the least room left in packs that are done. The first num_waiting
-    samples of the pool are of the window before. closes: written, which packs are done.
+    Among turns with equally many packs, take the first with the least room left in packs that are done. The first
+    num_waiting samples of the pool are from the window before. closes: written, whether each pack is done.
     """
     least_room = max(1, np.int64(limit * CLOSED_BELOW))
     fewest = -(-lengths[pool].sum() // limit)
@@ -109,7 +109,7 @@ def _pack_pool(
 
 @compiled
 def _position(firsts: NDArray[np.int64], position: int, index: int) -> int:
-    """The position in the sequence of a sample of a stretch; see window_fit."""
+    """Return the position in the sequence of a sample of a stretch; see window_fit."""
     return firsts[index] if index < len(firsts) else index + position - len(firsts)
 
 
@@ -124,11 +124,12 @@ def window_fit(
     window: int,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Packs of windows of a sequence, or of a stretch of it; see packing.pack for what it does.
+    """Return packs of windows of a sequence, or of a stretch of a sequence; see packing.pack for the rules.
 
-    A stretch begins with a window. firsts: positions in the sequence of the samples that wait; `lengths` begins with
-    theirs. position: that of the stretch's first sample. last: the sequence ends with the stretch. Returns order and
-    offsets over `lengths`, of which the last packs are a sample each, which waits; and firsts of these.
+    A stretch begins with a window. firsts: positions in the sequence of the waiting samples; `lengths` begins with the
+    lengths of these samples. position: position of the stretch's first sample. last: the sequence ends with the
+    stretch. Returns order and offsets over `lengths`, and positions of the samples that wait afterwards: each is a pack
+    of a single sample at the end of the order.
     """
     count, first_new = len(lengths), len(firsts)
     window = min(window, max(count - first_new, 1))
@@ -148,7 +149,7 @@ def window_fit_in(
     window: int,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """window_fit in bins that other sequences were packed in before. bins: new_bins of twice the window, or more."""
+    """Call window_fit with bins used before for other sequences. bins: new_bins of at least twice the window."""
     count, first_new = len(lengths), len(firsts)
     order, offsets = np.empty(count, np.int32), np.zeros(count + 1, np.int64)
     waiting = np.arange(first_new).astype(np.int32)
@@ -171,7 +172,7 @@ def window_fit_in(
                 closing[num_closing] = chosen
                 num_closing += 1
                 continue
-            while head >= 0:  # none of them has waited
+            while head >= 0:  # no sample of the bin has waited
                 waits[len(waiting) + head - start] = True
                 head = bins.following[head & (len(bins.following) - 1)]
         done = sort_by_hash(keys[:num_closing], closing[:num_closing])
