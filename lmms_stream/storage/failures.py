@@ -1,7 +1,7 @@
-"""Kinds of failed requests, the same for every store. error of any library -> throttled, out of reach, or neither.
+"""Kinds of failed requests, for all stores. error of any library -> throttled, out of reach, or neither.
 
-Errors are judged by their HTTP status, their code and the errors of the operating system that they wrap, so that no
-library of a store is imported here.
+Errors are classified by HTTP status, code, and wrapped errors of the operating system. No library of a store is
+imported here.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _THROTTLING_CODES = {
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Whether the store answered that it is unwell or gets too many requests, as it may not in a moment."""
+    """Return whether the store answered that it is overloaded or unwell, which may pass."""
     status, codes = answer_of(error)
     return status in _THROTTLED_OR_UNWELL or not codes.isdisjoint(_THROTTLING_CODES)
 
 
 def is_out_of_reach(error: BaseException) -> bool:
-    """Whether the store could not be asked, or did not answer: refused, reset, closed or slow connections."""
+    """Return whether the store did not answer: refused, reset, closed or slow connections."""
     return any(_is_of_the_network(each) for each in causes(error))
 
 
 def certificate_failure(error: BaseException) -> str | None:
-    """The reason why the server's certificate was refused, if it was."""
+    """Return the reason for refusing the server's certificate; None if the certificate was not refused."""
     return next((str(each) for each in causes(error) if isinstance(each, ssl.SSLCertVerificationError)), None)
 
 
 def answer_of(error: BaseException) -> tuple[int | None, set[str]]:
-    """The HTTP status (None: no answer) and the codes of the store's answer that an error tells of.
+    """Return the HTTP status (None: no answer) and the codes of the store's answer in an error.
 
-    It is the first answer along the chain of errors: s3transfer, for one, wraps the client's error in its own.
+    The first answer along the chain of errors counts; s3transfer, for example, wraps the client's error.
     """
     each: BaseException | None = error
     for _ in range(20):
@@ -61,7 +61,7 @@ def answer_of(error: BaseException) -> tuple[int | None, set[str]]:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that it wraps, in whatever way its library does."""
+    """Yield an error and all errors wrapped in it, by any attribute that libraries use."""
     left: list[object] = [error]
     known: set[int] = set()
     while left:
@@ -76,12 +76,12 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, as libraries append whole answers."""
+    """Return the first line of an error's text, because libraries append whole answers."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _own_answer(error: BaseException) -> tuple[int | None, set[str]]:
-    """The answer that this error itself holds, where botocore, azure, google, oci, databricks and requests put it."""
+    """Return the answer in the attributes of this error, for botocore, azure, google, oci, databricks and requests."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -99,7 +99,7 @@ def _is_of_the_network(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, TimeoutError, RemoteDisconnected, ssl.SSLEOFError)):
         return True
     if isinstance(error, socket.gaierror):
-        return error.errno == socket.EAI_AGAIN  # a name that does not exist is not an outage
+        return error.errno == socket.EAI_AGAIN  # an unknown name is not an outage
     return isinstance(error, OSError) and error.errno in _UNREACHABLE
 
 

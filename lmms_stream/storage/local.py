@@ -14,7 +14,7 @@ from .failures import disk_errors
 
 
 class FolderStorage:
-    """A local folder; it is made at the first write."""
+    """Store in a local folder, which is made at the first write."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -49,9 +49,9 @@ class FolderStorage:
             (self.folder / key).unlink(missing_ok=True)
 
     def list_objects(self, prefix: str, *, linked: bool = False) -> list[StoredObject]:
-        """Links are followed to files only, so that a folder cannot hold itself.
+        """List files below a prefix. Links to folders are not followed: a folder cannot contain itself.
 
-        linked: links that are shown are followed to folders, too; each folder is listed once.
+        linked: follow links to folders, except in hidden folders (names with a leading . or _); list each folder once.
         """
         head = prefix.rpartition("/")[0]
 
@@ -72,7 +72,7 @@ class FolderStorage:
             return [described for described in found if described is not None]
 
     def _unseen(self, folders: list[Path], seen: set[tuple[int, int]]) -> list[str]:
-        """Return the names of folders that are not seen yet, links last; of hidden ones all that are no links."""
+        """Return the names of unseen folders, links last; of hidden folders return all but links."""
         chosen: list[str] = []
         for folder in sorted(folders, key=lambda folder: ((self.folder / folder).is_symlink(), folder.name)):
             path = self.folder / folder
@@ -84,9 +84,9 @@ class FolderStorage:
         return chosen
 
     def _listed(self, key: str) -> StoredObject | None:
-        """None for a file that was removed since it was listed; ObjectMissingError for a link to nothing.
+        """Return a listed file; None for a file removed since, ObjectMissingError for a broken link.
 
-        Links with hidden names, such as editors' locks, are left out.
+        Broken links with hidden names, for example editors' locks, give None.
         """
         try:
             return self._stat(key)
@@ -110,7 +110,7 @@ class FolderStorage:
         shutil.copyfile(source, target)
 
     def write_with(self, key: str, write: Callable[[Path], None]) -> None:
-        """Let `write` write the file, under another name until it is complete."""
+        """Let `write` write the file under a temporary name, and rename the complete file."""
         target = self.folder / key
         with disk_errors(str(target)):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class FolderStorage:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Inside, an error of the system is a StorageError, and ObjectMissingError for a file that is not there."""
+        """Convert errors of the operating system to StorageError, and a missing file to ObjectMissingError."""
         with disk_errors(str(self.folder / key)):
             try:
                 yield
@@ -139,7 +139,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def missing(path: Path) -> ObjectMissingError:
-    """The error for a path where nothing is, or which is a link to nothing."""
+    """Return the error for a missing file or a broken link."""
     if path.is_symlink():
         return ObjectMissingError(
             f"{path} is a link to {path.readlink()}, which leads to no file: put that back, or remove the link"
@@ -148,13 +148,13 @@ def missing(path: Path) -> ObjectMissingError:
 
 
 class LocalStorage(FolderStorage):
-    """A local folder whose files are read where they are."""
+    """Local folder with files that are read in place."""
 
 
 class CopiedFolder(FolderStorage):
-    """A local folder whose files are copied to a named folder, on a faster disk say, before they are read."""
+    """Local folder with files that are copied to a named folder, for example on a faster disk, before reading."""
 
 
 def can_write(*folders: Path) -> bool:
-    """Whether files can be made in folders; those that are not there can be made."""
+    """Return whether files can be made in folders; missing folders count as writable."""
     return all(os.access(folder, os.W_OK | os.X_OK) for folder in folders if folder.is_dir())

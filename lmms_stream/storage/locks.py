@@ -30,7 +30,7 @@ _PAUSES_S = (0.05, 2.0)  # between looks at what another process does: the first
 def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
     """Open and lock the file at `path`, created if missing; None if another process holds the lock until the timeout.
 
-    timeout_s: 0 does not wait. Threads exclude each other as processes do.
+    timeout_s: 0 does not wait. Threads exclude each other in the same way as processes.
     """
     deadline, pause = time.monotonic() + timeout_s, _POLLS_S[0]
     while True:
@@ -66,7 +66,7 @@ def _held_too_long(path: Path) -> StorageError:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock at `path`; concurrent calls of is_locked do not affect each other."""
+    """Return whether a process holds the exclusive lock at `path`; concurrent calls do not affect each other."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -95,7 +95,7 @@ def map_in_use(path: Path) -> mmap.mmap:
 
 @contextmanager
 def unused(path: Path) -> Iterator[bool]:
-    """Tell whether no process has a file mapped by map_in_use; until the end nobody can map it."""
+    """Yield whether no process has a file mapped by map_in_use; nobody can map the file inside the context."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("rb"))
@@ -111,21 +111,21 @@ def unused(path: Path) -> Iterator[bool]:
 
 
 class Waited(NamedTuple):
-    """outcome: "done"; "ended", where the process that had the lock ended before; "late", after limit_s."""
+    """Result of a wait. outcome: "done"; "ended" if the process released the lock before; "late" after limit_s."""
 
     outcome: Literal["done", "ended", "late"]
     limit_s: float
 
 
 def wait_for_other(is_done: Callable[[], bool], *, lock: Path | None, begin_s: float, end_s: float) -> Waited:
-    """Wait until another process, which has a lock while it works, has done what it does.
+    """Wait until another process, which holds a lock during its work, has finished.
 
-    lock: None where it cannot be seen, as that of another node. begin_s: how long without anybody who has the lock;
-    end_s: how long from now on with one.
+    lock: None if the lock cannot be seen, for example on another node. begin_s: limit while no process has held the
+    lock; end_s: limit after a process has held the lock. Both are seconds from the call on.
     """
     started, pause, has_begun = time.monotonic(), _PAUSES_S[0], False
     while True:
-        works = lock is not None and is_locked(lock)  # before it is asked what is done
+        works = lock is not None and is_locked(lock)  # read before is_done: the process may end in between
         limit_s = end_s if has_begun or works else begin_s
         if is_done():
             return Waited("done", limit_s)
@@ -171,7 +171,7 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
 def temporary_name(path: Path) -> Path:
     """Unique hidden name next to `path`, for the unfinished file.
 
-    Processes of two nodes that share a folder may have the same number, as containers begin to count anew.
+    Processes of two nodes that share a folder may have the same number, because containers count from 1.
     """
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.randbits(64)}.tmp")
 
@@ -188,7 +188,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def folder_beside(path: Path) -> Path:
-    """The name of a folder, on the same disk, for what is to become the temporary file `path`."""
+    """Name of a folder on the same disk, for a download that becomes the temporary file `path`."""
     return path.with_name(
         re.sub(r"(\d+)\.tmp$", r"0\1.tmp", path.name) if path.suffix == ".tmp" else f"{path.name}.tmp"
     )
@@ -198,7 +198,7 @@ def give_name(temporary: Path, path: Path) -> None:
     """Rename a temporary file to `path`; FileExistsError if `path` exists (the existing file stays)."""
     try:
         os.link(temporary, path)
-    except OSError as error:  # also of a file system without hard links, and of a link that leads to no file
+    except OSError as error:  # also for a file system without hard links, and for a broken link at `path`
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         temporary.replace(path)
@@ -207,7 +207,7 @@ def give_name(temporary: Path, path: Path) -> None:
 
 
 def leftovers(folder: Path) -> dict[Path, list[Path]]:
-    """Temporary files and folders in a folder, by the file that each was to become."""
+    """Return temporary files and folders in a folder, by the file that each was to become."""
     found: dict[Path, list[Path]] = {}
     for entry in os.scandir(folder) if folder.is_dir() else ():
         leftover = _LEFTOVER.fullmatch(entry.name)

@@ -1,7 +1,7 @@
 """Downloads ahead of their reader, in the order of need, by a few threads.
 
-Concurrent downloads share a link. Therefore downloads needed later begin after the downloads needed soon: a reader
-without any shard would wait for both.
+Concurrent downloads share a link. Downloads needed later therefore begin only after the downloads needed soon have
+ended: a reader without any shard would wait for both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _GRACE_S = 5.0  # seconds added to a wait: the request's own error, which says m
 
 
 class Prefetcher:
-    """Fetches shards by number with a `fetch` that gives None for one that another process is at.
+    """Fetches shards by number in threads. `fetch` returns None for a shard while another process downloads it.
 
-    Its threads end when there is nothing to do for a while, and do not keep the process from ending. It belongs to
-    the process that made it.
+    The threads end after _IDLE_S without work, and do not keep the process from ending. Each process needs its own
+    prefetcher.
     """
 
     def __init__(self, fetch: Callable[[int], Path | None], *, name: Callable[[int], str], config: FetchConfig):
@@ -33,8 +33,8 @@ class Prefetcher:
         self._name = name
         self._config = config
         self._changed = threading.Condition()
-        self._queue: dict[int, float] = {}  # shard -> when it may be tried, in the order of need
-        self._later: dict[int, float] = {}  # the same of shards that are needed later
+        self._queue: dict[int, float] = {}  # shard -> earliest time of the next attempt, in the order of need
+        self._later: dict[int, float] = {}  # the same for shards needed later
         self._under_way: set[int] = set()
         self._begun_later: set[int] = set()  # current downloads needed later
         self._stale: set[int] = set()  # current downloads forgotten since: the outcome is ignored
@@ -44,14 +44,14 @@ class Prefetcher:
         self._num_holds = 0
 
     def request(self, shard_ids: Iterable[int], *, later: bool = False) -> None:
-        """Fetch these shards in the background, after those requested before.
+        """Fetch these shards in the background, after earlier requests.
 
-        later: begin after all shards requested as needed soon.
+        later: begin only after all downloads needed soon have ended.
         """
         with self._changed:
             for shard_id in shard_ids:
                 if isinstance(self._done.get(shard_id), Exception):
-                    del self._done[shard_id]  # nobody took it: ask the store again
+                    del self._done[shard_id]  # no reader took the error: ask the store again
                 if shard_id not in self._done:
                     self._ask_for(shard_id, later=later)
             self._start_threads()
@@ -68,7 +68,7 @@ class Prefetcher:
             self._later.setdefault(shard_id, 0.0)
 
     def forget(self, shard_ids: Iterable[int] | None = None) -> None:
-        """Forget requests of these shards, or of all shards, that no reader has taken."""
+        """Forget requests that no reader has taken, of these shards or of all; ignore results of current downloads."""
         with self._changed:
             known = [*self._queue, *self._later, *self._done, *self._under_way]
             for shard_id in known if shard_ids is None else shard_ids:
@@ -81,9 +81,9 @@ class Prefetcher:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While a reader looks at many shards that are there, nothing is begun here but what one waits for.
+        """Begin no downloads inside the context, except for shards that a reader waits for.
 
-        Threads that look at shards, too, would have the reader wait for the interpreter at each of its own.
+        A reader that checks many present shards would otherwise wait at each shard for the GIL, held by these threads.
         """
         with self._changed:
             self._num_holds += 1
@@ -95,15 +95,15 @@ class Prefetcher:
                 self._go_on()
 
     def is_begun(self, shard_id: int) -> bool:
-        """Whether a shard is here, or under way: then `take` it."""
+        """Return whether a shard is finished or under way, and must be fetched with `take`."""
         return shard_id in self._done or shard_id in self._under_way
 
     def has(self, shard_id: int) -> bool:
-        """Whether `take` returns at once."""
+        """Return whether `take` returns or raises at once."""
         return shard_id in self._done
 
     def leave(self, shard_id: int) -> bool:
-        """Ask for a shard no more, which its reader has found; False for one that is begun, and to be taken."""
+        """Cancel the request of a shard found by its reader; return False if it has begun: the reader must take it."""
         with self._changed:
             if self.is_begun(shard_id):
                 return False
@@ -112,9 +112,9 @@ class Prefetcher:
             return True
 
     def take(self, shard_id: int, *, timeout_s: float | None = None) -> Path:
-        """The file of a shard, at once or when it is there; StorageError if it does not come within timeout_s.
+        """Return the file of a shard, after waiting for the download; StorageError after timeout_s.
 
-        timeout_s: default that of the config; the stream of a shard may have another one.
+        timeout_s: default from the config; a stream may have its own. Raises the error of a failed download.
         """
         timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s + _GRACE_S
@@ -129,7 +129,7 @@ class Prefetcher:
                 while shard_id not in self._done:
                     soon = time.monotonic() + _NEEDED_S
                     if shard_id not in self._under_way and not self._queue.get(shard_id, soon + 1) <= soon:
-                        self._queue[shard_id] = 0.0  # at once, wherever it stands in the order of need
+                        self._queue[shard_id] = 0.0  # at once, at any position in the order of need
                         self._start_threads()
                         self._changed.notify_all()
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class Prefetcher:
             finally:
                 self._needed.discard(shard_id)
             result = self._done.pop(shard_id)
-            self._go_on()  # there may be room ahead again
+            self._go_on()  # there may be room for more downloads
         if isinstance(result, Exception):
             raise result
         return result
@@ -162,9 +162,9 @@ class Prefetcher:
                 shard_id, wait_s = self._next()
                 while shard_id is None:
                     is_idle = not self._changed.wait(_IDLE_S if wait_s is None else wait_s) and wait_s is None
-                    shard_id, wait_s = self._next()  # also after _IDLE_S: what was asked for then woke nobody
+                    shard_id, wait_s = self._next()  # also after _IDLE_S: a request at that moment woke no thread
                     if is_idle and shard_id is None and wait_s is None:
-                        self._num_threads -= 1  # it ends: while it waits, it keeps the reader's data alive
+                        self._num_threads -= 1  # end the thread: a waiting thread keeps the reader's data alive
                         return
                 if self._queue.pop(shard_id, None) is None:
                     del self._later[shard_id]
@@ -173,11 +173,11 @@ class Prefetcher:
             result: Path | Exception | None
             try:
                 result = self._fetch(shard_id)
-            except Exception as error:  # noqa: BLE001 - it is raised by the reader
+            except Exception as error:  # noqa: BLE001 - raised by the reader
                 result = error
             with self._changed:
                 self._end(shard_id, result)
-                if self._later:  # it may be their turn now
+                if self._later:  # downloads needed later may begin now
                     self._start_threads()
                 self._changed.notify_all()
 
@@ -198,7 +198,7 @@ class Prefetcher:
                 self._queue = front | self._queue
 
     def _next(self) -> tuple[int | None, float | None]:
-        """The shard to fetch now; or None, and how long to wait at most."""
+        """Return the shard to fetch now; or None, and the maximum wait in seconds."""
         now = time.monotonic()
         queue = self._without_stale(self._queue)
         for shard_id in self._needed:
@@ -215,5 +215,5 @@ class Prefetcher:
         return None, wait_s
 
     def _without_stale(self, queue: dict[int, float]) -> dict[int, float]:
-        """One that is asked for again is begun when it has ended."""
+        """Return the queue without shards of forgotten downloads: a new request waits until the old download ends."""
         return {each: at for each, at in queue.items() if each not in self._stale} if self._stale else queue

@@ -1,6 +1,7 @@
-"""Record next to a file in the cache: the file's checked state, and whether the file is a download of ours.
+"""Record next to a file in the cache: the file's checked state, and whether we downloaded the file.
 
-Times are the kernel's since the machine was started: setting the clock has no effect.
+The modification time of a record is the last use of its file, in time since the machine was started: setting the clock
+has no effect.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """Known facts of a file: the checked state, or (inode 0) a download about to begin."""
+    """Known facts of a file: the checked state, or (inode 0) a download about to begin. ours: we download the file."""
 
     identity: str = ""
     size: int = 0
@@ -49,40 +50,40 @@ class Record:
 
     @staticmethod
     def reserved(num_bytes: int) -> Record:
-        """Record of our file before the download."""
+        """Return the record of our file before the download."""
         return Record(size=num_bytes, boot=boot_id(), ours=True)
 
     @staticmethod
     def read(path: Path) -> Record:
-        """Read a record; an empty record if missing or damaged."""
+        """Read a record; return an empty record if it is missing or damaged."""
         for _ in range(_READS):
             try:
                 return Record(**json.loads(path.read_bytes()))
             except OSError:
                 break
-            except (ValueError, TypeError):  # empty, damaged, or half of it written just now
+            except (ValueError, TypeError):  # empty, damaged, or half written at this moment
                 pass
         return Record()
 
     def write(self, file: IO[bytes]) -> None:
-        """Replace what the open record file says, in one write: who reads it meanwhile hardly ever sees half of it."""
+        """Replace the content of the open record file in one write: concurrent readers hardly ever see half of it."""
         os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
 
     def vouches_for(self, path: Path, identity: str) -> bool:
-        """Whether the file was checked since the machine was started, and has not been changed since."""
+        """Return whether the file was checked since the machine was started, and is unchanged since."""
         return self.identity == identity and self.boot == boot_id() and self.fits(path)
 
     def fits(self, path: Path) -> bool:
-        """Whether the file has not been changed since it was checked, as its inode, size and time tell."""
+        """Return whether the file is unchanged since the check, by inode, size and time."""
         return self._facts(path) == (self.size, self.mtime_ns, self.inode) and self.inode != 0
 
     def fits_copy(self, path: Path) -> bool:
-        """Return whether the file has the size and time of the one that was checked, as a copy by `cp -a` has."""
+        """Return whether the file has the size and time of the checked file, as a copy by `cp -a` has."""
         return self._facts(path)[:2] == (self.size, self.mtime_ns) and self.inode != 0
 
     @staticmethod
     def _facts(path: Path) -> tuple[int, ...]:
-        """Size, time and inode of a file; an empty tuple if there is none."""
+        """Return size, time and inode of a file; an empty tuple for a missing file."""
         try:
             stat = path.stat()
         except OSError:
@@ -90,15 +91,15 @@ class Record:
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def owns(self, path: Path) -> bool:
-        """Whether the file is one that we downloaded, and nobody has written into it since."""
+        """Return whether we downloaded the file, and nobody has changed it since."""
         return self.ours and self.fits(path)
 
     def has_copy(self, path: Path) -> bool:
-        """Return whether the file is one that we downloaded, or a copy of it by `cp -a`."""
+        """Return whether the file is our download, or a copy of our download by `cp -a`."""
         return self.ours and self.fits_copy(path)
 
     def was_ours(self, path: Path) -> bool:
-        """Whether somebody, or a fault of the disk, has changed a file that we downloaded."""
+        """Return whether somebody, or a fault of the disk, has changed a file that we downloaded."""
         try:
             return self.ours and path.stat().st_ino == self.inode and not self.fits(path)
         except OSError:
@@ -108,23 +109,23 @@ class Record:
 def touch(record_path: Path) -> None:
     """Stamp a record with the time since the machine was started."""
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    with suppress(FileNotFoundError):  # it was deleted just now
+    with suppress(FileNotFoundError):  # deleted at this moment
         os.utime(record_path, ns=(now, now))
 
 
-# What is known of when the files of a limited cache are needed next, so that the files needed last give way first.
+# Next uses of the files of a limited cache: the files needed last are evicted first.
 #
-# Each process that follows a plan knows it for itself; nothing is written down. Without a plan, files give way by least
+# Each process with a plan knows the next uses; they are not stored. Without a plan, files are evicted by least
 # recent use.
 
 NEEDED_NOW = 0.0
 
 
 class Outlook(Protocol):
-    """When files are needed next, as one process sees it.
+    """Next uses of files, as seen by a single process.
 
-    version: changes with what is foretold. since_ns: of the clock of records; a file that was used later is in use
-    by somebody, whatever is foretold (a rank that is behind, or another run).
+    version: changes with the next uses. since_ns: time of the clock of records. A file used after since_ns is in use by
+    another process (a rank that is behind, or another run), even if its next use is far.
     """
 
     @property
@@ -134,7 +135,5 @@ class Outlook(Protocol):
     def since_ns(self) -> int: ...
 
     def next_uses(self, folder: Path, names: list[str]) -> list[float]:
-        """Next uses of the files of these records in a folder of the cache: NEEDED_NOW, or larger the later; inf:
-        never.
-        """
+        """Return next uses of files, by their records in a cache folder: NEEDED_NOW, larger if later, inf for never."""
         ...

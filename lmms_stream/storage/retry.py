@@ -1,8 +1,8 @@
-"""Requests to remote stores: outages are waited out by time, other failures are counted.
+"""Requests to remote stores: outages are limited by time, other failures by number.
 
-There is one rule for all stores. A store that throttles, is unwell or cannot be reached (see failures.py) is asked
-again, with growing pauses, until `timeout_s` is over. A failure that no further attempt can mend ends the request at
-once. Any other failure counts as one of the `attempts`.
+All stores have the same rule. A store that throttles, is unwell or cannot be reached (see failures.py) is asked again,
+with growing pauses, until `timeout_s` is over. A failure beyond repair by further attempts ends the request at once.
+Any other failure counts as one of the `attempts`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _last_report_s = -REPORT_EVERY_S
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """Limits of a request to a remote store: `timeout_s` seconds in all, and `attempts` that fail.
+    """Limits of a request to a remote store: `timeout_s` seconds in all, and `attempts` failures.
 
-    Attempts that meet an outage of the store are not counted. The pause before the next attempt doubles, from a
-    quarter of a second to eight, less a random part of up to a half.
+    Attempts during an outage of the store are not counted. The pause before the next attempt doubles, from a quarter of
+    a second to eight seconds, minus a random part of up to a half.
     """
 
     attempts: int = 5
@@ -63,11 +63,11 @@ def persist(
     refusal: Callable[[Exception], StorageError | None],
     remedy: str,
 ) -> T:
-    """Result of `action`, which is tried again until it succeeds or the limits of `retry` are reached.
+    """Return the result of `action`, called again until it succeeds or a limit of `retry` is reached.
 
-    refusal: the error to raise at once, or None where another attempt may help. It is not asked about a store that
-    throttles. The action runs in a thread that is left behind when `timeout_s` is over, because a server that trickles
-    can hold a read for ever; `action` calls its argument now and then, which ends it once nobody waits.
+    refusal: returns the error to raise at once, or None if another attempt may help; not called for a store that
+    throttles. The action runs in a thread, which is abandoned after `timeout_s`: a server that trickles can hold a read
+    forever. `action` calls its argument now and then; the call raises an error when nobody waits any more.
     """
     request = _Request(action, where=where, retry=retry, refusal=refusal)
     thread = start_thread(request.run, name="lmms-request")
@@ -85,7 +85,7 @@ def persist(
 
 
 class _Request(Generic[T]):
-    """The attempts at one request."""
+    """Attempts at a request."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class _Request(Generic[T]):
         self.given_up = threading.Event()
 
     def run(self) -> None:
-        """Try until there is an outcome, or an error that ends the request."""
+        """Try until success, or until an error ends the request."""
         begun = time.monotonic()
         while not self.given_up.is_set():
             self.num_attempts += 1
             try:
                 self.outcome.append(self._action(self._proceed))
                 return
-            except Exception as error:  # noqa: BLE001 - it is raised by the thread that waits
+            except Exception as error:  # noqa: BLE001 - raised by the waiting thread
                 self.last_error = error
                 if self._ends_with(error):
                     self.has_ended = True
@@ -134,7 +134,7 @@ class _Request(Generic[T]):
         return self._num_failures >= self._retry.attempts
 
     def refuse(self, error: Exception) -> StorageError | None:
-        """The error for a failure that no further attempt can mend."""
+        """Return the error for a failure beyond repair by further attempts; None for other failures."""
         certificate = certificate_failure(error)
         if certificate is not None:
             return StorageError(
@@ -144,7 +144,7 @@ class _Request(Generic[T]):
         return self._refusal(error)
 
     def reason_for_timeout(self, remedy: str) -> str:
-        """Text of the last error before the timeout, and the remedy."""
+        """Return the text of the last error before the timeout, and the remedy."""
         error, limit_s = self.last_error, self._retry.timeout_s
         if error is None:
             return (
@@ -162,7 +162,7 @@ class _Request(Generic[T]):
 
 
 def _report(where: str, error: Exception, *, waited_s: float, limit_s: float) -> None:
-    """Warn of a wait, not more often than once a minute in a process."""
+    """Warn of a wait, at most once a minute in a process."""
     global _last_report_s
     now = time.monotonic()
     if waited_s >= REPORT_AFTER_S and now - _last_report_s >= REPORT_EVERY_S:
@@ -170,25 +170,25 @@ def _report(where: str, error: Exception, *, waited_s: float, limit_s: float) ->
         logger.warning("%s: %s; asked again for up to %g s", where, first_line(error), limit_s)
 
 
-# Threads that a fork does not catch while they end: a process asks for an index, then forks its loader workers.
+# Threads that a fork never catches while they end: a process asks for an index, then forks its loader workers.
 #
-# A thread that Python has joined may yet be taking down what C libraries keep for it; OpenSSL 3 does that under a lock
-# of the whole process. A fork at that moment copies the lock as held by a thread that the child does not have, and the
-# child's first connection waits for ever. So a fork waits for threads that are ending.
+# After Python has joined a thread, C libraries may still free the thread's data; OpenSSL 3 does this under a lock
+# of the whole process. A fork at this moment copies the lock as held by a thread that the child does not have, and the
+# child's first connection waits forever. A fork therefore waits for threads that are ending.
 #
-# It waits, too, until torch's own threads sleep. At the end of a collective gloo's come into Python for a moment, under
+# A fork also waits until torch's own threads sleep. At the end of a collective, gloo's threads enter Python, under
 # a lock that Python 3.11 takes in the child before it makes a new one.
 
 LONGEST_WAIT_S = 5.0
 LONGEST_TORCH_WAIT_S = 0.5
 _POLL_S = 0.0005
-_ending: set[int] = set()  # the kernel's ids of threads whose target has returned, until they are found gone
+_ending: set[int] = set()  # kernel ids of threads whose target has returned, until the threads have disappeared
 
 
 def start_thread(target: Callable[[], None], *, name: str) -> threading.Thread:
-    """A running daemon thread; once `target` has returned, forks of this process wait until the thread is gone.
+    """Start and return a daemon thread; after `target` returns, forks of this process wait until the thread is gone.
 
-    They wait LONGEST_WAIT_S at most, and not for threads whose target is running.
+    Forks wait at most LONGEST_WAIT_S, and not for threads with a running target.
     """
 
     def run() -> None:
@@ -220,13 +220,13 @@ def _wait_for_those_ending() -> None:
 def _wait_for_torch() -> None:
     deadline = time.monotonic() + LONGEST_TORCH_WAIT_S
     while _torch_runs() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)  # which lets the ending threads have the GIL
+        time.sleep(_POLL_S)  # releases the GIL for the ending threads
 
 
 def _torch_runs() -> bool:
-    """Whether a thread that torch named, and not Python, is anything but asleep."""
+    """Return whether a thread named by torch, instead of by Python, is in any state but sleep."""
     for task in os.scandir("/proc/self/task"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             name, _, state = Path(task.path, "stat").read_text().partition("(")[2].rpartition(") ")
             if name.startswith("pt_") and not state.startswith("S"):
                 return True

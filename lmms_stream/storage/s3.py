@@ -1,10 +1,10 @@
 """A prefix of an S3 bucket as a store, through boto3.
 
-As MosaicML Streaming does: where no credentials are found, and where a server answers them with 400, objects are read
-without, as those of public buckets can be. Requests to buckets that MOSAICML_STREAMING_AWS_REQUESTER_PAYS
-lists, with commas between them, say that the requester pays.
+Objects are read without credentials if none are found, or if the server answers signed requests with status 400, as in
+MosaicML Streaming: public buckets allow this. For buckets in MOSAICML_STREAMING_AWS_REQUESTER_PAYS (separated by
+commas), requests declare that the requester pays.
 
-Google Cloud Storage answers such requests too, to the HMAC keys of GCS_KEY and GCS_SECRET: GOOGLE_HMAC.
+Google Cloud Storage answers the same requests with the HMAC keys in GCS_KEY and GCS_SECRET: GOOGLE_HMAC.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _SKEWED = {"RequestTimeTooSkewed", "RequestExpired"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class S3Service:
-    """A service that speaks S3: the scheme of its URLs, and the names of the variables that say where and who.
+    """A service with the S3 protocol: scheme of its URLs, and variables for endpoint and keys.
 
-    checksums: whether uploads carry checksums of boto3's own: None leaves that to AWS_REQUEST_CHECKSUM_CALCULATION.
+    checksums: whether uploads carry boto3's own checksums; None: by AWS_REQUEST_CHECKSUM_CALCULATION.
     """
 
     scheme: str
     endpoint_name: str
     key_name: str
     secret_name: str
-    endpoint: str | None = None  # where the variable is not set
+    endpoint: str | None = None  # if the variable is not set
     region: str | None = None
     checksums: Literal["when_required"] | None = None
 
     def keys(self) -> dict[str, str]:
-        """Access keys that boto3 does not find by itself."""
+        """Return access keys from variables unknown to boto3."""
         if self.key_name == "AWS_ACCESS_KEY_ID":
             return {}
         return {
@@ -71,12 +71,12 @@ GOOGLE_HMAC = S3Service(
     key_name="GCS_KEY",
     secret_name="GCS_SECRET",
     region="auto",
-    checksums="when_required",  # it refuses boto3's: github.com/boto/boto3/issues/4400
+    checksums="when_required",  # Google refuses boto3's checksums: github.com/boto/boto3/issues/4400
 )
 
 
 class S3Storage:
-    """A prefix of an S3 bucket. Clients are made at first use, once per process."""
+    """A prefix of an S3 bucket. Clients are made at first use, in each process."""
 
     def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY, service: S3Service = AWS):
         self.url = url
@@ -85,8 +85,8 @@ class S3Storage:
         self.bucket, _, self.prefix = url.removeprefix(f"{service.scheme}://").partition("/")
         if not self.bucket:
             raise StorageError(f"{url!r} names no bucket: write {service.scheme}://BUCKET/PREFIX")
-        self._clients = ProcessClients(self._make_client)  # by whether requests are signed
-        self._signs = True  # what is read; what is written always
+        self._clients = ProcessClients(self._make_client)  # key: whether requests are signed
+        self._signs = True  # reads only; writes are always signed
         self._lacks_keys = False
         self._session: Any = None
 
@@ -166,7 +166,7 @@ class S3Storage:
 
     @staticmethod
     def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:
-        """The body of an answer, whole; IncompleteReadError when it is shorter than the answer says."""
+        """Yield the whole body of an answer; IncompleteReadError if the body is shorter than announced."""
         from botocore.exceptions import IncompleteReadError
 
         received = 0
@@ -188,7 +188,7 @@ class S3Storage:
             retries={"mode": "standard", "total_max_attempts": 1},  # `persist` counts attempts
             max_pool_connections=MAX_CONNECTIONS,
             request_checksum_calculation=self.service.checksums,
-            response_checksum_validation="when_required",  # shards are checked with the index's own
+            response_checksum_validation="when_required",  # shards are checked with the checksums of the index
             signature_version=None if signs else UNSIGNED,
         )
         self._session = self._session or _new_session()
@@ -242,7 +242,7 @@ class S3Storage:
             ) from error
 
     def _explain(self, error: Exception, where: str) -> StorageError | None:
-        """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
+        """Return the error to raise at once, or None if another attempt may help (a reset, a short body)."""
         from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
 
         if isinstance(error, ObjectChangedError):
@@ -255,7 +255,7 @@ class S3Storage:
             return self._wrong_setting(error, where)
         if isinstance(error, OSError):
             return None if is_out_of_reach(error) else disk_error(where, error)
-        status, codes = answer_of(error)  # of a client's error, which s3transfer wraps in one of its own
+        status, codes = answer_of(error)  # of a client's error, which s3transfer may wrap
         if status is None:
             return None
         code = next(iter(codes), "") or str(status)
@@ -274,7 +274,7 @@ class S3Storage:
             return StorageError(f"{where}: bucket {self.bucket!r} does not exist: create it or correct the URL")
         if code in ("NoSuchKey", "404"):
             return ObjectMissingError(f"{where} does not exist: check the URL")
-        if code == "InvalidRange":  # it has become shorter
+        if code == "InvalidRange":  # the object has become shorter
             return ObjectChangedError(where)
         if code in _EXPIRED:
             return StorageError(
@@ -301,7 +301,7 @@ class S3Storage:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether an error of botocore may pass: it is of the connection, the body, or where credentials come from."""
+    """Return whether an error of botocore may pass: of the connection, the body, or the source of credentials."""
     from botocore import exceptions
 
     kinds = (
@@ -313,9 +313,9 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _new_session() -> Any:
-    """boto3's session, which finds credentials anew, with the descriptions of services that this process has parsed.
+    """Return a new boto3 session, which searches credentials again, with the service descriptions of this process.
 
-    To parse them takes five times as long as all else of a client. A forked process can use them too.
+    Parsing the descriptions takes five times the rest of a client's start. A forked process reuses the descriptions.
     """
     import boto3
     import botocore.session
@@ -324,7 +324,7 @@ def _new_session() -> Any:
     loader = _descriptions()
     session.register_component("data_loader", loader)
     made = boto3.session.Session(botocore_session=session)
-    loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's own once more
+    loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's own path again
     return made
 
 
@@ -336,5 +336,5 @@ def _descriptions() -> Any:
 
 
 def _status(error: Any) -> int:
-    """The HTTP status of botocore's ClientError."""
+    """Return the HTTP status of botocore's ClientError."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

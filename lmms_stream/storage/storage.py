@@ -1,8 +1,7 @@
 """Bytes in and out of local folders and object stores. url + key -> bytes or a file.
 
-S3 (and whatever speaks it, through S3_ENDPOINT_URL or AWS_ENDPOINT_URL) is served by boto3, Google Cloud Storage,
-Azure and the Hugging Face hub by their own libraries, the other clouds by MosaicML Streaming's downloaders and
-uploaders.
+boto3 serves S3 and compatible stores (through S3_ENDPOINT_URL or AWS_ENDPOINT_URL). Google Cloud Storage, Azure and the
+Hugging Face hub have their own libraries. MosaicML Streaming's downloaders and uploaders serve the other clouds.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from ..types import StoredObject
 from .local import LocalStorage
 from .retry import DEFAULT_RETRY, Retry
 
-# Clients ask the servers that these name.
+# Variables with the servers of clients.
 _ENDPOINT_NAMES = ("S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_SERVICE_ENDPOINT")
 
 
 class Storage(Protocol):
     """A folder of named objects. Keys are relative, with forward slashes.
 
-    All methods raise StorageError; `read`, `download` and `stat` raise ObjectMissingError for a key that is not there.
-    Writes are atomic: a key holds all of its bytes or is unchanged. `list_objects` gives those whose keys begin with
-    `prefix`, sorted by key; there may be none. `read_range` gives bytes start <= offset < stop of an object whose tag
-    is still `tag`; ObjectChangedError for another. Only stores that tell tags have it.
+    All methods raise StorageError; `read`, `download` and `stat` raise ObjectMissingError for a missing key. Writes are
+    atomic: a key holds all of its bytes or is unchanged. `list_objects` returns the objects with keys that begin with
+    `prefix`, sorted by key, possibly none. `read_range` returns bytes start <= offset < stop of an object;
+    ObjectChangedError if its tag is no longer `tag`. Only stores with tags have `read_range`.
     """
 
     url: str
@@ -65,9 +64,9 @@ STORES = Registry[OpenStore](
 
 
 def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
-    """The store at a local path, `file://…`, `s3://bucket/prefix`, or another cloud's URL.
+    """Open the store at a local path, `file://…`, `s3://bucket/prefix`, or another cloud's URL.
 
-    StorageError for a scheme that no store has.
+    StorageError for an unknown scheme.
     """
     url = plain_path("folder", url)
     text = str(url).rstrip("/")
@@ -81,7 +80,7 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
 
 
 def is_folder(url: str | Path | None) -> bool:
-    """Whether a URL is that of a folder of this machine, and not of a store.
+    """Return whether a URL is a folder of this machine instead of a store.
 
     >>> [is_folder(url) for url in ("data", "file:///data", "s3://bucket/data")]
     [True, True, False]
@@ -90,7 +89,7 @@ def is_folder(url: str | Path | None) -> bool:
 
 
 def shared_storage(url: str) -> Storage:
-    """The store at a URL, with one client for all that this process reads there."""
+    """Return the store at a URL, with a single client for all reads of this process."""
     return _shared_storage(url, tuple(os.environ.get(name) for name in _ENDPOINT_NAMES))
 
 
@@ -99,7 +98,7 @@ def _shared_storage(url: str, endpoints: tuple[str | None, ...]) -> Storage:
     return open_storage(url)
 
 
-# Clients of stores: one for each process. A fork copies the connections of a client, which two processes cannot
+# Clients of stores, separate for each process: a fork copies a client's connections, which two processes cannot
 # share, and its locks in their current state.
 
 
@@ -109,7 +108,7 @@ MAX_CONNECTIONS = 64  # of one process to one store
 
 
 class ProcessClients(Generic[K, C]):
-    """Values of `make` by key, made at the first use in each process, by one thread at a time."""
+    """Values of `make` by key, made at the first use in each process, by a single thread at a time."""
 
     def __init__(self, make: Callable[[K], C]):
         self._make = make
@@ -125,7 +124,7 @@ class ProcessClients(Generic[K, C]):
 
 
 class Watched:
-    """A file that a client writes to, for as long as somebody waits: `proceed` raises once nobody does."""
+    """File for the output of a client. `proceed` raises when nobody waits for the output any more."""
 
     def __init__(self, file: BinaryIO, proceed: Callable[[], None]):
         self._file = file
