@@ -1,8 +1,9 @@
 """packing_mode "auto": measure a missing lengths index of a dataset once. All ranks make the same call.
 
-The job's first rank measures with all cores, and puts the index next to the shards; for a read-only dataset the first
-rank of each node keeps the index in the dataset's cache folder on the node. Other ranks wait for the index. The
-measuring process holds a kernel's lock: the ranks of the node notice the death of the process.
+The job's first rank measures, with all cores for more than 20,000 samples, and puts the index next to the shards. For a
+read-only dataset the first rank of each node measures, and keeps the index in the dataset's cache folder on the node.
+Other ranks wait for the index. The measuring process holds a kernel's lock: the ranks of the node notice the death of
+the process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .lengths import LENGTHS_FOLDER
 from .measuring import BeingMeasuredError, add_lengths, keep_lengths, lock_folder, measured_dataset
 from .streams import StoredDataset
 
-_FEW_SAMPLES = 20_000  # are measured sooner than processes have started
+_FEW_SAMPLES = 20_000  # measuring them takes less time than starting processes
 _PAUSE_S = 2.0  # between looks at whether lmms-stream index is done
 logger = logging.getLogger("lmms_stream")
 

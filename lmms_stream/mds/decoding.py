@@ -1,6 +1,6 @@
 """Bytes of MDS shards -> values: column encodings and compressions. Nothing is unpickled or executed.
 
-The formats are MosaicML Streaming's. Its package is asked only for encodings that a program registered with it.
+The formats are MosaicML Streaming's. Its package is used only for encodings that a program registered with it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DTYPE_CODES = {
     "uint64": 64, "int64": 65, "float64": 66,
 }  # fmt: skip
 _DTYPES = {code: np.dtype(name) for name, code in DTYPE_CODES.items()}
-_POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # first bytes of images that are programs, which Pillow would run
+_POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # first bytes of images that are programs; Pillow would run them
 COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "bz2": "bz2"}  # ours: pyarrow's name
 
 
 def check_encoding(encoding: str, *, column: str, source: str) -> None:
-    """ShardError for an encoding that is not known, or that runs code to be decoded."""
+    """Raise ShardError for an unknown encoding, or an encoding that executes code."""
     if encoding == "pkl":
         raise ShardError(f"{source}: column {column!r} is pickled; unpickling data runs code: refused")
     kind, _, rest = str(encoding).partition(":")
@@ -55,21 +55,21 @@ def check_encoding(encoding: str, *, column: str, source: str) -> None:
 
 
 def registered_encodings() -> set[str]:
-    """Encodings that the program registered with MosaicML's package, which it has imported then."""
+    """Return the encodings registered with MosaicML's package by the program; an empty set without the package."""
     encodings = sys.modules.get("streaming.base.format.mds.encodings")
     return set() if encodings is None else encodings.get_mds_encodings() - {"pkl"}
 
 
 def is_registered(encoding: str) -> bool:
-    """Whether an encoding is one that MDS does not have and the program registered."""
+    """Return whether an encoding is unknown to MDS and registered by the program."""
     kind = encoding.partition(":")[0]
     return kind not in _KINDS and kind in registered_encodings()
 
 
 def array_layout(encoding: str) -> tuple[str | None, tuple[int, ...] | None]:
-    """The type and the shape that all arrays of a column have; None for what each array says of itself.
+    """Return the type and the shape of all arrays of a column; None if each array has its own.
 
-    ValueError for a type or a shape that MDS does not have.
+    ValueError for a type or a shape unknown to MDS.
 
     >>> array_layout("ndarray:int16:2,3")
     ('int16', (2, 3))
@@ -131,7 +131,7 @@ def _json(text: bytes) -> Any:
     try:
         try:
             return parsed(text)
-        except ValueError:  # halves of surrogate pairs and numbers of 309 digits, which `json` reads
+        except ValueError:  # `json` reads halves of surrogate pairs and numbers of 309 digits
             return json.loads(text.decode())
     except RecursionError as error:
         raise ValueError("json: it is nested too deeply") from error
@@ -151,7 +151,7 @@ _OF_BYTES: dict[str, Callable[[bytes], Any]] = {
     "str_decimal": _decimal,
 }
 
-# Images, whose pixels are decoded when a program asks for them
+# Images; pixels are decoded when a program reads them
 
 
 def _image_of_file(data: bytes) -> Image:
@@ -164,19 +164,19 @@ def _image_of_file(data: bytes) -> Image:
 
 
 def _image_of_pixels(data: bytes) -> Image:
-    """Width, height and the length of the mode's name, in 32 bits each; the name; the pixels."""
+    """Read width, height and the length of the mode's name, in 32 bits each; the name; the pixels."""
     need("PIL", by="images")
     from PIL import Image
 
     width, height, num_letters = struct.unpack_from("<3I", data)
     mode, pixels = data[12 : 12 + num_letters].decode(), data[12 + num_letters :]
-    if max(width, height, width * height) > 8 * len(pixels):  # before memory is taken for them
+    if max(width, height, width * height) > 8 * len(pixels):  # before memory is allocated
         raise ValueError(f"{width} x {height} pixels in {len(pixels)} bytes")
     return Image.frombytes(mode, (width, height), pixels)
 
 
 def _several(data: bytes, image_of: Callable[[bytes], Image], *, at: int = 0) -> list[Image]:
-    """The number of images and their sizes, in 32 bits each; the images."""
+    """Read the number of images and their sizes, in 32 bits each; the images."""
     count = int.from_bytes(data[at : at + 4], "little")
     first = at + 4 + 4 * count
     if first > len(data):
@@ -188,7 +188,7 @@ def _several(data: bytes, image_of: Callable[[bytes], Image], *, at: int = 0) ->
 
 
 def _listed(image_of: Callable[[bytes], Image]) -> Callable[[bytes], Any]:
-    """Four bytes that say nothing stand before the images."""
+    """Return a decoder of images after four bytes to skip."""
     return partial(_several, image_of=image_of, at=4)
 
 
@@ -208,7 +208,7 @@ IMAGES = frozenset(_OF_IMAGES)  # encodings of images and lists of them
 def _checked(from_bytes: Callable[[bytes], Any], encoding: str, data: bytes) -> Any:
     try:
         return from_bytes(data)
-    except Exception as error:  # whatever the image library, or a program's own encoding, raises for damaged bytes
+    except Exception as error:  # any error of the image library, or of a program's own encoding, for damaged bytes
         raise ValueError(f"{encoding}: {error!r}") from error
 
 
@@ -235,7 +235,7 @@ def _array(item: np.dtype[Any], shape: tuple[int, ...] | None) -> Decoder:
 
 
 def _array_of_any_shape(item: np.dtype[Any]) -> Decoder:
-    """A byte (number of axes << 2 | log2 of the shape's width), the shape, the values."""
+    """Read a byte (number of axes << 2 | log2 of the shape's width), the shape, the values."""
 
     def decode(data: memoryview, at: int, size: int) -> NDArray[Any]:
         if not size:
@@ -262,7 +262,7 @@ _OF_ANY_SHAPE = {code: _array_of_any_shape(item) for code, item in _DTYPES.items
 
 
 def _decode_array(data: memoryview, at: int, size: int) -> NDArray[Any]:
-    """A byte for the type of the values stands before an array of any shape."""
+    """Read a byte for the type of the values, and an array of any shape."""
     decode = _OF_ANY_SHAPE.get(data[at]) if size else None
     if decode is None:
         raise ValueError("an array of no known type")
@@ -274,7 +274,7 @@ _KINDS = {"str", "bytes", "int", "ndarray", *DTYPE_CODES, *_OF_BYTES, *_OF_IMAGE
 
 
 def decompress(compression: str, data: bytes, *, size: int) -> bytes:
-    """`data` decompressed to exactly `size` bytes; ValueError when it is damaged or holds more or less than that."""
+    """Decompress `data` to exactly `size` bytes; ValueError for damaged data, or another size."""
     import pyarrow
 
     codec = COMPRESSIONS[compression.partition(":")[0]]

@@ -38,15 +38,17 @@ _ITERATION, _PROCESS, _FIRST, _WORDS = range(4)
 
 
 class EpochCounter(SharesTensors):
-    """Counts iterations; all workers of one iteration of a DataLoader get the same number.
+    """Counts iterations; all workers of an iteration of a DataLoader get the same number.
 
     The count is in shared memory without a name: nothing outlives the processes. The first word holds the count of
-    iterations begun and a hash of what the workers of the last one have in common. Processes are numbered as they are
-    started, so worker 0's number names an iterator, and of the last iterations a word each holds it, hashed with the
-    rest: a worker that finds the word of its iterator joins this iteration, even if later iterations have begun. Where
-    another thread started processes between its workers, their numbers say nothing: a worker joins the last iteration
-    if it has this in common and has not begun it yet, and the workers that have run; else it begins the next. As words
-    are written whole, it does not matter which worker that is, nor whether two do it at once.
+    begun iterations, and a hash of the facts that the workers of the last iteration have in common. Processes are
+    numbered in the order of their start, and worker 0's number names an iterator. For each of the last iterations a
+    word holds a hash of the facts with this number. A worker that finds the word of its iterator joins this iteration,
+    even if later iterations have begun.
+
+    If another thread started processes between the workers, their numbers are useless. A worker then joins the last
+    iteration if it has the same facts, has not begun the iteration yet, and a worker of the iteration runs; else it
+    begins the next iteration. Words are written whole: any worker may begin an iteration, and two may begin it at once.
     """
 
     def __init__(self) -> None:
@@ -77,7 +79,7 @@ class EpochCounter(SharesTensors):
             if found:
                 return self._joined(row, max(found), first)
             joins = word >> _COUNT_BITS == identity and int(row[_ITERATION]) != begun and self._is_open(begun, first)
-            if int(self._words[_BEGUN]) == word:  # else another worker has begun an iteration meanwhile
+            if int(self._words[_BEGUN]) == word:  # else another worker has begun an iteration
                 break
         if not joins:
             begun += 1
@@ -86,16 +88,16 @@ class EpochCounter(SharesTensors):
         return self._joined(row, begun, first)
 
     def _joined(self, row: torch.Tensor, iteration: int, first: int) -> int:
-        """The epoch of an iteration, once the words of a worker say that it takes part, unless they say a later one."""
+        """Note in a worker's words its part in an iteration, unless they hold a later one; return the epoch."""
         if iteration > int(row[_ITERATION]):
             row[_PROCESS], row[_FIRST] = os.getpid(), first
             row[_ITERATION] = iteration
         return self._epoch(iteration - 1)
 
     def _is_open(self, begun: int, first: int) -> bool:
-        """Whether the workers that began an iteration were started with one whose `first` this is, or run.
+        """Return whether a worker that began an iteration has the same `first`, or still runs, or no worker began it.
 
-        Else it is one of the same seed that ended early.
+        Otherwise the iteration has the same seed, but ended early.
         """
         rows = self._words[_WORKERS:].view(-1, _WORDS).numpy()
         begun_by = rows[rows[:, _ITERATION] == begun].tolist()
@@ -107,7 +109,7 @@ class EpochCounter(SharesTensors):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the iteration that begins next, unless a state is loaded before."""
+        """Epoch of the next iteration, unless a state is loaded before."""
         return self._epoch(self._begun(int(self._words[_BEGUN])))
 
     @next_epoch.setter
@@ -119,7 +121,7 @@ class EpochCounter(SharesTensors):
         return int(self._words[_FIRST_EPOCH]) + iteration - int(self._words[_FIRST_ITERATION])
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The next iteration is of this state's "epoch", and finds the state in `loaded`."""
+        """Let the next iteration have this state's "epoch", and return the state from `loaded`."""
         data = json.dumps(dict(state)).encode()
         if len(data) > MAX_STATE_BYTES:
             raise CursorError(
@@ -130,7 +132,7 @@ class EpochCounter(SharesTensors):
         self.next_epoch = int(state["epoch"])
 
     def loaded(self) -> dict[str, Any] | None:
-        """The state that was loaded last, in whatever process."""
+        """Return the last loaded state, of any process."""
         size = int(self._words[_STATE_BYTES])
         state: dict[str, Any] | None = json.loads(bytes(self._state[:size].numpy())) if size else None
         return state
@@ -167,9 +169,9 @@ def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]
 # For hundreds of millions of samples the computation takes seconds and gigabytes: a single process of a node computes,
 # and the others read the file. The file's name depends on all inputs: first the settings, then epoch and position.
 
-MAX_SAMPLES_EACH = 1 << 20  # of an epoch, that every process works out for itself
+MAX_SAMPLES_EACH = 1 << 20  # of an epoch, computed by every process itself
 LIMIT_S = 1800.0  # longest wait for the computing process
-UNUSED_S = 86400.0  # after which an order of other settings is removed
+UNUSED_S = 86400.0  # until an order of other settings is removed
 
 
 def order_of(dataset: Any) -> MosaicOrder:
@@ -186,9 +188,9 @@ def sources_of(dataset: Any) -> list[StreamSamples]:
 
 
 def epoch_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
-    """Sample ids read by a worker in an epoch from a position on, without padding: int64[up to the worker's share].
+    """Return the sample ids of a worker in an epoch, from a position on, without padding: int64[up to its share].
 
-    dataset, world: a StreamingDataset, and the world with this worker in it. folder: for files of the node.
+    dataset, world: a StreamingDataset, and the world of this worker. folder: for files of the node.
     """
     if dataset.epoch_size <= MAX_SAMPLES_EACH:
         work = _all_work(dataset, world, epoch, position)
@@ -199,7 +201,7 @@ def epoch_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, fo
 
 
 def _all_work(dataset: Any, world: EqualWorld, epoch: int, position: int) -> NDArray[np.int64]:
-    """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding."""
+    """Return all sample ids: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding."""
     readers = Readers(world.num_nodes, world.ranks_per_node, world.workers_per_rank)
     try:
         return mosaic_work(order_of(dataset), sources_of(dataset), readers, epoch, position)
@@ -208,7 +210,7 @@ def _all_work(dataset: Any, world: EqualWorld, epoch: int, position: int) -> NDA
 
 
 def _shared_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
-    """Map the values of _all_work from a file written by the first process of the node."""
+    """Map the values of _all_work from a file, written by the node's first process."""
     path = folder / f"{_name(dataset, world, epoch, position)}.npy"
     with disk_errors(str(path)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +235,7 @@ def _read_order(path: Path) -> NDArray[np.int64] | None:
         work: NDArray[np.int64] = np.frombuffer(data, dtype, offset=data.tell()).reshape(shape)
     except (FileNotFoundError, ValueError):
         return None
-    os.utime(path)  # it is used
+    os.utime(path)  # marks the order as used
     return work
 
 
@@ -260,7 +262,7 @@ def _remove_old(path: Path) -> None:
 
 
 def _name(dataset: Any, world: EqualWorld, epoch: int, position: int) -> str:
-    """A name for all that the work depends on: SETTINGS-EPOCH, two hexadecimal digests."""
+    """Return a name for all inputs of the work: SETTINGS-EPOCH, two hexadecimal digests."""
     shares = [(stream.proportion, stream.choose) for stream in sources_of(dataset)]
     shape = world.num_nodes, world.ranks_per_node, world.workers_per_rank
     said = json.dumps([dataclasses.asdict(order_of(dataset)), shares, shape, np.__version__], default=int)
@@ -275,7 +277,9 @@ def _name(dataset: Any, world: EqualWorld, epoch: int, position: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EqualWorld:
-    """worker: the number of this process among all workers; a rank without workers is one."""
+    """Nodes with equal numbers of ranks. worker: number of this process among all workers; a rank without workers
+    counts as a worker.
+    """
 
     num_nodes: int
     ranks_per_node: int
@@ -303,13 +307,13 @@ class EqualWorld:
         return self.worker % self.workers_per_rank
 
     def replicate(self, replication: int) -> EqualWorld:
-        """The world in which as many consecutive ranks are one; on one node where they do not fit its nodes."""
+        """Return the world with `replication` consecutive ranks as a rank; on a single node if they do not fit."""
         num_ranks = self.num_ranks // replication
         num_nodes = 1 if num_ranks % self.ranks_per_node else num_ranks // self.ranks_per_node
         worker = self.rank // replication * self.workers_per_rank + self.worker_of_rank
         return replace(self, num_nodes=num_nodes, ranks_per_node=num_ranks // num_nodes, worker=worker)
 
     def with_workers(self, info: Any) -> EqualWorld:
-        """The world as a worker of a DataLoader sees it. info: torch's get_worker_info(), None outside of workers."""
+        """Return the world of a worker of a DataLoader. info: torch's get_worker_info(), None outside of workers."""
         number, count = (0, 1) if info is None else (info.id, info.num_workers)
         return replace(self, workers_per_rank=count, worker=self.rank * count + number)

@@ -1,9 +1,9 @@
 """Files needed next to the shards in a filled folder, for opening the folder as a dataset.
 
 The store's index.json and the describing files are written when the dataset is opened: the index last, because the
-index announces a dataset. Notes name the dataset, because copies of two datasets would replace each other, and list our
-files; another file of the same name stays, and is an error. A dataset is identified by the URL, or by the shards if all
-shards have checksums: then another path or a signed URL may lead to the dataset.
+index announces a dataset. Notes name the dataset, because copies of two datasets would replace each other. Notes also
+list our files: a file of the same name that is not ours stays, and is an error. A dataset is identified by its URL, or
+by its shards if all have checksums; then several paths or signed URLs may lead to the dataset.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _Note = list[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Notes:
-    """Notes about a filled folder. source: URL of the dataset, empty if there are no notes.
+    """Notes about a filled folder. source: URL of the dataset, empty without notes.
 
-    identity, num_shards: of its shards, see Identity; empty if only its URL is known.
-    files: name -> digest, size and time of the last two files of that name that are ours.
+    identity, num_shards: of the dataset's shards, see Identity; empty if only the URL is known. files: name -> digest,
+    size and time of our last two files of this name.
     """
 
     source: str = ""
@@ -43,7 +43,7 @@ class _Notes:
 
 
 class FilledFolder:
-    """A folder filled from a store. timeout_s: longest wait for another process that writes to the folder.
+    """A folder filled from a store. timeout_s: maximum wait for another process that writes to the folder.
 
     No file is written to a read-only folder, which may contain the complete dataset.
     """
@@ -57,12 +57,12 @@ class FilledFolder:
 
     @property
     def other_source(self) -> str:
-        """URL of another dataset that the folder is filled with; empty if it is filled with this one, or not yet."""
+        """URL of another dataset that fills the folder; empty for our dataset, or a folder without notes."""
         notes = self._notes()
         return "" if notes.source == self._source or self._begins_with(notes) else notes.source
 
     def _begins_with(self, notes: _Notes) -> bool:
-        """Return whether the first shards are those of the notes, by their checksums: the dataset may have grown."""
+        """Return whether the first shards are the shards of the notes, by checksums: the dataset may have grown."""
         if not notes.identity or notes.num_shards > len(self._shards):
             return False
         shards = self._shards.first(notes.num_shards)
@@ -78,7 +78,7 @@ class FilledFolder:
             )
 
     def claim(self, shards: ShardList) -> None:
-        """Note that the folder is filled with this dataset. Raise StorageError if it is filled with another one."""
+        """Note that the folder is filled with this dataset; StorageError if another dataset fills the folder."""
         self._shards = shards
         with disk_errors(str(self._folder / _NOTES)):
             self.check_source()
@@ -93,10 +93,9 @@ class FilledFolder:
                     )
 
     def keep_index(self, digest: str, shards: ShardList) -> None:
-        """Write the index.json with this digest to the folder, and its dataset.json.
+        """Write the index.json with this digest to the folder, and the dataset.json of the store.
 
-        Raise StorageError if the folder is filled with another dataset. If it cannot be written nothing there is
-        replaced, and each file is compared with the store's.
+        StorageError if another dataset fills the folder. A read-only folder is neither changed nor checked.
         """
         if not self._can_write(self._folder):
             return
@@ -107,11 +106,11 @@ class FilledFolder:
         except ObjectMissingError:
             self._remove(DATASET_NAME)
         self._keep(INDEX_NAME, digest, lambda: self._storage.read(INDEX_NAME))
-        if self._notes().source:  # else it is a folder of the user's that has this index already
+        if self._notes().source:  # else the user's own folder, which already has this index
             self.claim(shards)  # another dataset without checksums can have the same index
 
     def change(self, name: str, data: bytes) -> None:
-        """Write a small file of the dataset in place of the one there. It stays ours if it was."""
+        """Replace a small file of the dataset. Our copy stays ours; the store writes any other file."""
         path = self._folder / name
         if not self._is_ours(path, name):
             self._storage.write(name, data)
@@ -134,7 +133,7 @@ class FilledFolder:
                 if not self._has(path, name, digest):
                     data = read()
                     self._check_ours(path, name)
-                    if _digest(data) == digest:  # else it was replaced meanwhile: whoever opens it next writes it
+                    if _digest(data) == digest:  # else the store has a newer file, for the next process
                         self._write(path, name, data, digest)
 
     @contextmanager
@@ -151,7 +150,7 @@ class FilledFolder:
             yield
 
     def _can_write(self, folder: Path) -> bool:
-        """Whether files can be written to a folder of the dataset, and the index and the notes too."""
+        """Return whether files can be written to a folder of the dataset, next to the index, and next to the notes."""
         return all(_can_fill(each) for each in (self._folder, (self._folder / _NOTES).parent, folder))
 
     def _write(self, path: Path, name: str, data: bytes, digest: str) -> None:
@@ -177,7 +176,7 @@ class FilledFolder:
             temporary.replace(path)
 
     def _has(self, path: Path, name: str, digest: str) -> bool:
-        """Whether a file has this digest; one of ours is not read for it."""
+        """Return whether a file has this digest; our own file is not read."""
         if not path.is_file():
             return False
         return [digest, *_facts(path)] in self._notes().files.get(name, []) or _digest(path.read_bytes()) == digest
@@ -186,7 +185,7 @@ class FilledFolder:
         return path.is_file() and _facts(path) in [note[1:] for note in self._notes().files.get(name, [])]
 
     def _check_ours(self, path: Path, name: str) -> None:
-        """StorageError for another file than one of ours."""
+        """Raise StorageError if a file exists and is not ours."""
         if path.exists() and not self._is_ours(path, name):
             raise StorageError(
                 f"{path} is not what {self._storage.url}/{name} holds, and was not downloaded by lmms-stream, so it is "
@@ -194,7 +193,7 @@ class FilledFolder:
             )
 
     def _remove(self, name: str) -> None:
-        """Remove a file of ours, of a dataset that was there before."""
+        """Remove our file of a dataset that filled the folder before."""
         path = self._folder / name
         if self._is_ours(path, name):
             with disk_errors(str(path)):
@@ -205,7 +204,7 @@ class FilledFolder:
 
 
 def filled_from(folder: Path) -> str | None:
-    """URL of the dataset that a folder is filled with; None if it is not filled from another place."""
+    """Return the URL of the dataset that fills a folder; None for a folder without notes."""
     return _read_notes(folder).source or None
 
 
@@ -222,8 +221,8 @@ def _read_notes(folder: Path) -> _Notes:
 
 @contextmanager
 def _filling(path: Path) -> Iterator[Path]:
-    """Yield a temporary name for a file. The caller holds the lock, so one that a killed process left is not in use."""
-    temporary = path.with_name(f".{path.name}.filling")  # a cache does not take it for a leftover
+    """Yield a temporary name for a file. The caller holds the lock: a leftover of a killed process is not in use."""
+    temporary = path.with_name(f".{path.name}.filling")  # not the name of a leftover in a cache
     try:
         yield temporary
     finally:
@@ -231,7 +230,7 @@ def _filling(path: Path) -> Iterator[Path]:
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()  # as of StoredIndex
+    return hashlib.blake2b(data, digest_size=16).hexdigest()  # as in StoredIndex
 
 
 def _facts(path: Path) -> _Note:
@@ -240,5 +239,5 @@ def _facts(path: Path) -> _Note:
 
 
 def _can_fill(folder: Path) -> bool:
-    """Whether files can be made in a folder, which may have to be made."""
+    """Return whether files can be made in a folder, which may be missing."""
     return can_write(next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists()))

@@ -1,6 +1,7 @@
-"""Streams of classes that fetch in their own way, as a store. MosaicML's Stream with overridden methods -> Storage.
+"""Streams of classes with their own methods to fetch, as a store. MosaicML's Stream with overridden methods -> Storage.
 
-Our cache asks for files; the stream's own methods put them where they put them, and the cache checks and keeps copies.
+Our cache asks for files. The stream's methods store files in the stream's folder, and the cache checks and keeps
+copies.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from .index import INDEX_NAME
 
 
 class HookedStream:
-    """A Storage over a Stream whose class overrides the methods named in `hooks`; it is only read."""
+    """A read-only Storage over a Stream whose class overrides the methods in `hooks`."""
 
     def __init__(self, stream: Any, hooks: Sequence[str]):
         self.url = f"{stream.remote or stream.local}/{stream.split}".rstrip("/")
         self._stream = stream
         self._hooks = frozenset(hooks)
-        self._readers: dict[str, tuple[Any, set[str]]] = {}  # by the name of a file: its shard, the file's other forms
+        self._readers: dict[str, tuple[Any, set[str]]] = {}  # by file name: shard, names of other forms
         self._index: bytes | None = None
 
     @property
@@ -38,7 +39,7 @@ class HookedStream:
         return path.read_bytes()
 
     def _read_index(self) -> bytes:
-        """The index of the shards that the stream's get_shards gives."""
+        """Return the index of the shards from the stream's get_shards."""
         if self._index is None:
             from streaming.base.world import World
 
@@ -50,10 +51,10 @@ class HookedStream:
         return self._index
 
     def download(self, key: str, path: Path) -> None:
-        """Let the stream fetch a file, and put it at `path`.
+        """Let the stream fetch a file, and put the file at `path`.
 
-        A file that the stream puts under its own name beside `path` is moved: the cache renames the file back, and
-        counts it as a download of ours. One that was there before is copied.
+        A new file in the folder of `path` is moved: the cache renames the file back, and counts it as our download. An
+        older file is copied.
         """
         was_there = (self._folder / key).exists()
         try:
@@ -79,11 +80,11 @@ class HookedStream:
 
     @property
     def prepares_shards(self) -> bool:
-        """Whether the stream's class decides how shards come, decompressed: it may keep no compressed files."""
+        """Whether the stream's class delivers decompressed shards; it may keep no compressed files."""
         return bool(self._hooks - {"get_shards", "_download_file"})
 
     def _prepared(self, key: str) -> Path:
-        """Let the stream prepare the shard of a file. What comes with it in another form would be nobody's: it goes."""
+        """Let the stream prepare the shard of a file; remove new files in other forms, which nobody would own."""
         reader, others = self._readers[key]
         new = [path for path in (self._folder / name for name in others) if not path.exists()]
         self._stream.prepare_shard(reader)

@@ -1,9 +1,9 @@
 """MosaicML Streaming's classes over our core: the same keywords and samples, our reader, cache and errors.
 
-Partitions, shuffles, sampling and weights of streams are worked out as MosaicML's code does it (plan/mosaic_order), so
-orders are the same to the sample and checkpoints load. Replaced are shared memory with names, barriers, polling threads
-and the cache. What is on this node is what lies in the cache folder, and locks belong to the kernel, so a killed run
-leaves nothing that stops the next. doors/mosaicml.py has the classes as subclasses of those of MosaicML's package.
+Partitions, shuffles, sampling and weights of streams follow MosaicML's arithmetic (plan/mosaic_order): orders are equal
+sample by sample, and checkpoints load. Our core replaces named shared memory, barriers, polling threads and the cache.
+The files in the cache folder are the only record of fetched shards, and locks belong to the kernel: a killed run leaves
+nothing that stops the next run. doors/mosaicml.py has these classes as subclasses of the classes of MosaicML's package.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from .reader import CHUNK
 from .shard import try_fetch_shard
 from .streams import StreamConfig
 
-# Settings that a state holds besides MosaicML's: with others its position is one in another order.
+# Settings in a state besides MosaicML's: with other values a position belongs to another order.
 _SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "sampling_granularity", "epoch_size")
-_FEW_SHARDS = 4  # of the largest: MosaicML's class refuses a cache_limit for fewer
+_FEW_SHARDS = 4  # of the largest size: MosaicML's class refuses a smaller cache_limit
 
 
 class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
@@ -58,7 +58,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     Raises ConfigError, CursorError, StorageError, ShardError.
     """
 
-    Stream: Callable[..., StreamBase] = Stream  # the class of the stream of a dataset that has one
+    Stream: Callable[..., StreamBase] = Stream  # class of the stream made from remote and local
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
 
     @property
     def _order(self) -> OrderConfig:
-        """Our order, as the keywords say it."""
+        """Our order config, from the keywords."""
         block_size: dict[str, Any] = (
             {} if self.shuffle_block_size is None else {"shuffle_block_size": self.shuffle_block_size}
         )
@@ -160,7 +160,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         )
 
     def _set_sizes(self) -> None:
-        """Set the numbers of streams, shards and samples, and how many samples an epoch takes of each stream."""
+        """Set the numbers of streams, shards and samples, and the samples of each stream in an epoch."""
         streams = self.core.stored
         self.num_samples = self.core.num_samples
         self.num_streams, self.num_shards = len(streams), len(self.core.reader.shards)
@@ -172,7 +172,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         self.samples_per_stream = np.array([stream.num_samples for stream in streams], np.int64)
         self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
         self._weigh()
-        self.streams = [copy.copy(stream) for stream in self.streams]  # another dataset may weigh the user's otherwise
+        self.streams = [copy.copy(stream) for stream in self.streams]  # the user's streams may get other weights
         self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
 
     def _weigh(self) -> None:
@@ -203,7 +203,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     # Samples by number
 
     def __len__(self) -> int:
-        """Samples of an epoch of this rank; size is those of the streams."""
+        """Return the number of samples of this rank in an epoch; size is the number in the streams."""
         return self.length
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
@@ -213,7 +213,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     # Iteration
 
     def __iter__(self) -> Iterator[Sample]:
-        """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
+        """Yield the share of this rank and worker in the next epoch, in order, from the position of a loaded state."""
         self.world.refuse_guess("start as many ranks on each node, or read with PackedLoader, which takes a world")
         worker = get_worker_info()
         if self.world.rank == 0 and (worker is None or worker.id == 0):
@@ -230,7 +230,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
             yield from map(self.__getitem__, sample_ids.tolist())
 
     def _share(self, world: EqualWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
-        """The sample ids of this rank and worker, in one of MosaicML's orders."""
+        """Yield the sample ids of this rank and worker, in an order of MosaicML."""
         if not isinstance(self.batch_size, int):
             raise ConfigError(
                 f"Please pass `batch_size` to StreamingDataset, got {self.batch_size!r}: its order depends on it. "
@@ -239,7 +239,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].state_folder)
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The sizes of the pieces of shards that an epoch takes of a stream or of all, and the ids of their samples."""
+        """Return the sizes of pieces of shards in an epoch, and their sample ids, of a stream or of all streams."""
         sources = sources_of(self)
         return sampled(order_of(self), sources if stream_id is None else [sources[stream_id]], epoch)
 
@@ -265,7 +265,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next iteration gives."""
+        """Epoch of the next iteration."""
         return self._epochs.next_epoch
 
     @next_epoch.setter
@@ -275,7 +275,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     def _resume(self, world: EqualWorld, epoch: int) -> tuple[int, int]:
         """Return the epoch of an iteration and the first position, by the last loaded state.
 
-        The settings of the state count for later epochs, too: ranks and workers that did not see it resumed agree.
+        The settings of the state also count for later epochs, for agreement with ranks and workers that start later.
         """
         saved, position = self._epochs.loaded(), 0
         if saved is not None:
@@ -297,13 +297,13 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         return epoch, position
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """The state after `num_samples` samples of all ranks; counted from the epoch's start, or from a loaded state.
+        """Return the state after `num_samples` samples of all ranks, from the epoch's start or from a loaded state.
 
-        It is what StreamingDataLoader saves: the parent's, and what else the order depends on. It fits any number of
-        ranks and workers. Packs have a cursor of their own: PackedLoader.state_dict.
+        StreamingDataLoader saves this state: the parent's state, and the other settings of the order. The state fits
+        any number of ranks and workers. Packs have their own cursor: PackedLoader.state_dict.
         """
         world = self._parallel_rank_world
-        epoch, position = self._resume(world, max(self.next_epoch - 1, 0))  # before the first, that begins
+        epoch, position = self._resume(world, max(self.next_epoch - 1, 0))  # before the first epoch: the first epoch
         initial_nodes = self.initial_physical_nodes
         state = {
             "epoch": epoch,
@@ -315,9 +315,10 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         return state | {name: getattr(self, name) for name in (*_SAVED, "shuffle_block_size")}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Go on from a state that state_dict gave, or the parent's; CursorError when it belongs to another order.
+        """Resume from a state of state_dict or of the parent; CursorError for a state of another order.
 
-        As with the parent, its num_canonical_nodes and shuffle_seed are taken over; with "blocks" they must be ours.
+        As in the parent, the dataset takes num_canonical_nodes and shuffle_seed from the state; with "blocks" they must
+        equal ours.
         """
         ours = {name: getattr(self, name) for name in _SAVED}
         if self._is_ours:
@@ -334,7 +335,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
 
     @property
     def cache_usage(self) -> int:
-        """Bytes that the shards on this node take, in the cache folders, with their indexes."""
+        """Bytes of the shards on this node, in the cache folders, with their indexes."""
         return sum(stored.cache_usage for stored in self.core.stored)
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
@@ -411,10 +412,10 @@ def whole_number(epoch_size: int | str | None) -> int | None:
 
 
 class StreamingDataLoader(OfPackage, PlainLoader):
-    """MosaicML Streaming's StreamingDataLoader, whose states are right in whatever world its dataset was given.
+    """MosaicML Streaming's StreamingDataLoader, with correct states in any world of its dataset.
 
-    ConfigError for batches of another size than the dataset's, where several workers or ranks share them: what was read
-    would then not be what the position in a state says.
+    ConfigError if several workers or ranks share batches of another size than the dataset's: samples read would differ
+    from the position in a state.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -422,7 +423,7 @@ class StreamingDataLoader(OfPackage, PlainLoader):
         dataset, size = self.dataset, 1 if self._gives_samples else self.batch_size
         if not isinstance(dataset, StreamingDataset) or size is None:
             return
-        without = 1 if dataset.shuffle_algo == BLOCKS else size  # others say themselves that they need one
+        without = 1 if dataset.shuffle_algo == BLOCKS else size  # MosaicML's orders raise an error without a batch size
         own = dataset.batch_size or without
         if size != own and (self.num_workers > 1 or dataset.world.num_groups > 1):
             raise ConfigError(
@@ -432,7 +433,7 @@ class StreamingDataLoader(OfPackage, PlainLoader):
 
     @property
     def _gives_samples(self) -> bool:
-        """Whether it makes no batches, and the dataset none either."""
+        """Whether neither the loader nor the dataset makes batches."""
         dataset = self.dataset
         is_ours = isinstance(dataset, StreamingDataset) and type(dataset).__iter__ is StreamingDataset.__iter__
         return self.batch_sampler is None and is_ours

@@ -1,4 +1,4 @@
-"""The shards of a StreamingDataset by number, as MosaicML's class gives them."""
+"""Shards of a StreamingDataset by number, for MosaicML's interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .streams import StoredDataset, StreamConfig
 
 
 class Spanner:
-    """The shard of a sample, and the number of the sample in it. shard_sizes: int64[num_shards], samples of each."""
+    """Maps a sample to its shard, and a number in the shard. shard_sizes: int64[num_shards], samples of each shard."""
 
     def __init__(self, shard_sizes: NDArray[np.int64]):
         self.shard_sizes = shard_sizes
@@ -35,7 +35,7 @@ class Spanner:
 
 
 class NumberedShard(Numbered):
-    """The samples of a shard, which is fetched first when it is not on this node. info: its entry of the index."""
+    """Samples of a shard, which is fetched on demand. info: the shard's entry of the index."""
 
     def __init__(self, reader: ShardReader, number: int, info: ShardInfo):
         self.info = info
@@ -63,7 +63,7 @@ class NumberedShard(Numbered):
 
 
 def readers(streams: Sequence[StoredDataset], reader: ShardReader) -> list[Any]:
-    """A reader of each shard: MosaicML's, of what lies in the folders of the streams, where its package is imported."""
+    """Return a reader of each shard: MosaicML's, in the streams' folders, if the package is imported; else ours."""
     if package() is None:
         return [NumberedShard(reader, number, info) for number, (_, info) in enumerate(reader.shards)]
     from streaming.base.format import reader_from_json
@@ -76,7 +76,7 @@ def readers(streams: Sequence[StoredDataset], reader: ShardReader) -> list[Any]:
 
 
 class StoredSamples(Numbered):
-    """Samples by number, and their shards, of a class that sets `core` and `num_samples`."""
+    """Samples and shards by number, for classes that set `core` and `num_samples`."""
 
     if TYPE_CHECKING:
         core: PackedDataset
@@ -87,16 +87,16 @@ class StoredSamples(Numbered):
 
     @property
     def size(self) -> int:
-        """Samples of all streams."""
+        """Number of samples of all streams."""
         return self.num_samples
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
-        """Sample `sample_id` (0 <= sample_id < size); its shard is fetched first when it is not on this node."""
+        """Return sample `sample_id` (0 <= sample_id < size), after fetching a shard missing on this node."""
         return self.core.reader[sample_id]
 
     @cached_property
     def shards(self) -> list[Any]:
-        """Readers of the shards, MosaicML's where its package is imported: those read what prepare_shard fetched."""
+        """Readers of the shards, after prepare_shard; MosaicML's readers if the package is imported."""
         return readers(self.core.stored, self.core.reader)
 
     @cached_property
@@ -104,11 +104,11 @@ class StoredSamples(Numbered):
         return Spanner(self.core.samples_per_shard)
 
 
-# MosaicML Streaming's LocalDataset: the samples of a folder by number, for any DataLoader and sampler.
+# MosaicML Streaming's LocalDataset: samples of a folder by number, for any DataLoader and sampler.
 
 
 class LocalDataset(StoredSamples, Dataset[Any]):
-    """The samples of the dataset in a folder, by number. split: a folder below it.
+    """Samples of the dataset in a folder, by number. split: a sub-folder.
 
     Raises StorageError and ShardError.
     """

@@ -1,6 +1,6 @@
-"""Streams of StreamingDataset as MosaicML's: where shards are stored, how they are fetched, shares of an epoch.
+"""Streams of StreamingDataset as in MosaicML's package: locations of shards, fetching, and shares of an epoch.
 
-Also the parts of MosaicML's loaders that our classes need, and its package if the program has imported it. Only
+Also the parts of MosaicML's loaders that our classes need, and the package itself, if imported by the program. Only
 doors/mosaicml.py imports the package.
 """
 
@@ -65,14 +65,14 @@ class PlainStream:
                 setattr(self, name, value)
 
     def apply_default(self, default: Mapping[str, Any]) -> None:
-        """Take what the stream does not say from its dataset."""
+        """Take missing settings of the stream from its dataset."""
         self.split = self.split or default["split"] or ""
         self.validate_hash = self.validate_hash or default["validate_hash"] or None
         for name in ("download_retry", "download_timeout", "keep_zip"):
             if getattr(self, f"_{name}") is None:
                 setattr(self, name, default[name])
 
-    if TYPE_CHECKING:  # set where they are given, and by the dataset
+    if TYPE_CHECKING:  # set by the keywords, and by the dataset
         proportion: float
         repeat: float
         choose: int
@@ -82,7 +82,7 @@ class PlainStream:
 
 
 class PlainLoader(DataLoader[Any]):
-    """A DataLoader that counts the samples that it gave since its iteration began, or a state was loaded."""
+    """A DataLoader that counts its samples since the start of the iteration, or since a state was loaded."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
@@ -95,7 +95,7 @@ class PlainLoader(DataLoader[Any]):
             yield batch
 
     def _get_iterator(self) -> Any:
-        """torch's, which takes its function for batches from the loader."""
+        """Return torch's iterator, which takes the function for batches from the loader."""
         collate_fn = self.collate_fn
         self.collate_fn = _Counted(collate_fn, self._samples_of())
         try:
@@ -104,7 +104,7 @@ class PlainLoader(DataLoader[Any]):
             self.collate_fn = collate_fn
 
     def _samples_of(self) -> Callable[[Any, Any], int]:
-        """The number of samples by what a batch is made of, and the batch."""
+        """Return the function for the number of samples, from the inputs of a batch, and the batch."""
         return _in_list if self.batch_sampler is not None else _in_batch
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -122,7 +122,7 @@ class PlainLoader(DataLoader[Any]):
 
 
 class _Counted:
-    """A collate_fn that also returns the number of samples, which cannot be read off every kind of batch."""
+    """A collate_fn that also returns the number of samples, because some batches do not show the number."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], samples_of: Callable[[Any, Any], int]):
         self.collate_fn, self.samples_of = collate_fn, samples_of
@@ -141,7 +141,7 @@ def _in_list(given: Any, batch: Any) -> int:
 
 
 def _in_batch(given: Any, batch: Any) -> int:
-    """Number of samples in a batch that a dataset made by itself, as MosaicML counts."""
+    """Return the number of samples in a batch made by a dataset, counted in MosaicML's way."""
     if isinstance(batch, Mapping):  # a tokenizer's, too
         if not batch:
             raise ConfigError(
@@ -154,16 +154,16 @@ def _in_batch(given: Any, batch: Any) -> int:
 class OfPackage:
     """Base of classes whose new objects are of the types in doors/mosaicml.py if MosaicML's package is imported.
 
-    Most programs import lmms_stream before streaming, in alphabetical order, and MosaicML's loader saves the state of a
-    dataset only if it is of MosaicML's types.
+    Most programs import lmms_stream before streaming, in alphabetical order. MosaicML's loader saves the state of a
+    dataset only if the dataset is of MosaicML's types.
     """
 
     _is_warned_of = False
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        is_new = bool(arguments or keywords)  # a copy, or what is unpickled, stays what it was
+        is_new = bool(arguments or keywords)  # copies and unpickled objects keep their type
         if is_new and package() is not None and cls.__module__.startswith(f"{__package__}."):
-            # The one import from a room that imports from this one: only where the program has the package.
+            # The only import from a folder that imports from this folder; only if the program has imported the package.
             cls = getattr(import_module("..doors.mosaicml", __package__), cls.__name__)
         made = super().__new__(cls)
         if is_new:
@@ -171,7 +171,7 @@ class OfPackage:
         return made
 
     def _warn_of_late_package(self) -> None:
-        """Warn once if MosaicML's package is imported and this is not of its types."""
+        """Warn once if MosaicML's package is imported, and this object is not of its types."""
         found = package()
         if found is None or self._is_warned_of or isinstance(self, (found.StreamingDataset, found.StreamingDataLoader)):
             return
@@ -185,7 +185,7 @@ class OfPackage:
 
 
 class Numbered:
-    """Items by number as in NumPy, for classes that have `size`, and `get_item` for 0 <= number < size."""
+    """Items by number as in NumPy, for classes with `size`, and with `get_item` for 0 <= number < size."""
 
     if TYPE_CHECKING:
 
@@ -194,7 +194,7 @@ class Numbered:
         def get_item(self, number: int) -> Any: ...
 
     def __getitem__(self, at: Any) -> Any:
-        """An item by its number, or a list of items by a slice, a list or an array of numbers, or by a mask."""
+        """Return an item by number, or a list of items by a slice, a list or an array of numbers, or by a mask."""
         if isinstance(at, slice):
             return [self.get_item(number) for number in range(*at.indices(self.size))]
         if isinstance(at, list | np.ndarray):
@@ -205,7 +205,7 @@ class Numbered:
         return self.get_item(at + self.size if -self.size <= at < 0 else at)
 
     def _unmasked(self, at: list[Any] | NDArray[Any]) -> Iterable[Any]:
-        """The numbers of a list or an array, or those whose booleans are true."""
+        """Return the numbers of a list or an array; of a mask, the numbers of its true values."""
         is_mask = at.dtype == bool if isinstance(at, np.ndarray) else at and all(isinstance(each, bool) for each in at)
         if not is_mask:
             return at
@@ -216,7 +216,7 @@ class Numbered:
 
 
 def package() -> Any:
-    """MosaicML's package, if the program has imported it; else None, also for another module or ours by that name."""
+    """Return MosaicML's package if the program has imported it, else None, also for other modules of this name."""
     found = sys.modules.get("streaming")
     return found if getattr(found, "__name__", "") == "streaming" and hasattr(found, "StreamingDataset") else None
 
@@ -228,7 +228,7 @@ else:
 
 
 class OfPaths(StreamBase):
-    """The keywords of a Stream, of which remote and local may be paths."""
+    """Keywords of a Stream; remote and local may be paths."""
 
     def __init__(self, *, remote: str | Path | None = None, local: str | Path | None = None, **keywords: Any):
         if remote is None and local is None:
@@ -237,18 +237,18 @@ class OfPaths(StreamBase):
         local = None if local is None else local_path("local", local)
         folder = default_cache_folder(str(remote)) if local is None else local
         super().__init__(remote=None if remote is None else str(remote), local=str(folder), **keywords)
-        self._local = None if local is None else str(local)  # what the user named, as in the parent
+        self._local = None if local is None else str(local)  # the user's own value, as in the parent
 
 
 class Stream(OfPaths, PlainStream):
-    """MosaicML Streaming's Stream, with its keywords; remote and local may be paths.
+    """MosaicML Streaming's Stream, with the same keywords; remote and local may be paths.
 
-    Without local, shards are kept in a folder of this user's below the system's temporary folder, which may be there.
+    Without local, shards are kept in a folder of this user below the system's temporary folder, which may exist.
     """
 
 
 def registered_stream(name: str, keywords: dict[str, Any]) -> StreamBase:
-    """A stream of the class that a program has registered with MosaicML's package under a name."""
+    """Return a stream of the class registered with MosaicML's package under a name."""
     if package() is None:
         raise ConfigError(
             f"stream_name {name!r} is registered with MosaicML's package, which is not imported: import the module "
@@ -277,7 +277,7 @@ def config_of(stream: StreamBase) -> StreamConfig:
 
 
 def _hooks_of(stream: StreamBase) -> list[str]:
-    """The methods by which the class of a stream fetches in its own way."""
+    """Return the overridden methods for fetching in the class of a stream."""
     parent = getattr(package(), "Stream", None)
     own = {name: getattr(type(stream), name, None) for name in HOOKS}
     hooks = [name for name, method in own.items() if method and method is not getattr(parent, name, None)]
@@ -290,11 +290,11 @@ def _hooks_of(stream: StreamBase) -> list[str]:
 
 
 def weigh(streams: Sequence[StreamBase], sizes: NDArray[np.int64], *, epoch_size: int | None, seed: int | None) -> int:
-    """Set how many samples an epoch takes of each stream (choose), and what that makes of it (proportion, repeat).
+    """Set the samples of each stream in an epoch (choose), and the resulting proportion and repeat of the stream.
 
     Return the samples of an epoch. sizes: samples of each stream. seed: of the draw that distributes the remainders of
-    rounding over streams, as in MosaicML; None: the largest remainders get it. Raises ConfigError as samples_chosen
-    does.
+    rounding over streams, as in MosaicML; None: streams with the largest remainders get a sample more. Raises the
+    ConfigErrors of samples_chosen.
     """
     shares = [StreamShare(proportion=each._proportion, repeat=each._repeat, choose=each._choose) for each in streams]
     counts = np.array(samples_chosen(sizes.tolist(), shares, epoch_size=epoch_size), np.int64)
@@ -316,5 +316,5 @@ def weigh(streams: Sequence[StreamBase], sizes: NDArray[np.int64], *, epoch_size
 
 
 def _count(share: StreamShare, size: int) -> int:
-    """Samples by repeat or choose, rounded as MosaicML does it."""
+    """Return the samples by repeat or choose, rounded in MosaicML's way."""
     return int(size if share.repeat is None else share.repeat * size) if share.choose is None else int(share.choose)

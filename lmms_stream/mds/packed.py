@@ -1,4 +1,4 @@
-"""PackedStreamingDataset: MosaicML's dataset with our order, a processor and packs, which its core has."""
+"""PackedStreamingDataset: MosaicML's dataset with our order, a processor and packs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .streams import StreamConfig
 class PackedStreamingDataset(StreamingDataset):
     """Samples of MDS datasets by number, and the plan of their packs.
 
-    remote: a local folder or a URL (s3://, gs://, …). local: where shards are kept on this node (default: a folder of
-    this user's below the system's temporary folder); one of the two will do for a local dataset. Other keywords are
-    StreamingDataset's; here samples are shuffled unless shuffle is False, by "blocks" and seed 0, one at a time
-    (batch_size), and fetched as FetchConfig says.
+    remote: a local folder or a URL (s3://, gs://, …). local: folder for shards on this node (default: a folder of this
+    user below the system's temporary folder); a local dataset needs only one of the two. Other keywords are
+    StreamingDataset's, with other defaults: samples are shuffled, by "blocks" and seed 0, one at a time (batch_size),
+    and fetched by FetchConfig.
 
     processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
-    as lengths are measured, "auto" (the default) takes them from the index, which it measures once where there is none,
-    up to 2 million samples. order: instead of shuffle, shuffle_seed, num_canonical_nodes and shuffle_block_size. fetch:
-    instead of download_retry, download_timeout and cache_limit. world: default as torchrun tells.
+    while lengths are measured, "auto" (the default) is "plan" and measures a missing index once, for up to 2 million
+    samples. order: replaces shuffle, shuffle_seed, num_canonical_nodes and shuffle_block_size. fetch: replaces
+    download_retry, download_timeout and cache_limit. world: default from torchrun's variables.
 
-    `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iterating gives
-    this rank's and worker's share of one epoch after another, unpacked. Raises StorageError, ShardError; see `plan`.
+    `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iteration yields
+    the share of this rank and worker in the next epoch, unpacked. Raises StorageError, ShardError; see `plan`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PackedStreamingDataset(StreamingDataset):
         return PackedDataset(streams, order=self._order, fetch=fetch, world=self.world, **self._given)
 
     def __iter__(self) -> Iterator[Sample]:
-        """This rank's and worker's share of the next epoch, unpacked.
+        """Yield the share of this rank and worker in the next epoch, unpacked.
 
         ConfigError for conversations, or a dataset with a processor, in a DataLoader without a collate_fn.
         """
@@ -88,7 +88,7 @@ class PackedStreamingDataset(StreamingDataset):
             )
         return super().__iter__()
 
-    # What packs need, as the core has it
+    # Inputs of packs, from the core
 
     @property
     def processor(self) -> Processor | None:
@@ -109,13 +109,13 @@ class PackedStreamingDataset(StreamingDataset):
 
     @property
     def plan(self) -> PackPlan:
-        """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
+        """Packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
         return self.core.plan
 
     def length_index(self) -> LengthIndex:
-        """The lengths index of this dataset's processor, memory-mapped; LengthsError without an index.
+        """Return the lengths index of this dataset's processor, memory-mapped; LengthsError without an index.
 
-        Without a processor: the index written last.
+        Without a processor: the last written index.
         """
         return self.core.length_index()
 

@@ -1,8 +1,8 @@
-"""Provenance of samples: the source and the row of each; lists that name samples or rows.
+"""Provenance of samples: source and row of each sample; lists that name samples or rows.
 
-Two files beside the shards: `_lmms/provenance.npy`, uint64[num_samples] in shard order, plain NumPy so that it can be
-memory-mapped (the number of the source in the upper 24 bits, that of the row in it, from 0, in the lower 40); and
-`_lmms/provenance.json`, which names the sources.
+Two files beside the shards: `_lmms/provenance.npy`, uint64[num_samples] in shard order, as plain NumPy for memory maps
+(the number of the source in the upper 24 bits, the number of the row, from 0, in the lower 40); and
+`_lmms/provenance.json` with the names of the sources.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .lengths import array_matches
 PROVENANCE_NAME = "_lmms/provenance.npy"
 SOURCES_NAME = "_lmms/provenance.json"
 ROW_BITS = 40
-MAX_SOURCES = 1 << 23  # so that a packed number is no negative int64
-_CHUNK = 1 << 20  # samples looked at together
-_ALIKE = 5  # sources that an error names
+MAX_SOURCES = 1 << 23  # a packed number is never a negative int64
+_CHUNK = 1 << 20  # samples to search together
+_ALIKE = 5  # sources named in an error
 
 
 class SourceRow(NamedTuple):
-    """A row of a source, counted from 1, as messages of `convert` count them."""
+    """A row of a source, counted from 1, as in messages of `convert`."""
 
     source: str
     row: int
@@ -46,7 +46,7 @@ class SourceRow(NamedTuple):
 
 
 def packed_rows(source: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows of a source as the array holds them. rows: int64[n], from 0."""
+    """Return rows of a source as values of the array. rows: int64[n], from 0."""
     if source >= MAX_SOURCES:
         raise DataError(f"a conversion takes at most {MAX_SOURCES} sources: convert to several targets and merge them")
     return (source << ROW_BITS) | rows
@@ -54,9 +54,9 @@ def packed_rows(source: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """The sources of a dataset by their numbers, and the array, which is fetched only if it is needed.
+    """Sources of a dataset by number, and the array, which is fetched only on demand.
 
-    num_samples, content_hash: of the array, the hash as hex digits.
+    num_samples, content_hash: of the array; the hash as hex digits.
     """
 
     cache: LocalCache
@@ -81,14 +81,14 @@ class Provenance:
                 cache=LocalCache(storage, folder),
                 sources=tuple(str(source["name"]) for source in said["sources"]),
                 num_samples=int(said["num_samples"]),
-                content_hash=bytes.fromhex(said["content_hash"]).hex(),  # it names a file on this node
+                content_hash=bytes.fromhex(said["content_hash"]).hex(),  # for the name of a file on this node
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ShardError(f"{storage.url}/{SOURCES_NAME} is damaged ({error!r}): {_REMEDY}") from error
 
     @cached_property
     def rows(self) -> NDArray[np.uint64]:
-        """uint64[num_samples], memory-mapped; a remote one is copied to the cache first. ShardError if damaged."""
+        """uint64[num_samples], memory-mapped; a remote array is copied to the cache first. ShardError if damaged."""
         storage = self.cache.storage
         if isinstance(storage, LocalStorage):
             return self._mapped(storage.folder / PROVENANCE_NAME)
@@ -130,7 +130,7 @@ class Provenance:
 
         Sources of rows have the names in `sources`; rows of other sources have no samples.
         """
-        numbers: dict[str, int] = {}  # of a source that is listed several times, once a slice, the first
+        numbers: dict[str, int] = {}  # the first number of a source with several entries, for example per slice
         first = np.array([numbers.setdefault(name, n) for n, name in enumerate(self.sources)], np.uint64)
         asked = [_packed(numbers.get(each.source), each.row) for each in rows]
         wanted = np.array([each for each in asked if each is not None], np.uint64)
@@ -143,11 +143,11 @@ class Provenance:
         return [[] if each is None else ids.get(each, []) for each in asked]
 
     def named(self, text: str) -> str:
-        """The source that a user names; see named_source."""
+        """Return the source named by a user; see named_source."""
         return named_source(text, self.sources, whole="the dataset")
 
     def chunks(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """The array piece by piece, each with the id of its first sample."""
+        """Yield the array piece by piece, each with the id of its first sample."""
         for start in range(0, self.num_samples, _CHUNK):
             yield start, np.asarray(self.rows[start : start + _CHUNK])
 
@@ -167,7 +167,7 @@ class Provenance:
 
     @cached_property
     def _stored(self) -> StoredObject:
-        """The array as it is in the store, asked for once: its tag makes a read of another one an error."""
+        """The array in the store, requested once: reading a changed array by its tag is an error."""
         return self.cache.storage.stat(PROVENANCE_NAME)
 
     def _mapped(self, path: Path) -> NDArray[np.uint64]:
@@ -182,7 +182,7 @@ class Provenance:
         return array
 
     def check(self) -> None:
-        """Read the array through; ShardError if the file has changed, or names a source that does not exist."""
+        """Read the whole array; ShardError for a changed file, or a number without a source."""
         path = Path(str(getattr(self.rows, "filename", "")))
         if not array_matches(path, content_hash=self.content_hash):
             raise ShardError(f"{self._where} does not hold what {SOURCES_NAME} was written for: {_REMEDY}")
@@ -313,4 +313,4 @@ def _listed(line: str, *, where: str) -> ListedSample:
     return ListedSample(name=name, number=int(number), is_id=False, where=where)
 
 
-# The small files that say what a stored dataset is: index.json, and dataset.json where a conversion wrote it.
+# The small files that describe a stored dataset: index.json, and dataset.json if written by a conversion.

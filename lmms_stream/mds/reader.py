@@ -1,4 +1,4 @@
-"""Samples by number, from shards that are fetched when they are needed. shards + cache -> [reader] -> samples."""
+"""Samples by number, from shards fetched on demand. shards + cache -> [reader] -> samples."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .index import ShardInfo
 from .shard import AnyShard, open_shard, shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
 
-MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one reader
-MAX_MAPPINGS = 32_768  # of all readers of a process together: Linux allows a process 65,530
+MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by a reader
+MAX_MAPPINGS = 32_768  # of all readers of a process: Linux allows a process 65,530
 CHUNK = 1 << 16  # samples located together
-_TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
+_TOUCH_S = 0.1  # seconds until the use of a shard is noted again, under a cache_limit
 
-Located = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # sample ids, their shards, indices in these
+Located = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # sample ids, shards, indices in the shards
 
 
 class OpenShards(dict[int, AnyShard]):
@@ -50,10 +50,10 @@ class OpenShards(dict[int, AnyShard]):
 
 
 class ShardReader:
-    """The samples of shards laid end to end: `reader[i]`, in bulk `samples(ids)`.
+    """Samples of concatenated shards: `reader[i]`, in bulk `samples(ids)`.
 
-    shards: where each shard comes from, and its index entry. columns: those to decode (default: all).
-    Raises StorageError and ShardError.
+    shards: source and index entry of each shard. columns: columns to decode (default: all). Raises StorageError and
+    ShardError.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class ShardReader:
         self.samples_per_shard = shards.samples
         self.num_samples = int(self.samples_per_shard.sum())
         self._first_ids = np.cumsum(self.samples_per_shard) - self.samples_per_shard
-        self._first_ids_array = array("q", self._first_ids.tobytes())  # which bisect searches faster
+        self._first_ids_array = array("q", self._first_ids.tobytes())  # faster to search by bisect
         self._forget()
         _READERS[id(self)] = self
 
     def _forget(self) -> None:
-        """Begin with what belongs to one process."""
+        """Reset everything that belongs to a single process."""
         self._pid = os.getpid()
         self._last_use = next(_USES)
         self._close()
-        self._fetched = np.zeros(len(self.shards), bool)  # shards that were waited for and are not open yet
+        self._fetched = np.zeros(len(self.shards), bool)  # shards that have arrived and are not open yet
         self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
         self._max_open, self._least_open = MAX_OPEN_SHARDS, 0
 
     def _close(self) -> None:
-        """Close all shards. Those that are in use elsewhere, by another thread too, stay mapped until they are not."""
+        """Close all shards. Shards in use elsewhere, for example in another thread, stay mapped during this use."""
         self._open = OpenShards(len(self.shards))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class ShardReader:
         self.__init__(state["shards"], config=state["_config"], columns=state["_columns"])  # type: ignore[misc]
 
     def _own(self) -> None:
-        """Threads, locks and open files do not survive a fork: a child begins with none."""
+        """Reset a forked child: threads, locks and open files do not survive a fork."""
         if self._pid != os.getpid():
             self._forget()
 
@@ -105,16 +105,16 @@ class ShardReader:
         return self.shard(shard_id)[sample_id - self._first_ids_array[shard_id]]
 
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard of each sample, and index in the shard: int64, of the same shape."""
+        """Return the shard of each sample, and the index in the shard: int64, of the same shape."""
         shard_ids = shards_of(sample_ids, self._first_ids)
         return shard_ids, sample_ids - self._first_ids[shard_ids]
 
     def samples(self, sample_ids: NDArray[np.int64]) -> Iterator[Sample]:
-        """The samples of these ids, in this order; their shards are fetched ahead."""
+        """Yield the samples with these ids, in this order; their shards are fetched ahead."""
         return self.read_all(sample_ids[start : start + CHUNK] for start in range(0, len(sample_ids), CHUNK))
 
     def read_all(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Sample]:
-        """The samples of each array of ids in turn; while one is read, the shards of the next are fetched."""
+        """Yield the samples of each array of ids in turn; the shards of the next array are fetched at the same time."""
         self._own()
         is_limited = self._config.cache_limit is not None
         for _, shard_ids, indices in self.ahead(chunks):
@@ -123,7 +123,7 @@ class ShardReader:
                 yield (self.shard(shard_id) if shard is None else shard)[index]
 
     def ahead(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Located]:
-        """Each array of ids with its shards and indices, once the shards of the next have been requested, too."""
+        """Yield each array of ids with its shards and indices, after requesting the shards of the next array."""
         self._own()
         following = iter(chunks)
         located: deque[Located] = deque()
@@ -137,9 +137,9 @@ class ShardReader:
             yield located.popleft()
 
     def prefetch(self, shard_ids: NDArray[np.int64], *, later: bool = False) -> None:
-        """Begin to fetch, in the background, those of these shards that are not open, in this order.
+        """Begin to fetch shards that are not open, in the background, in this order.
 
-        later: when all that are asked for otherwise are here.
+        later: only after all other requested shards have arrived.
         """
         self._own()
         needed = (self._open.addresses[shard_ids] == 0) & ~self._fetched[shard_ids]
@@ -147,12 +147,12 @@ class ShardReader:
             self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()), later=later)
 
     def pass_over(self, shard_ids: NDArray[np.int64] | None = None) -> None:
-        """These shards, or all, are not needed any more, whether they were prefetched or not."""
+        """Forget requests of these shards, or of all shards, because they are not needed any more."""
         if self._prefetcher is not None and self._pid == os.getpid():
             self._prefetcher.forget(None if shard_ids is None else shard_ids.tolist())
 
     def wait_for(self, shard_ids: NDArray[np.int64]) -> None:
-        """Return when these shards are on this node and checked; they are not opened."""
+        """Wait until these shards are on this node and checked, without opening them."""
         self._own()
         limited = self._config.cache_limit is not None  # under a limit, a shard may be deleted again
         needed = [shard_id for shard_id in dict.fromkeys(shard_ids.tolist()) if not self._fetched[shard_id]]
@@ -203,7 +203,7 @@ class ShardReader:
         return shard
 
     def _open_shard(self, shard_id: int, info: ShardInfo, path: Path | None = None) -> AnyShard:
-        """path: where it is, if that is known."""
+        """Open a shard, and fetch it if needed. path: of the shard's file, if known."""
         cache, _ = self.shards[shard_id]
         deadline = time.monotonic() + cache.retry.timeout_s
         while True:
@@ -211,7 +211,7 @@ class ShardReader:
             try:
                 shard = open_shard(path, info, columns=self._columns)
                 break
-            except FileNotFoundError as error:  # deleted for another since it was fetched
+            except FileNotFoundError as error:  # deleted after fetching, in favour of another shard
                 if time.monotonic() > deadline:
                     raise StorageError(
                         f"{path} was deleted again and again before it could be read: raise cache_limit"
@@ -231,7 +231,7 @@ class ShardReader:
         return shard
 
     def _path_at_hand(self, shard_id: int, cache: LocalCache, info: ShardInfo) -> Path | None:
-        """The file of a shard that is there: mostly it is, and a look is faster than what passes between threads."""
+        """Return the file of a shard on this node, else None; a check is faster than an exchange between threads."""
         if self._prefetcher is not None and self._prefetcher.is_begun(shard_id):
             return self._prefetcher.take(shard_id) if self._prefetcher.has(shard_id) else None
         path = shard_at_hand(cache, info)
@@ -244,11 +244,11 @@ class ShardReader:
         return path
 
     def _held(self) -> AbstractContextManager[None]:
-        """For looking at many shards that are there; see Prefetcher."""
+        """Return a context for checking many present shards; see Prefetcher.held."""
         return nullcontext() if self._prefetcher is None else self._prefetcher.held()
 
     def _let_go(self) -> None:
-        """Close shards that are too many, and under a limit those whose files are gone, to free their room."""
+        """Close surplus shards, and under a limit shards with deleted files, to free their space."""
         gone = []
         if self._config.cache_limit is not None:
             opened = list(self._open.items())  # another thread may open a shard meanwhile
@@ -261,7 +261,7 @@ class ShardReader:
         _close_idle(self)
 
     def _note_use(self, shard_id: int, shard: AnyShard) -> None:
-        """Stamp a shard that is used after another, so that the one not used for longest gives way."""
+        """Record the use of a shard after another shard, or after _TOUCH_S, for eviction of the least recently used."""
         now = time.monotonic()
         if shard_id != self._noted or now - self._noted_at >= _TOUCH_S:
             self._noted, self._noted_at = shard_id, now
@@ -271,19 +271,19 @@ class ShardReader:
         return self._fetching().take(shard_id, timeout_s=self.shards[shard_id][0].retry.timeout_s)
 
     def _fetching(self) -> Prefetcher:
-        if self._prefetcher is None:  # its threads refer to the shards' sources, not to this reader, which can end
+        if self._prefetcher is None:  # its threads refer to the sources, and this reader can be freed
             fetch, name = partial(_fetch, self.shards), partial(_name, self.shards)
             self._prefetcher = Prefetcher(fetch, name=name, config=self._config)
         return self._prefetcher
 
 
 _READERS: WeakValueDictionary[int, ShardReader] = WeakValueDictionary()  # of this process, by their ids
-_USES = count()  # what a reader did later has the larger number
-_num_open = 0  # shards of all readers, or fewer, as those that were closed count until they are all counted again
+_USES = count()  # a later use has a larger number
+_num_open = 0  # upper bound of open shards of all readers: closed shards count until the next count
 
 
 def _close_idle(reader: ShardReader) -> None:
-    """Close readers that were not used for longest, so that one more shard makes no more than MAX_MAPPINGS."""
+    """Close the least recently used readers, to allow another shard within MAX_MAPPINGS."""
     global _num_open
     _num_open += 1
     if _num_open <= MAX_MAPPINGS:
@@ -293,7 +293,7 @@ def _close_idle(reader: ShardReader) -> None:
     if _num_open <= MAX_MAPPINGS:
         return
     for each in sorted(alive, key=lambda each: each._last_use):
-        if each is not reader and _num_open > MAX_MAPPINGS - MAX_MAPPINGS // 8:  # more than one, as counting takes time
+        if each is not reader and _num_open > MAX_MAPPINGS - MAX_MAPPINGS // 8:  # several, because counting takes time
             _num_open -= len(each._open)
             each._close()
 

@@ -1,8 +1,8 @@
 """Validated, memory-mapped reading of MDS shards (MosaicML Streaming's format, version 2).
 
-A shard file is: uint32 count; uint32[count + 1] offsets from the start of the file; a JSON header; the samples.
-A sample is: uint32 sizes of its columns of variable size; the columns' bytes, in order. Shards of texts have a second
-file for what stands before the samples.
+A shard file is: uint32 count; uint32[count + 1] offsets from the start of the file; a JSON header; the samples. A
+sample is: uint32 sizes of its columns of variable size; the columns' bytes, in order. Shards of texts have the count
+and the offsets in a second file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .index import ShardInfo, file_matches
 
 
 class Shard:
-    """One shard file, memory-mapped; `shard[i]` is sample i as a dict of decoded columns.
+    """A memory-mapped shard file; `shard[i]` is sample i as a dict of decoded columns.
 
-    Opening checks the file against its index entry: size, number of samples, and that all offsets ascend and
-    lie inside the file; ShardError says what does not hold. The checksum is file_matches' business.
-    Arrays are read-only views of the file. address: where the file lies in this process's memory.
+    Opening checks the file against its index entry: size, number of samples, and ascending offsets inside the file. A
+    ShardError names the failed check. The checksum is checked by file_matches. Arrays are read-only views of the file.
+    address: address of the file in this process's memory.
     """
 
     def __init__(self, path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None):
@@ -47,7 +47,7 @@ class Shard:
         self._bounds = struct.Struct("<2I").unpack_from
 
     def _layout(self, columns: Sequence[str]) -> list[tuple[str, int | None, Decoder | None]]:
-        """Name, fixed size and decoder (None: not asked for) of every column, in stored order."""
+        """Return name, fixed size and decoder (None: not requested) of every column, in stored order."""
         info = self.info
         return [
             (name, size, decoder(encoding) if name in columns else None)
@@ -59,7 +59,7 @@ class Shard:
 
     @property
     def sample_bytes(self) -> NDArray[np.int64]:
-        """int64[num_samples], bytes of each sample as it lies in the file."""
+        """int64[num_samples], bytes of each sample in the file."""
         starts = np.frombuffer(self._data, "<u4", self.info.num_samples + 1, 4).astype(np.int64)
         return starts[1:] - starts[:-1]
 
@@ -69,7 +69,7 @@ class Shard:
         return np.frombuffer(self._data, "<u4", self.info.num_samples, 4).astype(np.int64)
 
     def stored(self, first: int, stop: int) -> memoryview:
-        """Samples first <= number < stop as they lie in the file, not decoded."""
+        """Return the encoded samples first <= number < stop."""
         at, end = (int.from_bytes(self._data[4 + 4 * number : 8 + 4 * number], "little") for number in (first, stop))
         return self._data[at:end]
 
@@ -100,9 +100,9 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 class SplitShard:
-    """A shard of JSON lines or of separated texts (CSV, …), and a file that says where each begins; see Shard."""
+    """A shard of JSON lines or of separated texts (CSV, …), with a second file of the samples' offsets; see Shard."""
 
-    address = -1  # it is text, which nothing reads where it lies in memory
+    address = -1  # nothing reads text by its address
 
     def __init__(self, path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None):
         assert info.meta is not None
@@ -128,7 +128,7 @@ class SplitShard:
 
     @property
     def sample_bytes(self) -> NDArray[np.int64]:
-        """int64[num_samples], bytes of each sample as it lies in the file."""
+        """int64[num_samples], bytes of each sample in the file."""
         ends = self._offsets.astype(np.int64)
         return ends[1:] - ends[:-1]
 
@@ -158,7 +158,7 @@ def _mapped(path: Path, info: ShardInfo) -> memoryview:
 
 
 def _offsets(path: Path, data: bytes | memoryview, count: int, *, first: int, stop: int) -> NDArray[np.uint32]:
-    """The offsets that a file begins with, behind their count; none may lie before `first` or behind `stop`."""
+    """Return the offsets at the start of a file, after their count; ShardError for offsets outside [first, stop]."""
     if len(data) < 4 * (count + 2) or int.from_bytes(data[:4], "little") != count:
         raise ShardError(f"{path} does not hold the {count} samples that its index says: it is corrupt")
     offsets: NDArray[np.uint32] = np.frombuffer(data, "<u4", count + 1, 4)
@@ -168,7 +168,7 @@ def _offsets(path: Path, data: bytes | memoryview, count: int, *, first: int, st
 
 
 def _known_columns(path: Path, info: ShardInfo, columns: Sequence[str] | None) -> Sequence[str]:
-    """The columns that are asked for, by default all."""
+    """Return the requested columns, by default all; ShardError for an unknown column."""
     missing = set(columns or ()) - set(info.column_names)
     if missing:
         raise ShardError(
@@ -182,7 +182,7 @@ AnyShard = Shard | SplitShard
 
 
 def open_shard(path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None) -> AnyShard:
-    """The shard at a path, of whichever format its index entry says."""
+    """Open the shard at a path, in the format of its index entry."""
     return (Shard if info.meta is None else SplitShard)(path, info, columns=columns)
 
 
@@ -190,21 +190,21 @@ def open_shard(path: Path, info: ShardInfo, *, columns: Sequence[str] | None = N
 
 
 def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
-    """The local path of a shard with the size and checksum of its index entry, decompressed."""
+    """Return the local path of a decompressed shard with the size and checksum of its index entry."""
     path = try_fetch_shard(cache, info, wait=True)
     assert path is not None
     return path
 
 
 def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
-    """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
+    """Call fetch_shard, but return None at once while another process downloads the shard (unless `wait`)."""
     if info.meta is not None and _fetch(cache, info.meta, wait=wait) is None:
         return None
     return _fetch(cache, info, wait=wait)
 
 
 def _fetch(cache: LocalCache, info: ShardInfo, *, wait: bool) -> Path | None:
-    """Fetch one file of a shard; decompress the kept file if compressed files are kept."""
+    """Fetch a file of a shard; decompress the kept file if compressed files are kept."""
     if info.zip_name is not None and cache.keep_zip and not isinstance(cache.storage, LocalStorage):
         zipped = Wanted(
             name=info.zip_name,
@@ -223,12 +223,12 @@ def _fetch(cache: LocalCache, info: ShardInfo, *, wait: bool) -> Path | None:
 
 
 def _is_prepared(cache: LocalCache) -> bool:
-    """Whether a class of the user's decompresses shards itself."""
+    """Return whether a class of the user decompresses shards itself."""
     return isinstance(cache.storage, HookedStream) and cache.storage.prepares_shards
 
 
 def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
-    """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
+    """Return the local path of a shard fetched before, by any process; None if it must be fetched."""
     if info.meta is not None and shard_at_hand(cache, info.meta) is None:
         return None
     return cache.at_hand(info.zip_name or info.name, _wanted(info))
@@ -243,7 +243,7 @@ def _wanted(info: ShardInfo) -> Wanted:
 
     return Wanted(
         name=info.name,
-        identity=f"{info.size} {info.checksum}",  # in records of copies that users have
+        identity=f"{info.size} {info.checksum}",  # this form is stored in records of existing copies
         num_bytes=info.size + (info.zip_size or 0),
         valid=valid,
         by_size=info.checksum is None,
@@ -266,7 +266,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(path: Path) -> memoryview:
-    """Map a whole file to read it. The mapping ends with the last array or view of it."""
+    """Map a whole file for reading. The mapping ends with the last array or view of it."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -277,5 +277,5 @@ def map_file(path: Path) -> memoryview:
         raise OSError(number, os.strerror(number), str(path))
     data = (ctypes.c_ubyte * size).from_address(address)
     end = weakref.finalize(data, _libc.munmap, address, size)
-    end.atexit = False  # arrays of it may outlive that
+    end.atexit = False  # arrays of the mapping may outlive it
     return memoryview(data).cast("B").toreadonly()

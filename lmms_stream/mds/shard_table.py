@@ -1,8 +1,8 @@
-"""A long list of shards as files of this node, made once and mapped by every process. index.json -> files -> entries.
+"""A long list of shards in files of this node, made once and mapped by every process. index.json -> files -> entries.
 
-A table is a folder: a copy of index.json, in which entries are read when they are asked for; the position of each
-shard's entry, its figures and its checksum; and what `_lmms/dataset.json` says besides its shards. All of the index is
-checked when the table is made, and each entry once more when it is read.
+A table is a folder with a copy of index.json; position, figures and checksum of each shard's entry; and the contents of
+`_lmms/dataset.json` without shards. The whole index is checked when the table is made. An entry is checked again
+whenever it is read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _ROWS = np.dtype(
         ("samples", "<u4"),
         ("size", "<u4"),
         ("zip_size", "<u4"),
-        ("xxh3_64", "<u8"),  # that dataset.json gives
+        ("xxh3_64", "<u8"),  # from dataset.json
         ("has_xxh3_64", "?"),
     ]
 )
-_CHUNK = 1 << 16  # rows that are collected as Python objects
+_CHUNK = 1 << 16  # rows to collect as Python objects
 _HEX = re.compile("[0-9a-f]{16}")
 
 
@@ -58,10 +58,10 @@ class About(NamedTuple):
 
 
 class ShardTable(ShardList):
-    """The shards of a table in a folder, memory-mapped; pickled as the folder's path.
+    """Shards of a table in a folder, memory-mapped; pickled as the folder's path.
 
-    The table counts as used (see locks.unused) while this object exists. ShardError for a table that is not whole,
-    FileNotFoundError for one that is gone.
+    The table counts as used (see locks.unused) while this object exists. ShardError for a damaged table,
+    FileNotFoundError for a removed table.
     """
 
     def __init__(self, folder: Path, *, source: str, num_shards: int | None = None):
@@ -142,9 +142,9 @@ def _open_table(folder: Path, source: str, num_shards: int) -> ShardTable:
 
 
 def write_table(folder: Path, *, dataset: Path | None, validate_hash: str | None, source: str) -> None:
-    """Make a table in a folder that holds the copy of index.json. dataset: a copy of dataset.json, if there is one.
+    """Make a table in a folder with a copy of index.json. dataset: a copy of dataset.json, if the dataset has the file.
 
-    Raises as parse_index does.
+    Raises the errors of parse_index.
     """
     try:
         with (folder / ENTRIES_NAME).open("rb", buffering=0) as index:
@@ -199,7 +199,7 @@ def _rows_of(
 
 
 class _Described:
-    """Entries of shards in dataset.json, which must be the index's shards in the same order."""
+    """Entries of shards in dataset.json, which must have the index's shards in the same order."""
 
     def __init__(self, path: Path | None, *, source: str):
         self._source = source
@@ -216,7 +216,7 @@ class _Described:
                     self._rest[member.name] = member.value
 
     def checksum_of(self, info: ShardInfo) -> str | None:
-        """The xxh3_64 of the next shard, which must be this one; None where it has none."""
+        """Return the xxh3_64 of the next shard, which must be this shard; None without a checksum."""
         if self._rest is None:
             return None
         shard = next(self._shards, None)
@@ -232,19 +232,19 @@ class _Described:
         return checksum
 
     def rest(self) -> dict[str, Any] | None:
-        """The other members, once all shards were asked for."""
+        """Return the other members, after the last shard."""
         if next(self._shards, None) is not None:
             raise other_shards(self._source)
         return self._rest
 
 
-# The members of a large JSON file one after another, in little memory. bytes of an index -> entries with offsets.
+# The members of a large JSON file in turn, with little memory. bytes of an index -> entries with offsets.
 
 
 class Member(NamedTuple):
-    """A value of an object, or where it is the array that was asked for one of its items, with its place in the file.
+    """A member of a JSON object, or an item of the requested array, with its position in the file.
 
-    name: of the object's member. is_item: whether it is an item of the array. start, stop: offsets in bytes.
+    name: of the object's member. is_item: whether the value is an item of the array. start, stop: offsets in bytes.
     """
 
     name: str
@@ -255,9 +255,9 @@ class Member(NamedTuple):
 
 
 def members(stream: io.RawIOBase, *, array: str, name: str) -> Iterator[Member]:
-    """The members of the object that a JSON file holds, those of the member `array` item by item.
+    """Yield the members of the object in a JSON file; of the member `array`, yield the items.
 
-    name: of the file, for errors. Raises ValueError for a file with another content.
+    name: of the file, for errors. Raises ValueError for a file with other content.
     """
     scanner = JsonScanner(stream, name=name)
     for member in scanner.members():
