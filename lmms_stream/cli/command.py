@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["CommandParser"]  # argparse gives it no public name
+    Commands = argparse._SubParsersAction["CommandParser"]  # argparse has no public name for it
 
 MAX_WIDTH = 100  # columns of help: longer lines are hard to read
 
 
 def help_width() -> int:
-    """Number of columns for help: the terminal's, at most MAX_WIDTH; without a terminal COLUMNS, or 80."""
+    """Return the number of columns for help: the terminal's, at most MAX_WIDTH; without a terminal COLUMNS, or 80."""
     return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
@@ -105,7 +105,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def given_options(options: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Return the options with these names from a command line, as typed. None, [] and False: not given.
+    """Return the options with these names in a command line, in typed form. None, [] and False: not given.
 
     >>> given_options(argparse.Namespace(seed=0, block_size=None, setting=[]), ["seed", "block_size", "setting"])
     ['--seed']
@@ -136,7 +136,7 @@ def add_command(
 
 
 def shown_examples(examples: Sequence[str]) -> str:
-    """Command lines below a heading; long lines are continued after a backslash."""
+    """Return command lines below a heading; long lines are continued after a backslash."""
     if not examples:
         return ""
     heading = "example:" if len(examples) == 1 else "examples:"
@@ -144,7 +144,7 @@ def shown_examples(examples: Sequence[str]) -> str:
 
 
 def shown_command(command: str, *, width: int) -> str:
-    r"""Command line wrapped to at most `width` columns; a shell reads the lines as one.
+    r"""Return a command line wrapped to at most `width` columns, in the form of continued lines for a shell.
 
     >>> print(shown_command("lmms-stream train run.yaml train.max_steps=100", width=32))
       lmms-stream train run.yaml \
@@ -157,7 +157,7 @@ def shown_command(command: str, *, width: int) -> str:
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """Usage line of a parser: required arguments by name, all options as [OPTION ...]."""
+    """Return the usage line of a parser: required arguments by name, all options as [OPTION ...]."""
     words = [parser.prog]
     for action in parser._actions:
         name = str(action.metavar or action.dest)
@@ -183,7 +183,7 @@ class Options(Protocol):
 def add_processor_options(
     parser: Options, *, default: str = "what the dataset holds, texts, chats or answers to compare"
 ) -> None:
-    """--processor and --setting. default: the processor without them, in words."""
+    """Add --processor and --setting. default: the processor without these options, in words."""
     parser.add_argument(
         "--processor",
         choices=("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference"),
@@ -209,7 +209,7 @@ def add_processor_options(
 
 
 def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> ProcessorChoice | None:
-    """Choice of a processor by the options; None without options. ConfigError for incompatible options."""
+    """Return the choice of a processor from the options; None without options. ConfigError for incompatible options."""
     if tokenizer is None and kind is None and not settings:
         return None
     from ..converters.options import nested_settings
@@ -219,7 +219,7 @@ def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence
 
 
 def add_on_dropped(parser: Options) -> None:
-    """--on-dropped."""
+    """Add --on-dropped."""
     parser.add_argument(
         "--on-dropped",
         choices=("error", "warn"),
@@ -230,7 +230,7 @@ def add_on_dropped(parser: Options) -> None:
 
 
 def stored_processor(remote: str, options: argparse.Namespace) -> Processor | None:
-    """Processor of a dataset's samples, chosen by the options and the samples; None without options."""
+    """Return the processor of a dataset's samples, from the options and the samples; None without options."""
     choice = processor_choice(options.tokenizer, options.processor, options.setting)
     if choice is None:
         return None

@@ -24,8 +24,8 @@ from rich.text import Text
 from ..checks import shown_bytes
 
 console = Console()
-BAR_WIDTH = 40  # columns, where there is room
-_WHOLE = Column(no_wrap=True)  # of a bar: it is the bar that gives way in a narrow terminal
+BAR_WIDTH = 40  # columns, if the terminal is wide enough
+_WHOLE = Column(no_wrap=True)  # of a bar: in a narrow terminal only the bar itself shrinks
 
 _LABELS = {
     "num_bytes": "size",
@@ -91,7 +91,7 @@ class Bar:
 
 @contextmanager
 def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
-    """A bar with count, rate and remaining time, on one line of a terminal, shown from its `begin` on."""
+    """Yield a bar with count, rate and remaining time, on a line of a terminal, shown after its `begin`."""
     is_narrow = console.width < 2 * BAR_WIDTH + 20
     columns = (
         TextColumn("{task.description}", table_column=_WHOLE),
@@ -153,7 +153,7 @@ def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: S
 
 
 def shown_seconds(seconds: float) -> str:
-    """A time for people.
+    """Return a time in readable units.
 
     >>> shown_seconds(7.24), shown_seconds(3700)
     ('7.2 s', '1 h 1 min 40 s')
@@ -189,15 +189,15 @@ def shown_value(name: str, value: int | float | str | None) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-# Text of a dataset -> text that shows itself: what would steer a terminal or reorder lines is written as escapes.
+# Text of a dataset -> visible text: escapes replace characters that would control a terminal or reorder lines.
 
-# Control characters but tab and newline; marks that turn the direction of text, or hide (joiners, which emoji and some
-# scripts need, stay); line separators; halves of surrogate pairs, which cannot be encoded.
+# Control characters but tab and newline; marks that turn the direction of text, or hide (joiners stay: emoji and a few
+# scripts need them); line separators; halves of surrogate pairs, which cannot be encoded.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """The text with control characters escaped.
+    """Return the text with control characters escaped.
 
     >>> visible("a\\tb\\x1b[31m\\u202e")
     'a\\tb\\\\x1b[31m\\\\u202e'

@@ -33,9 +33,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
-    """Return a command line for the parser: options of several values are repeated with one value each.
+    """Return a command line for the parser, with options of several values repeated, a value each.
 
-    `convert` has several of them, other commands --setting.
+    `convert` has several options of this kind, other commands only --setting.
     """
     if arguments[:1] != ["convert"]:
         return one_value_each(arguments, flags=(), pairs=PROCESSOR_PAIRS, lists={}, num_positional=0)

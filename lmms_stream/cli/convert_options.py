@@ -13,7 +13,7 @@ Group = argparse._ArgumentGroup  # argparse gives it no public name
 
 
 def kinds_and_roles() -> str:
-    """Valid names for --kind, --columns and --roles, for the help."""
+    """Return the valid names for --kind, --columns and --roles, for the help."""
     from ..converters.rows.kinds import KINDS, column_roles
     from ..converters.rows.speakers import ROLES
 
@@ -307,16 +307,16 @@ def _add_user_code(group: Group) -> None:
     )
 
 
-# Options that take several values: each value becomes an option of its own, and what follows them is left alone.
+# Options of several values: each value gets its own option, and the words after the values are left alone.
 #
-# argparse and tyro let such an option take all words up to the next option, sources and target too; neither tyro nor
+# In argparse and tyro such an option takes all words up to the next option, also sources and target; neither tyro nor
 # cyclopts reads SOURCE … TARGET.
 
 _NUMBER = re.compile(r"-\.?\d")
 
 
 def is_pair(word: str) -> bool:
-    """Whether a word reads NAME=VALUE, and is no path or URL."""
+    """Return whether a word has the form NAME=VALUE, and is no path or URL."""
     name, separator, _ = word.partition("=")
     return bool(name and separator) and not re.search(r"[/:?*\\]", name)
 
@@ -329,12 +329,12 @@ def one_value_each(
     lists: Mapping[str, str],
     num_positional: int,
 ) -> list[str]:
-    """Return the words with an option of several values repeated, a value each.
+    """Return the words with each option of several values repeated, with a value each.
 
-    flags: options without a value; () where no lists are given. pairs: options whose values read NAME=VALUE; the first
-    word that does not is none of theirs. lists: options whose values may be anything, and what stands for no value:
-    they take all words up to the next option where num_positional others are in the line, and else one of those that
-    are left with these.
+    flags: options without a value; may be () if lists is empty. pairs: options with values NAME=VALUE, up to the first
+    word of another form. lists: options with any values, and the value for an option without values. They take all
+    words up to the next option if the line has num_positional other words. Otherwise they take at most one word, and
+    leave the missing positional words.
 
     >>> line = ["--split", "a=.9", "b=.1", "rows.jsonl", "out"]
     >>> one_value_each(line, flags=(), pairs=("--split",), lists={}, num_positional=2)
@@ -359,7 +359,7 @@ def one_value_each(
 def _parts(
     words: Sequence[str], flags: Collection[str], several: Mapping[str, Callable[[str], bool]]
 ) -> Iterator[tuple[str | None, list[str]]]:
-    """Yield each option with its values, and each other word alone."""
+    """Yield each option with its values, and each other word by itself."""
     index = 0
     while index < len(words):
         word = words[index]

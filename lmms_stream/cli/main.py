@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     AddCommands = Callable[[Commands], None]
 
-# A command, and the function that adds it and others of its kind to the parser.
+# A command, and the function that adds this command, and others of its module, to the parser.
 COMMANDS = Registry["AddCommands"](
     "commands",
     {
@@ -50,14 +50,14 @@ DESCRIPTION = (
     "Turn any dataset into MDS shards in object storage, stream them during training as full packs of samples, and "
     "resume in the middle of an epoch, exactly."
 )
-GROUPS = {  # of the overview: in the order of the work
+GROUPS = {  # of the overview, in the order of work
     "make a dataset": ("convert", "index", "merge"),
     "look into a dataset": ("inspect", "verify", "unload"),
     "plan a run": ("plan", "simulate", "profile"),
     "train": ("train", "watch", "plot", "ledger", "export"),
     "try all of it on this machine": ("demo",),
 }
-RESUMED = ("convert", "index")  # commands that keep what they have done for the same command,
+RESUMED = ("convert", "index")  # commands that keep their work for the same command,
 ANEW = {"--overwrite", "--dry-run"}  # unless it has one of these options
 PATHS = ("CHECKPOINT", "DATASET", "FILE", "FOLDER", "PATH", "RUN", "RUN.yaml", "SOURCE", "TARGET")  # completed as such
 FIRST_STEPS = (
@@ -96,7 +96,7 @@ class MainParser(CommandParser):
 
 
 class Completion(argparse.Action):
-    """Print a script by which a shell completes commands, options and paths, and exit."""
+    """Print a script for a shell's completion of commands, options and paths, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
         try:
@@ -113,9 +113,9 @@ class Completion(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; errors a user can act on are one line on stderr and exit status 1.
+    """Run a command; an error that a user can correct is a line on stderr and exit status 1.
 
-    Without arguments the overview is shown.
+    Without arguments, print the overview.
     """
     try:
         with checked_output():
@@ -140,7 +140,7 @@ def _run(words: Sequence[str]) -> int:
     _check_command(parser, words[0])
     options, unknown = parser.parse_known_args(one_value_an_option(words))
     if options.command in ("train", "profile") and not any(each.startswith("-") for each in unknown):
-        options.overrides += unknown  # argparse leaves those that follow an option
+        options.overrides += unknown  # argparse leaves words after an option
     elif unknown:
         _commands(parser)[options.command].refuse(unknown)
     try:
@@ -165,7 +165,7 @@ def _run(words: Sequence[str]) -> int:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
 ) -> None:
-    """Show a warning of ours in one line, and others with the place in their code."""
+    """Show our warnings in a line, and others with their place in the code."""
     is_ours = filename == "lmms_stream"
     sys.stderr.write(
         f"warning: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno)
@@ -173,7 +173,7 @@ def _show_warning(
 
 
 def build_parser(command: str | None = None) -> MainParser:
-    """Return the parser of one command and the commands added with it; for any other word, of all commands."""
+    """Return the parser of a command and the commands added with it; for any other word, of all commands."""
     parser = MainParser(prog="lmms-stream", formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
     parser.add_argument(
@@ -192,7 +192,7 @@ def build_parser(command: str | None = None) -> MainParser:
     for name in COMMANDS.others:
         try:
             COMMANDS[name](commands)
-        except Exception as error:  # of another package, without whose command the others go on
+        except Exception as error:  # of another package: go on without its command
             told = (
                 error
                 if isinstance(error, ConfigError)
@@ -208,7 +208,7 @@ def build_parser(command: str | None = None) -> MainParser:
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, CommandParser]:
-    """The parser of each command, by its name."""
+    """Return the parser of each command, by name."""
     (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     return dict(action.choices)
 
@@ -230,7 +230,7 @@ class OutputError(Exception):
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"standard output cannot be written ({cause.strerror}): free some room, or write elsewhere")
-        self.is_closed = isinstance(cause, BrokenPipeError)  # by its reader, such as head, which has read enough
+        self.is_closed = isinstance(cause, BrokenPipeError)  # by its reader, for example head
 
 
 class _Output:
@@ -257,7 +257,7 @@ class _Output:
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Inside, and at the end for what is still buffered, standard output raises OutputError."""
+    """Let standard output raise OutputError inside, and at the end for the rest of the buffer."""
     stream = sys.stdout
     output = _Output(stream)
     sys.stdout = output
@@ -275,5 +275,5 @@ def checked_output() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Discard buffered output, or the interpreter would try to write the rest when it exits."""
+    """Discard buffered output: otherwise the interpreter would try to write the rest at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -23,7 +23,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def new_figure(*, width: float, height: float) -> Figure:
-    """An empty figure of this size, in inches; ConfigError without matplotlib."""
+    """Return an empty figure of this size, in inches; ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -32,8 +32,9 @@ def new_figure(*, width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the suffix of `path`. ConfigError for a suffix not in SUFFIXES, StorageError by
-    the disk.
+    """Write a figure in the format of the suffix of `path`.
+
+    ConfigError for a suffix not in SUFFIXES, StorageError for an error of the disk.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -50,14 +51,14 @@ X_AXES = {"step": "step", "tokens": "tokens_seen", "samples": "samples_seen", "e
 SHARES = ("perf/packing_efficiency", "perf/padding_share", "perf/mfu", "data/wait_share")
 EVALUATION = "eval_loss"
 _MOST_COLUMNS = 3
-_FEW = 30  # records that are marked one by one
+_FEW = 30  # maximum records with a mark each
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
-    """The figures of a run's log over its steps; metrics: their names, in their order."""
+    """Figures of a run's log over its steps. metrics: their names, in order."""
 
     name: str
     steps: list[dict[str, Any]]
@@ -65,14 +66,14 @@ class RunCurves:
     metrics: list[str]
 
     def curve(self, metric: str, *, x: str) -> tuple[Floats, Floats]:
-        """Positions of a metric's records on the x-axis, and their values, NaN for null."""
+        """Return positions of a metric's records on the x-axis, and their values, NaN for null."""
         records = [record for record in (*self.steps, *self.evaluations) if metric in record]
         steps = np.array([record["step"] for record in records], np.float64)
         values = [record[metric] if is_number(record[metric]) else np.nan for record in records]
         return self._positions(steps, x=x), np.array(values, np.float64)
 
     def _positions(self, steps: Floats, *, x: str) -> Floats:
-        """Positions of steps on the x-axis; evaluation steps without a training record are interpolated."""
+        """Return positions of steps on the x-axis; evaluation steps without a training record are interpolated."""
         if x == "step":
             return steps
         known = [record for record in self.steps if is_number(record.get(X_AXES[x]))]
@@ -87,11 +88,12 @@ class RunCurves:
 def draw_runs(
     paths: Sequence[Path], *, metrics: Sequence[str] | None = None, x: str = "step", smooth: int = 1
 ) -> Figure:
-    """Axes for each of `metrics` (default: those of DEFAULT_METRICS that there are), in each a line for each run.
+    """Draw axes for each of `metrics` (default: the existing metrics of DEFAULT_METRICS), with a line for each run.
 
-    paths: output_dirs of runs, or their logs. x: one of X_AXES; hours are of training. smooth: records that each point
-    is the mean of, its own the last; what was logged is faint then. Losses of evaluations are points beside the loss.
-    ConfigError for a metric that no run has, and without matplotlib; DataError for what is no log.
+    paths: output_dirs of runs, or their logs. x: one of X_AXES; hours are hours of training. smooth: number of records
+    in the mean at each point, up to the point's own record; logged values are faint then. Losses of evaluations are
+    points beside the loss. ConfigError for a metric in no run, and without matplotlib; DataError for a file that is no
+    log.
     """
     if x not in X_AXES:
         raise ConfigError(f"no x-axis {x!r}: choose one of {', '.join(X_AXES)}")
@@ -115,7 +117,7 @@ def draw_runs(
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunCurves]:
-    """The runs at `paths`, each once, named by as many last names of their paths as tell them apart."""
+    """Read the runs at `paths`, each once, named by the last parts of their paths, enough for distinct names."""
     resolved = [path.resolve() for path in paths]
     runs = list(dict.fromkeys(path.parent if path.name == LOG_NAME else path for path in resolved))
     longest = max(len(path.parts) for path in runs)
@@ -125,7 +127,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunCurves]:
 
 
 def running_mean(values: Floats, count: int) -> Floats:
-    """The mean of each value and the count - 1 before it, as far as they are there and finite; NaN of none.
+    """Return the mean of each value and the count - 1 values before it, of existing finite values; NaN without any.
 
     >>> running_mean(np.array([1.0, 3.0, np.nan, 7.0]), 2).tolist()
     [1.0, 2.0, 3.0, 7.0]
@@ -154,7 +156,7 @@ def _choose(metrics: Sequence[str] | None, there: Sequence[str]) -> list[str]:
     if metrics is None:
         chosen = [metric for metric in (*DEFAULT_METRICS, EVALUATION) if metric in there]
         if "loss" in chosen and EVALUATION in chosen:
-            chosen.remove(EVALUATION)  # it is drawn beside the loss
+            chosen.remove(EVALUATION)  # drawn beside the loss
     else:
         chosen = [metric for metric in dict.fromkeys(metrics) if metric in there]
     unknown = [metric for metric in metrics or () if metric not in there]
@@ -166,14 +168,14 @@ def _choose(metrics: Sequence[str] | None, there: Sequence[str]) -> list[str]:
 
 
 def _draw(axes: Axes, run: RunCurves, metric: str, *, x: str, smooth: int, color: str) -> dict[str, Any]:
-    """Draw a figure of a run; what was drawn, by its name in the legend."""
+    """Draw a figure of a run; return the drawn lines by their names in the legend."""
     drawn = {}
-    name = run.name.replace("$", r"\$")  # which begins a formula, as _ at the start hides from the legend
+    name = run.name.replace("$", r"\$")  # $ begins a formula, and a leading _ hides the name in the legend
     name = f"./{name}" if name.startswith("_") else name
     if metric in run.metrics and metric != EVALUATION:
         at, values = run.curve(metric, x=x)
         marker = "." if len(values) < _FEW else None
-        if smooth > 1 and metric != "learning_rate":  # which a mean would only delay
+        if smooth > 1 and metric != "learning_rate":  # a mean would only delay the learning rate
             axes.plot(at, values, color=color, alpha=0.25, zorder=1, label=f"{name}, as logged")
             values = running_mean(values, smooth)
         (drawn[name],) = axes.plot(at, values, color=color, marker=marker, label=name)

@@ -2,14 +2,14 @@
 
 worker          a worker: work -> ready batches, with shards fetched, samples measured and counts kept
 blocks_ahead    shards to fetch ahead, and shards that a limited cache may evict
-batch_maker     the batch of a pack: samples processed, pieces of samples, padding for samples that are left out
+batch_maker     the batch of a pack: processed samples, pieces of samples, padding for left-out samples
 collate         samples -> batch: media, token inputs, sequences; several packs -> one batch for a plain DataLoader
 media_memory    memory for media and rows
 wire            batches on their way to the loader
 workers         worker processes: start, end
-worker_server   a process that workers are forked from
+worker_server   a process from which workers are forked
 delivery        position of a loader
-bad_samples     errors that belong to one sample; the time that a sample takes
+bad_samples     errors of a single sample; overdue samples
 drop_list       lists of samples on disk: to drop, left out
 agreement       values that ranks must agree on
 loader          PackedLoader; settings that decide its packs, for a checkpoint

@@ -1,6 +1,6 @@
-"""Which shards to fetch ahead: those of the shuffle blocks that the packs are in, and of the blocks that follow.
+"""Shards to fetch ahead: the shards of the packs' shuffle blocks, and of the next blocks.
 
-And which a limited cache can do without for longest: it is told what blocks the packs are in.
+Also the next uses of shards, for a limited cache, from the entered blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ..types import World
 class BlocksAhead:
     """Follows packs through shuffle blocks, for the canonical nodes served by this machine.
 
-    The packs of a block read all shards of the block soon after the first pack. Then the shards of the next block are
-    requested, and arrive while the block is read; not with a cache_limit. The second block waits for all shards of the
-    first block: no pack can be read before, and downloads share a link. Later most shards of a block have arrived when
-    the block begins, and a thread waiting for the rest would be idle.
+    The packs of a block read all shards of the block soon after the first pack. When a block is entered, its shards are
+    requested, and then the shards of the next block, which arrive while the block is read; not with a cache_limit.
+    Shards of a node's second block wait for all shards of first blocks: no pack can be read before, and downloads share
+    a link. Later blocks need no such order: most of their shards have arrived when they begin, and a thread waiting for
+    the rest would be idle. Requests for shards of a finished block are forgotten.
 
-    margin_steps, epochs: see CacheOutlook; epochs of each source.
+    margin_steps: see CacheOutlook. epochs: current epoch of each source.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class BlocksAhead:
         self._at: dict[tuple[str, int], tuple[int, int]] = {}  # source and canonical node -> epoch and block
 
     def look(self, blocks: Sequence[SourceBlock], *, step: int) -> None:
-        """Tell limited caches that a step is planned, whose packs are the first of these blocks, before it is fetched.
+        """Tell limited caches of a planned step, before its shards are fetched. blocks: entered by the step's packs.
 
-        step: counted from where planning began.
+        step: counted from the start of planning.
         """
         for outlook in self._outlooks.values():
             outlook.advance(step)
@@ -65,7 +66,7 @@ class BlocksAhead:
                 self._outlooks[source].enter(epoch, node, block)
 
     def enter(self, blocks: Sequence[SourceBlock]) -> None:
-        """Packs of these blocks are about to be read."""
+        """Request the shards of blocks whose packs are read next."""
         entered: list[SourceBlock] = []
         firsts: set[SourceBlock] = set()
         for source, epoch, node, block in blocks:
@@ -82,7 +83,7 @@ class BlocksAhead:
         for each in entered:
             self._datasets[each.source].pack_reader.prefetch(self._shards(each))
         for each in entered:
-            if self._datasets[each.source].fetch.cache_limit is None:  # the least cache_limit has room for two blocks
+            if self._datasets[each.source].fetch.cache_limit is None:  # the minimum cache_limit has room for two blocks
                 following = self._shards(each._replace(block=each.block + 1))
                 self._datasets[each.source].pack_reader.prefetch(following, later=each in firsts)
 
@@ -90,13 +91,13 @@ class BlocksAhead:
         return self._datasets[block.source].plan.shards_of_block(block.epoch, block.node, block.block)
 
     def _serves(self, source: str, node: int) -> bool:
-        """Whether packs of a canonical node are read here, if a step has room."""
+        """Return whether packs of a canonical node are read here, if a step has room."""
         world, num_canonical_nodes = self._world, self._datasets[source].plan.num_canonical_nodes
         home = home_nodes(np.array(node), nodes=world.group_nodes, num_canonical_nodes=num_canonical_nodes)
         return bool(home == world.group_node)
 
     def _needed(self, source: str) -> NDArray[np.bool_]:
-        """The canonical nodes that packs are read of here, bool[num_canonical_nodes]; see served_nodes."""
+        """Return the canonical nodes with packs read here, bool[num_canonical_nodes]; see served_nodes."""
         world = self._world
         return served_nodes(
             world.group_node,
@@ -105,16 +106,16 @@ class BlocksAhead:
         )
 
 
-# When the shards of a source are needed next on this machine, for its limited cache. blocks entered -> next uses.
+# Next uses of a source's shards on this machine, for its limited cache. entered blocks -> next uses.
 #
-# Every loader worker of a machine follows the same packs, so each tells it for itself, from the blocks that it is at.
+# Every loader worker of a machine follows the same packs, and computes next uses from its own current blocks.
 
 
 class CacheOutlook:
-    """See storage/record.py. One thread enters blocks while others ask.
+    """Outlook of a limited cache, see storage/record.py. One thread enters blocks while others ask.
 
-    serves: see NextUse. margin_steps: how far this worker plans ahead of the slowest of the machine: a block that was
-    left counts as in use for as many steps. epoch: in which it begins.
+    serves: see NextUse. margin_steps: steps that this worker plans ahead of the machine's slowest worker: a finished
+    block counts as in use for this number of steps. epoch: first epoch.
     """
 
     def __init__(self, dataset: PackedDataset, serves: NDArray[np.bool_], *, margin_steps: int, epoch: int):
@@ -130,12 +131,12 @@ class CacheOutlook:
         self.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def enter(self, epoch: int, node: int, block: int) -> None:
-        """A canonical node has come to a block; called in the step that advance was told."""
+        """Move a canonical node to a block, in the step of the last call of advance."""
         self._places.enter(node, place(epoch, block), until=self._step + self._margin)
         self.version += 1
 
     def advance(self, step: int) -> None:
-        """The worker plans this step now."""
+        """Set the step that the worker plans now."""
         self._step = step
         if self._places.pass_to(step):
             self.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

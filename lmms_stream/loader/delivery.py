@@ -1,4 +1,4 @@
-"""Position of a loader: the cursor after the last step that was delivered whole, with a plan and in lanes."""
+"""Position of a loader: the cursor after the last completely delivered step, with a plan and in lanes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LANES_WINDOW_VERSION = "lanes4"  # the same for window_N
 
 
 class PlanDelivery:
-    """The cursor of a loader over a mixture of plans."""
+    """Cursor of a loader over a mixture of plans."""
 
     def __init__(self, mixture: Mixture, config: StepConfig):
         self.mixture = mixture
         self.config = config
         self.cursor = mixture.start()
-        self._counted: set[tuple[str, int]] = set()  # sources and epochs, by a thread ahead of the workers
+        self._counted: set[tuple[str, int]] = set()  # sources and epochs, counted by a thread ahead of the workers
 
     @property
     def packs_left(self) -> int | None:
@@ -56,9 +56,9 @@ class PlanDelivery:
         }
 
     def packs_of_epochs(self, num_epochs: int) -> list[int]:
-        """Packs of each epoch from the cursor to the end of `num_epochs` epochs, without weights.
+        """Return the packs of each epoch from the cursor to the end of `num_epochs` epochs, without weights.
 
-        The epochs of a source that was added later are fewer: those of the first sources count.
+        A source added later has fewer epochs: the epochs of the first sources count.
         """
         plans, sources = self.mixture.plans, self.cursor.sources
         num_left = num_epochs - max(sources[name].epoch for name in plans)
@@ -71,31 +71,31 @@ class PlanDelivery:
         return [self.packs_left or 0, *later]
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
-        """Samples that the workers of a node look ahead, by how many packs they do."""
+        """Return the samples that the workers of a node read ahead. num_packs: packs that they read ahead."""
         plan = self.mixture.plans[name]
         return num_packs * plan.num_samples // plan.num_packs(self.cursor.sources[name].epoch)
 
     def begin(self) -> dict[str, Any]:
-        """Settings for workers, once the packs of their first epoch are counted."""
+        """Return settings for workers, after counting the packs of their first epoch."""
         for name, epoch in self.mixture.epochs_at(self.cursor):
             self.mixture.plans[name].num_packs(epoch)
         return self.cursor.to_dict()
 
     def deliver(self, after: After) -> None:
-        """Take the position that a worker sent with the last batch of a step, which is handed out or dropped."""
+        """Take the position sent by a worker with the last batch of a step, when the batch is handed out or dropped."""
         assert isinstance(after, Cursor)
         self.cursor = after
         self._count_ahead()
 
     def _count_ahead(self) -> None:
-        """Count the packs of the epochs that workers reach soon, in a thread."""
+        """Count the packs of the next epochs of workers, in a thread."""
         for name, epoch in self.mixture.epochs_ahead(self.cursor):
             if (name, epoch) not in self._counted:
                 self._counted.add((name, epoch))
                 start_thread(partial(_count, self.mixture, name, epoch), name="lmms-count")
 
     def end(self) -> None:
-        """The workers have ended, as the packs have."""
+        """Accept the end of the workers, at the end of the packs."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.cursor = self.mixture.adopt(Cursor.from_dict(state))
@@ -105,12 +105,12 @@ class PlanDelivery:
 
 
 def _count(mixture: Mixture, name: str, epoch: int) -> None:
-    with suppress(LmmsStreamError):  # it is raised by the worker that needs the counts
+    with suppress(LmmsStreamError):  # raised by the worker that needs the counts
         mixture.plans[name].count(epoch)
 
 
 class LaneDelivery:
-    """The cursor of a loader over the lanes of a dataset: the states of those that this rank reads."""
+    """Cursor of a loader over the lanes of a dataset: the states of this rank's lanes."""
 
     packs_left = None
     epochs: Mapping[str, float] = {}
@@ -127,15 +127,15 @@ class LaneDelivery:
         num_lanes = int(dataset.lane_order.num_canonical_nodes or 1)
         self._samples_ahead = 2 * dataset.needed_packing.window * num_lanes
         self.cursor = LaneCursor(plan=self._plan, num_lanes=num_lanes)
-        self._of_step: list[LaneAfter] = []  # of the step that is delivered in part
+        self._of_step: list[LaneAfter] = []  # of the partly delivered step
 
     @property
     def deal_settings(self) -> dict[str, Any]:
-        """See PackedLoader; ranks have cursors of their own."""
+        """See PackedLoader; ranks have their own cursors."""
         return {"lanes": self._plan, "num_lanes": self.cursor.num_lanes, "step": self.cursor.step}
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
-        """Lanes read ahead a window each, and keep what waits in their bins."""
+        """Return the samples read ahead: each lane reads a window, and keeps the samples in its bins."""
         return self._samples_ahead
 
     def begin(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class LaneDelivery:
         return self.cursor.to_dict()
 
     def deliver(self, after: After) -> None:
-        """A pack of a lane is handed out."""
+        """Note that a pack of a lane is handed out."""
         assert isinstance(after, LaneAfter)
         self._of_step.append(after)
         if len(self._of_step) == self.config.micro_batches:

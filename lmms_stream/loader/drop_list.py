@@ -1,4 +1,4 @@
-"""Lists of samples that a run is told to leave out: their lines -> sources and ids."""
+"""Lists of samples for a run to leave out: lines -> sources and ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..plan.left_out import LeftOut, LeftOutSample, left_out_sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropList:
-    """A file of samples to leave out from a step on, of the steps that the cursor counts from 0."""
+    """A file of samples to leave out from a step on; the cursor counts steps from 0."""
 
     file: str
     from_step: int = 0
@@ -27,7 +27,7 @@ class DropList:
 
 
 class HasSamples(Protocol):
-    """A dataset whose samples are named: a PackedDataset."""
+    """A dataset with named samples: a PackedDataset."""
 
     @property
     def num_samples(self) -> int: ...
@@ -36,7 +36,7 @@ class HasSamples(Protocol):
     def identity(self) -> str: ...
 
     def samples_of(self, file: str, row: int) -> list[int]:
-        """Ids of the samples that a row of a file was made into; ConfigError where it was not made of this file."""
+        """Return the ids of samples made from a row of a file; ConfigError if the dataset was not made of this file."""
         ...
 
 
@@ -44,7 +44,7 @@ Drop = str | Mapping[str, int] | Sequence[DropList | Mapping[str, Any]]
 
 
 def drop_lists(drop: Drop | None) -> list[DropList]:
-    """The lists of a setting: a file, the first step of each file, or DropLists; ConfigError for another form."""
+    """Return the lists of a setting: a file, the first step of each file, or DropLists; else raise ConfigError."""
     if drop is None:
         return []
     if isinstance(drop, str):
@@ -129,16 +129,15 @@ def _of_row(file: str, row: int, datasets: Mapping[str, HasSamples], *, where: s
     return found
 
 
-# Lists of left-out samples on disk, JSON lines: appended by workers at once, read by a run that begins.
+# Lists of left-out samples on disk, JSON lines: appended by workers immediately, read at the start of a run.
 #
-# A line is a left-out sample, and in "dataset" the identity of the dataset whose sample it is (see StoredDataset): in
-# another one that number names another sample.
+# A line is a left-out sample, with the identity of its dataset in "dataset" (see StoredDataset): in
+# another dataset the number names another sample.
 
 
 @dataclass(frozen=True, slots=True)
 class ListedLeftOut:
-    """Contents of the lists of a folder: samples of the datasets that are read, and names of samples of other
-    datasets."""
+    """Contents of the lists in a folder: samples of this run's datasets, and names of samples of other datasets."""
 
     left_out: LeftOut
     of_others: tuple[str, ...]
@@ -170,10 +169,9 @@ def _remove_unfinished_line(file: int) -> None:
 
 
 def read_left_out(folder: Path, identities: Mapping[str, str]) -> ListedLeftOut:
-    """Read the samples that workers of earlier starts left out; an unfinished last line of a file is ignored.
+    """Read the samples left out by workers of earlier starts; an unfinished last line of a file is ignored.
 
-    identities: of the datasets that are read, by the names of their sources. DataError for any other line that is no
-    left-out sample.
+    identities: identity of each source's dataset. DataError for any other line without a left-out sample.
     """
     found, others = LeftOut(), dict[str, None]()
     for path in sorted(folder.glob("rank-*-worker-*.jsonl")):
@@ -201,7 +199,7 @@ def _parsed(line: bytes) -> tuple[LeftOutSample, str]:
 def write_left_out(path: Path, left_out: LeftOut, identities: Mapping[str, str]) -> None:
     """Write a complete list: a run with the list in `drop` leaves out the same samples.
 
-    identities: as in read_left_out. Of sources that have none there, lines say no dataset.
+    identities: as in read_left_out; lines of sources without an identity name no dataset.
     """
     new = path.with_name(f"{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)

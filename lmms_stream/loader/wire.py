@@ -1,7 +1,7 @@
-"""Batches on their way from a worker process to the loader: one run of bytes each, a third of their size in memory.
+"""Batches on the way from a worker process to the loader: a run of bytes each, a third of the size in memory.
 
-Five tensors as shared memory, which is torch's way, cost a millisecond a batch in system calls, whatever their size.
-Media are large: they lie in shared memory that is used again (media_memory.py), and are not copied through a pipe.
+Torch would put five tensors of any size into shared memory, with system calls of a millisecond a batch. Media are
+large: they are in reused shared memory (media_memory.py), and are not copied through a pipe.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .collate import to_batch
 from .media_memory import SentTensor, SharedBlocks, new_rows
 
 SMALL = 1 << 16  # bytes of a tensor; up to here a copy costs less than the system calls for shared memory
-LIMIT = 1 << 31  # the first number that an int32 cannot hold
+LIMIT = 1 << 31  # the first number above int32
 
 
 class WireBatch(NamedTuple):
-    """payload: int32 tokens, labels and positions on axes of their own (float32 where these have fractions), int32
-    cu_seqlens, int64 sample ids.
+    """A batch as bytes, numbers and small arrays.
 
-    The other position_ids, which restart, follow from cu_seqlens. inputs: small ones as arrays, others as SentTensor;
-    the receiver gets tensors. token_inputs: int64[1, T] each.
+    payload: int32 tokens, int32 labels, positions on their own axes (int32, or float32 with fractions), int32
+    cu_seqlens, int64 sample ids. The other position_ids restart in each sample, and follow from cu_seqlens. inputs:
+    small inputs as arrays, large inputs as SentTensor; the receiver gets tensors. token_inputs: int64[1, T] each.
     """
 
     payload: bytes
@@ -49,7 +49,7 @@ class WireBatch(NamedTuple):
 
 
 def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
-    """A batch that collate made, for the wire; as it is where a number does not fit an int32. blocks: of the worker."""
+    """Return a batch of collate for the wire; unchanged if a number does not fit into int32. blocks: of the worker."""
     rows = [batch.input_ids.numpy(), batch.labels.numpy()]
     num_axes = len(batch.position_ids) - 1
     if num_axes:
@@ -82,7 +82,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
 
 
 def from_wire(wire: WireBatch) -> Batch:
-    """The batch that was put on the wire."""
+    """Return the batch from the wire."""
     num_tokens, num_bounds, num_rows = wire.num_tokens, wire.num_bounds, 2 + wire.num_axes
     input_ids, labels, position_ids = rows = new_rows(num_tokens)
     input_ids[:], labels[:] = np.frombuffer(wire.payload, np.int32, 2 * num_tokens).reshape(2, -1)
@@ -111,7 +111,7 @@ def from_wire(wire: WireBatch) -> Batch:
 
 
 def _with_axes(positions: NDArray[np.int64], wire: WireBatch) -> NDArray[Any]:
-    """Positions that restart, int64[1, T], followed by those on axes of their own."""
+    """Return positions that restart, int64[1, T], followed by the positions on their own axes."""
     num_tokens, num_axes = wire.num_tokens, wire.num_axes
     number = np.float32 if wire.has_fractions else np.int32
     own = np.frombuffer(wire.payload, number, num_axes * num_tokens, 8 * num_tokens)
