@@ -7,7 +7,7 @@ collate         samples -> batch: media, token inputs, sequences; several packs 
 media_memory    memory for media and rows
 wire            batches on their way to the loader
 workers         worker processes: start, end
-worker_server   a process from which workers are forked
+worker_server   a process for forking workers
 delivery        position of a loader
 bad_samples     errors of a single sample; overdue samples
 drop_list       lists of samples on disk: to drop, left out

@@ -17,7 +17,7 @@ from .index import INDEX_NAME
 
 
 class HookedStream:
-    """A read-only Storage over a Stream whose class overrides the methods in `hooks`."""
+    """A read-only Storage over a Stream of a class that overrides the methods in `hooks`."""
 
     def __init__(self, stream: Any, hooks: Sequence[str]):
         self.url = f"{stream.remote or stream.local}/{stream.split}".rstrip("/")
@@ -53,8 +53,8 @@ class HookedStream:
     def download(self, key: str, path: Path) -> None:
         """Let the stream fetch a file, and put the file at `path`.
 
-        A new file in the folder of `path` is moved: the cache renames the file back, and counts it as our download. An
-        older file is copied.
+        A new file in the folder of `path` is moved: the cache renames the file back, and counts the file among our
+        downloads. An older file is copied.
         """
         was_there = (self._folder / key).exists()
         try:
@@ -80,11 +80,11 @@ class HookedStream:
 
     @property
     def prepares_shards(self) -> bool:
-        """Whether the stream's class delivers decompressed shards; it may keep no compressed files."""
+        """Whether the stream's class delivers decompressed shards, possibly without compressed files."""
         return bool(self._hooks - {"get_shards", "_download_file"})
 
     def _prepared(self, key: str) -> Path:
-        """Let the stream prepare the shard of a file; remove new files in other forms, which nobody would own."""
+        """Let the stream prepare the shard of a file; remove new files in other forms: nobody would own them."""
         reader, others = self._readers[key]
         new = [path for path in (self._folder / name for name in others) if not path.exists()]
         self._stream.prepare_shard(reader)

@@ -1,8 +1,8 @@
 """The packs of a shuffle block, replayed some windows at a time. lengths + order + packing -> segments.
 
 A step reads from a block of each canonical node. With many nodes, replaying whole blocks would take too long before the
-first step, and too much memory. Only the next packs are kept, with the state of packing after them: packing goes window
-by window, and some windows give the same packs as the whole block.
+first step, and too much memory. Only the next packs are kept, with the state of packing after the last of them: packing
+proceeds by windows, and the packs of some windows equal the packs of the whole block.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PlanInputs:
 
 
 def pack_block(inputs: PlanInputs, order: EpochOrder, node: int, block: int) -> Packs:
-    """Return all packs of a block, over its samples in epoch order."""
+    """Return all packs of a block, over samples in epoch order."""
     sample_ids = order.block(node, block)
     lengths, patches = inputs.index.lengths[sample_ids], inputs.patches(sample_ids)
     inputs.index.release()
@@ -116,7 +116,7 @@ class BlockPacks:
         return starts
 
     def replay_to(self, number: int) -> bool:
-        """Load pack `number` and as many following packs as fit; return whether the pack was not loaded before."""
+        """Load pack `number` and following packs within the memory limit; return whether the pack was missing."""
         if self.first <= number < self.stop:
             return False
         ids = self._order.block(self._node, self.block)
@@ -131,7 +131,7 @@ class BlockPacks:
         return True
 
     def _stretch(self, segments: BlockSegments, number: int) -> tuple[_Numbers, _Numbers]:
-        """Return as many packs from `number` on as fit, as in _Window."""
+        """Return the packs from `number` on within the memory limit, in the form of _Window."""
         start = self._next if self._next is not None and self._next.pack <= number else _Start()
         found = [np.empty(0, np.int64)]
         ends = [np.zeros(1, np.int64)]

@@ -1,7 +1,7 @@
 """Contents of steps, and steps of samples. plans + stretches of a run -> [ledger] -> entries.
 
-The plan is arithmetic: no log is needed, and only the shuffle blocks concerned are packed again. A run that was resumed
-with other weights, sources or ranks is a list of stretches, each with the settings of its steps.
+The plan is arithmetic: no log is needed, and only the shuffle blocks concerned are packed again. A run resumed with
+other weights, sources or ranks is a list of stretches, each with the settings for a part of the steps.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ KEPT_CURSORS = 64  # cursors before the last requested steps
 class Stretch:
     """Steps of a run with the same settings, from a cursor on.
 
-    global_batch: packs per step. world: its ranks; `rank` does not matter. skipped: ranges [first, stop) of steps that
-    no rank reads, as in skip_steps.
+    global_batch: packs per step. world: ranks; `rank` does not matter. skipped: ranges [first, stop) of steps read by
+    no rank, see skip_steps.
     """
 
     mixture: Mixture
@@ -48,8 +48,8 @@ class Stretch:
 class PackEntry(NamedTuple):
     """A pack of a step, and its readers.
 
-    number: in the epoch of its source. group: number of the group of ranks that read the pack. micro_batch: its turn
-    among the packs of the group. sample_ids, starts, lengths: int64[num_segments], as in PackRange.
+    number: in the epoch of the source. group: number of the group of ranks with this pack. micro_batch: turn of the
+    pack in the group. sample_ids, starts, lengths: int64[num_segments], see PackRange.
     """
 
     source: str
@@ -75,8 +75,8 @@ class StepEntry:
 class PieceEntry:
     """A sample, or a piece of a split sample, in a step.
 
-    step, is_skipped: as in StepEntry; step is None if no step reads the piece. piece: number from 0. Other fields are
-    as in PackEntry; group and micro_batch are None without a step.
+    step, is_skipped: see StepEntry; step is None if no step reads the piece. piece: number from 0. Other fields: see
+    PackEntry; group and micro_batch are None without a step.
     """
 
     epoch: int
@@ -89,7 +89,7 @@ class PieceEntry:
 
 
 class FirstStep(NamedTuple):
-    """First step that reads any of some samples, and one sample read by the step."""
+    """First step with any of some samples, and a sample read by the step."""
 
     step: int
     source: str
@@ -139,7 +139,7 @@ class StepLookup:
         ]
 
     def num_epochs(self, source: str, stop: int, *, ahead: bool = False) -> int:
-        """Return the number of epochs of a source begun before `stop`. ahead: count an epoch that begins at `stop`."""
+        """Return the number of epochs of a source begun before `stop`. ahead: count an epoch beginning at `stop`."""
         at = self.cursor(stop).sources.get(source)
         if at is None:
             return 0
@@ -150,10 +150,10 @@ class StepLookup:
     def first_step(
         self, source: str, sample_ids: NDArray[np.int64], *, stop: int, left_out: LeftOut | None = None
     ) -> FirstStep | None:
-        """Return the first step before `stop` that reads any of some samples, and is not skipped.
+        """Return the first step before `stop` with any of some samples, except skipped steps.
 
         Only the first shuffle block with these samples is packed again; further blocks only after skipped steps.
-        sample_ids: int64[1 or more]. left_out: samples that are padding in steps, and therefore not read.
+        sample_ids: int64[1 or more]. left_out: samples replaced by padding in steps, and therefore not read.
         """
         plan = self.plan(source)
         for epoch in range(self.num_epochs(source, stop)):
@@ -205,7 +205,7 @@ class StepLookup:
         )  # fmt: skip
 
     def _step_of(self, pack: SourceRange, stop: int) -> int | None:
-        """Return the step before `stop` that reads a pack, a range of length 1; None without a step."""
+        """Return the step before `stop` with a pack, a range of length 1; None without a step."""
         for stretch, end in self._ends(stop):
             begin = self._nearest(stretch, pack, end)
             at = stretch.mixture.step_of(begin, pack, global_batch=stretch.global_batch, num_steps=end - begin.step)

@@ -1,7 +1,7 @@
 """Fill packs with samples. lengths in order -> [packing] -> packs; integer arithmetic only.
 
-A pack holds whole samples whose lengths sum to at most `packing_length`. PackingConfig chooses the strategy, and the
-treatment of samples that are longer than a pack; the loops are compiled by numba and release the GIL.
+A pack holds whole samples of at most `packing_length` tokens together. PackingConfig chooses the strategy, and the
+treatment of samples longer than a pack; the loops are compiled by numba and release the GIL.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PackRange:
 
 
 def no_packs(*, has_media: bool) -> PackRange:
-    """Return a range of no packs; its patches are an empty array with media, None without."""
+    """Return a range of no packs; with media, patches is an empty array."""
     none = np.empty(0, np.int64)
     return PackRange(
         sample_ids=none,
@@ -136,7 +136,7 @@ class PackingConfig:
 
     @property
     def samples_at_once(self) -> int | None:
-        """Number of samples that are packed together; None is a whole shuffle block (first_fit)."""
+        """Number of samples packed together; None for a whole shuffle block (first_fit)."""
         if self.strategy == "first_fit":
             return None
         return self.window if self.strategy in ("best_fit", "next_fit") else _window_n(self.strategy)
@@ -184,7 +184,7 @@ class BlockSegments:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPacks:
-    """Open packs that wait for the next window, in the packer's order.
+    """Open packs waiting for the next window, in the packer's order.
 
     lengths: int32[num_segments], pack after pack. offsets: int64[num_packs + 1]. firsts: int64[num_packs], the position
     of each pack's first segment in the whole sequence.
@@ -197,10 +197,10 @@ class OpenPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowPacks:
-    """Packs of a window and of the open packs before it.
+    """Packs of a window and of the open packs before the window.
 
-    order, offsets: as in Packs; positions count the segments of the open packs first, then the window's segments. The
-    first num_closed packs are done, the others wait for the next window. firsts: as in OpenPacks, of the waiting packs.
+    order, offsets: see Packs; positions count the segments of the open packs first, then the window's segments. The
+    first num_closed packs are done, the rest waits for the next window. firsts: see OpenPacks, of the waiting packs.
     """
 
     order: NDArray[np.int32]
@@ -221,14 +221,14 @@ def pack(
 ) -> Packs:
     """Return deterministic packs of `lengths` (any integer dtype, tokens, in order), of at most packing_length tokens.
 
-    best_fit works through windows of samples. It places the samples of a window one after another into the fullest
-    pack with room; the shortest samples, a fifth of the tokens, wait until the end and fill the gaps in decreasing
-    order. Packs with little room left are closed, the others stay open for another window: the samples of a pack are
-    within two windows. window_N has windows of N samples. It packs a window together with the samples of the open packs
-    before it, in three orders (longest first, as best_fit, as they come), and keeps the order with the fewest packs. It
-    closes packs with a sample of the previous window, and packs with little room left. Both emit packs in hash order
-    (`seed`): the number of a pack does not depend on its content.
-    first_fit puts each sample into the oldest pack with room; next_fit closes a pack when the next sample does not fit.
+    best_fit works through windows of samples. In a window it places one sample after the other into the fullest pack
+    with room; the shortest samples, a fifth of the tokens, wait until the end and fill the gaps in decreasing order.
+    Packs with little room left are closed, the rest stays open for another window: the samples of a pack are within two
+    windows. window_N has windows of N samples. It packs a window together with the samples of waiting packs, in three
+    orders (longest first, the order of best_fit, the given order), and keeps the order with the fewest packs. Packs
+    with a sample of the previous window, and packs with little room left, are closed. Both emit packs in hash order
+    (`seed`): the number of a pack does not depend on the content. first_fit puts each sample into the oldest pack with
+    room; next_fit closes a pack when the next sample does not fit.
 
     patches: patches of each sample; samples with patches are never cut: every policy but "error" and "keep" drops
     overlong samples with patches.
@@ -278,7 +278,7 @@ def to_segments(
 
 
 def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
-    """Return the seed of a shuffle block's packs, of another stream than its order (see EpochOrder.block)."""
+    """Return the seed of a shuffle block's packs, of another stream than the block's order (see EpochOrder.block)."""
     return int(np.random.SeedSequence([seed, epoch, node + 1, block, 1]).generate_state(1, np.uint64)[0])
 
 

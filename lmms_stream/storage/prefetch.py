@@ -22,7 +22,7 @@ _GRACE_S = 5.0  # seconds added to a wait: the request's own error, which says m
 
 
 class Prefetcher:
-    """Fetches shards by number in threads. `fetch` returns None for a shard while another process downloads it.
+    """Fetches shards by number in threads. `fetch` returns None for a shard in download by another process.
 
     The threads end after _IDLE_S without work, and do not keep the process from ending. Each process needs its own
     prefetcher.
@@ -68,7 +68,7 @@ class Prefetcher:
             self._later.setdefault(shard_id, 0.0)
 
     def forget(self, shard_ids: Iterable[int] | None = None) -> None:
-        """Forget requests that no reader has taken, of these shards or of all; ignore results of current downloads."""
+        """Forget requests of these shards, or of all, unless a reader has taken the file; ignore current downloads."""
         with self._changed:
             known = [*self._queue, *self._later, *self._done, *self._under_way]
             for shard_id in known if shard_ids is None else shard_ids:
@@ -81,9 +81,9 @@ class Prefetcher:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Begin no downloads inside the context, except for shards that a reader waits for.
+        """Begin no downloads inside the context, except for shards with a waiting reader.
 
-        A reader that checks many present shards would otherwise wait at each shard for the GIL, held by these threads.
+        A reader that checks many present shards would otherwise wait for the GIL, held by the threads, at each shard.
         """
         with self._changed:
             self._num_holds += 1
@@ -103,7 +103,7 @@ class Prefetcher:
         return shard_id in self._done
 
     def leave(self, shard_id: int) -> bool:
-        """Cancel the request of a shard found by its reader; return False if it has begun: the reader must take it."""
+        """Cancel the request of a shard found by the reader; return False for a begun download, which needs `take`."""
         with self._changed:
             if self.is_begun(shard_id):
                 return False
@@ -114,7 +114,7 @@ class Prefetcher:
     def take(self, shard_id: int, *, timeout_s: float | None = None) -> Path:
         """Return the file of a shard, after waiting for the download; StorageError after timeout_s.
 
-        timeout_s: default from the config; a stream may have its own. Raises the error of a failed download.
+        timeout_s: default from the config; streams may have other timeouts. Raises the error of a failed download.
         """
         timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s + _GRACE_S
