@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from .arrows import files, reached_from
-from .seams import MOST_COMMITS, PARTS, ROOT, choice, choose, git, over_budget, pytest_report_header
+from .seams import (
+    MOST_COMMITS,
+    MOST_CPU_S,
+    MOST_FILE_CPU_S,
+    PARTS,
+    ROOT,
+    choice,
+    choose,
+    git,
+    over_budget,
+    pytest_report_header,
+)
 
 SETTINGS = tomllib.loads(PARTS.read_text())
 NAMES = SETTINGS.keys() - {"all"}
@@ -74,16 +85,17 @@ def test_a_change_of_training_leaves_out_tests_of_the_data_and_one_of_converters
 
 
 def test_a_file_and_a_half_of_the_core_that_cost_too_much_are_named_with_the_dearest_files() -> None:
-    files = {"tests/plan/test_packing.py": 19.0, "tests/train/test_model.py": 21.0, "tests/jobs/test_lora.py": 1040.0}
+    most, most_of_half = MOST_FILE_CPU_S, MOST_CPU_S["train"]
+    files = {"tests/plan/test_packing.py": most, "tests/train/test_model.py": most + 1, "tests/jobs/test_lora.py": 9000}
     assert over_budget(files) == [
-        "tests/train/test_model.py: 21 CPU s, 20 are the most",
-        "tests/jobs/test_lora.py: 1040 CPU s, 20 are the most",
-        "after a change of lmms_stream/train: 1061 CPU s, 1050 are the most",
-        "  1040 CPU s tests/jobs/test_lora.py",
-        "    21 CPU s tests/train/test_model.py",
-        "    19 CPU s tests/plan/test_packing.py",
+        f"tests/train/test_model.py: {most + 1} CPU s, {most} are the most",
+        f"tests/jobs/test_lora.py: 9000 CPU s, {most} are the most",
+        f"after a change of lmms_stream/train: {9000 + most + 1} CPU s, {most_of_half} are the most",
+        "  9000 CPU s tests/jobs/test_lora.py",
+        f"{most + 1:6} CPU s tests/train/test_model.py",
+        f"{most:6} CPU s tests/plan/test_packing.py",
     ]
-    assert over_budget({"tests/plan/test_packing.py": 19.0}) == []
+    assert over_budget({"tests/plan/test_packing.py": most}) == []
 
 
 def test_all_tests_run_without_a_record_a_history_or_an_unchanged_frame(tmp_path: Path) -> None:
