@@ -40,7 +40,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")  # S3's tag of an object written by a single 
 
 
 def default_cache_folder(remote: str) -> Path:
-    """Folder for a remote, below a private folder of this user in the system's temporary folder.
+    """Return the folder for a remote, below a private folder of this user in the system's temporary folder.
 
     A relative path starts at the working directory. StorageError if another user owns the private folder: the other
     user could change the data.
@@ -55,7 +55,7 @@ def default_cache_folder(remote: str) -> Path:
 
 
 def home_folder(url: str) -> Path:
-    """default_cache_folder of a dataset, after resolving links in a local path."""
+    """Return default_cache_folder of a dataset, after resolving links in a local path."""
     return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
 
 
@@ -78,11 +78,10 @@ class PeerCaches(Protocol):
 class LocalCache:
     """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
 
-    quota: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
-    counts what was there and what was downloaded; not what is read where it lies. keep_zip: compressed files stay
-    beside what is made of them. peers: caches of other nodes, asked before the store. as_of_s: when the dataset was
-    opened; an object that no checksum is known of, and that was written later, is an error: it may be of another
-    version.
+    quota: limit of the copies, if any. retry: limits of attempts and time for an object. keep_zip: keep compressed
+    files beside the decompressed files. tally: counts of existing and downloaded copies, without files read in place.
+    peers: caches of other nodes, asked before the store. as_of_s: time of opening the dataset; an object without a
+    known checksum that was written later is an error, because it may be of another version.
     """
 
     def __init__(
@@ -96,13 +95,13 @@ class LocalCache:
     ):
         self.storage = storage
         self.keep_zip = keep_zip
-        self.folder = (folder or default_cache_folder(storage.url)).absolute()  # the process may change its folder
+        self.folder = (folder or default_cache_folder(storage.url)).absolute()  # the process may change directory
         self.retry = retry
         self.quota = quota
         self.tally = FetchTally()
         self.peers: PeerCaches | None = None
         self.as_of_s = math.inf
-        self._checked_here: dict[Path, Record] = {}  # copies in folders that cannot be written
+        self._checked_here: dict[Path, Record] = {}  # copies in read-only folders
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
         self._tags: dict[str, str] = {}  # of objects without a known checksum, requested once per process
         self._opaque: set[str] = set()  # keys in _tags whose tags are not digests
@@ -114,7 +113,7 @@ class LocalCache:
         object. Raises StorageError if the object is not available in time, or the download is not valid.
         """
         while (path := self._fetch(key, wanted, wait=wait)) is None and wait:
-            time.sleep(_PEER_POLL_S)  # as long as a peer downloads, see _from_peers
+            time.sleep(_PEER_POLL_S)  # while a peer downloads, see _from_peers
         return path
 
     def _fetch(self, key: str, wanted: Wanted, *, wait: bool) -> Path | None:
@@ -167,14 +166,14 @@ class LocalCache:
         original, checked = self._original(key, wanted), self._record_of_original(wanted)
         if original is not None and wanted.by_size and wanted.valid(original):
             self._check_version(key, wanted, original)
-            return original  # without a look at the compressed file, which a filled folder does not have
+            return original  # the compressed file is not needed, and missing in a filled folder
         if original is not None and checked is not None and Record.read(checked).vouches_for(original, wanted.identity):
             return original
         path = self.folder / wanted.name
         return path if self._vouched(path, self._identity(key, wanted)) else None
 
     def _vouched(self, path: Path, identity: str) -> bool:
-        """Whether a copy was found valid: by any process since the machine was started, or by this cache object."""
+        """Return whether any process since the machine was started, or this cache object, found a copy valid."""
         checked = self._checked_here.get(path)
         if checked is not None and checked.vouches_for(path, identity):
             return True
@@ -194,7 +193,7 @@ class LocalCache:
         return path
 
     def _original(self, key: str, wanted: Wanted) -> Path | None:
-        """Path of a local dataset's own decoded object, if any; not a file decoded from an older compressed file."""
+        """Return the path of a local dataset's own decoded object; None if decoded from an older compressed file."""
         if not isinstance(self.storage, LocalStorage):
             return None
         original = self.storage.folder / (key if wanted.decode is None else wanted.name)
@@ -207,7 +206,7 @@ class LocalCache:
         return original
 
     def _record_of_original(self, wanted: Wanted) -> Path | None:
-        """Path of the record for a local dataset's own valid object; None if no record can be kept."""
+        """Return the path of the record for a local dataset's own valid object; None if no record can be kept."""
         if not wanted.remember or not isinstance(self.storage, LocalStorage):
             return None
         if self._checked is None:
@@ -219,7 +218,7 @@ class LocalCache:
         return self._checked / f"{wanted.name}.lock"
 
     def _identity(self, key: str, wanted: Wanted) -> str:
-        """Identity in the record of a current copy: the content's name, followed by the store's tag if by_size."""
+        """Return the identity in the record of a current copy: the content's name, then the store's tag if by_size."""
         if not wanted.by_size:
             return wanted.identity
         if key not in self._tags:
@@ -228,11 +227,11 @@ class LocalCache:
             self._tags[key] = found.tag
             if found.has_opaque_tag:
                 self._opaque.add(key)
-        return f"{wanted.identity} {self._tags[key]}".rstrip()  # without a tag: of stores that give none
+        return f"{wanted.identity} {self._tags[key]}".rstrip()  # stores without tags give an empty tag
 
     def _check_version(self, key: str, wanted: Wanted, original: Path) -> None:
         """Raise StorageError for a replaced object of a local dataset without a known checksum."""
-        if wanted.by_size and wanted.decode is None:  # else the file is one that we decoded
+        if wanted.by_size and wanted.decode is None:  # else we have decoded the file
             self._check_time(key, original.stat().st_mtime)
 
     def _check_time(self, key: str, written_s: float) -> None:
@@ -247,7 +246,7 @@ class LocalCache:
         )
 
     def _is_valid(self, original: Path, wanted: Wanted, *, wait: bool) -> bool | None:
-        """Whether a local dataset's own object is valid; None while another process checks the object.
+        """Return whether a local dataset's own object is valid; None while another process checks the object.
 
         Each version of a file, by inode, size and time, is read completely by a single process of a node.
         """
@@ -268,7 +267,7 @@ class LocalCache:
                 if valid and lock is not None and found.fits(original):
                     found.write(lock)
                 return valid
-        except OSError:  # no room for a record, say: each process reads it through then
+        except OSError:  # for example no space for a record: each process then reads the whole file
             return wanted.valid(original)
 
     def of_kept(self) -> LocalCache:
@@ -276,7 +275,7 @@ class LocalCache:
         return LocalCache(LocalStorage(self.folder), self.folder, quota=self.quota, retry=self.retry)
 
     def last_use(self, name: str) -> int:
-        """Time of the last use of our copy of an object, in nanoseconds since the machine was started; 0: no copy."""
+        """Return the last use of our copy of an object, in nanoseconds since the machine was started; else 0."""
         path = self.folder / name
         record_path = lock_of(path)
         return record_path.stat().st_mtime_ns if Record.read(record_path).owns(path) else 0
@@ -295,7 +294,7 @@ class LocalCache:
                 record_path.unlink(missing_ok=True)
 
     def folders(self, names: Sequence[str]) -> list[Path]:
-        """Folders for copies of these objects: the cache folder, and folders below in the names."""
+        """Return folders for copies of these objects: the cache folder, and folders below in the names."""
         return sorted({self.folder, *((self.folder / name).parent for name in names)})
 
     def touch(self, path: Path) -> None:
@@ -313,7 +312,7 @@ class LocalCache:
                 self.tally.add(hits=1)
                 return record.owns(path)
             if record.has_copy(path):
-                path.unlink()  # what replaces it is downloaded under a new record, which does not vouch for this file
+                path.unlink()  # the next download has a new record, which does not vouch for this file
             elif record.was_ours(path):
                 _set_aside(path)
             elif not self._is_original(key, path):
@@ -337,7 +336,7 @@ class LocalCache:
         )
 
     def _is_current(self, key: str, path: Path, wanted: Wanted, record: Record) -> bool:
-        """Whether a valid file is a copy of the store's current object, by the store's tag if available.
+        """Return whether a valid file is a copy of the store's current object, by the store's tag if available.
 
         A file created by the user, without a checksum or a comparable tag, is accepted.
         """
@@ -350,14 +349,14 @@ class LocalCache:
         return not record.owns(path) and record.identity in ("", wanted.identity)
 
     def _is_original(self, key: str, path: Path) -> bool:
-        """Whether a path in the cache folder is the object itself, of a local dataset in the cache folder."""
+        """Return whether a path in the cache folder is the object itself, of a local dataset in the cache folder."""
         return isinstance(self.storage, LocalStorage) and path == self.storage.folder / key
 
     def _from_peers(self, peers: PeerCaches, key: str, path: Path, wanted: Wanted) -> bool | None:
         """Take a copy from a peer to `path`; return whether a copy came, None while a peer downloads."""
         name, identity = wanted.name, self._identity(key, wanted)
 
-        def take(giver: int, temporary: Path) -> bool:  # it is decoded already
+        def take(giver: int, temporary: Path) -> bool:  # the copy is already decoded
             came = peers.take(giver, name, temporary, identity=identity, most=wanted.num_bytes)
             return came and (wanted.valid(temporary) or peers.refuse(giver, name))
 
@@ -380,10 +379,10 @@ class LocalCache:
     def _make(self, key: str, path: Path, wanted: Wanted, bring: Callable[[Path], bool]) -> bool:
         """Let `bring` write a temporary file, and rename the file; False if `bring` returns False (not valid).
 
-        FileExistsError if another program has created the file meanwhile.
+        FileExistsError if another program has created the file.
         """
         record_path = lock_of(path)
-        if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
+        if Record.read(record_path) != Record():  # of a dead process, or a failed attempt
             remove_leftovers(path)
         quota = self.quota if self.quota is not None and path.parent in self.quota.folders else None
         if quota is not None:  # for shards; the lengths index is always kept

@@ -83,9 +83,9 @@ class CacheQuota:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Lock the ledger file of the first folder. Only the holder of this lock changes the room.
+        """Lock the ledger file of the first folder. Only the holder of this lock changes ledgers.
 
-        It may lock one other ledger at a time, always after this one, so that processes cannot wait in a circle.
+        The holder may lock one more ledger at a time, always after this ledger: processes cannot wait in a circle.
         """
         folder = self.folders[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,19 +107,19 @@ class CacheQuota:
     def _make_room(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
         """Delete files until `num_bytes` more fit; False if only current downloads are left."""
         for ledger in self._ledgers:
-            if not ledger.is_current():  # to lock and read all files takes a hundred times as long as a look at them
+            if not ledger.is_current():  # locking and reading all files takes a hundred times as long as their status
                 with self._opened(ledger, first, wanted=wanted):
                     pass
         if self._evict(first, wanted, num_bytes):
             return True
-        for ledger in self._ledgers:  # a download that died may hold what is left
+        for ledger in self._ledgers:  # a dead download may hold the rest
             with self._opened(ledger, first, wanted=wanted) as file:
                 ledger.look(file, wanted=_name_in(ledger, wanted))
         return self._evict(first, wanted, num_bytes)
 
     def _evict(self, first: IO[bytes], wanted: Path, num_bytes: int) -> bool:
         """Delete the files needed last until `num_bytes` more fit; False if deleting is not enough."""
-        left_alone: list[tuple[CacheJournal, Entry]] = []  # what is being downloaded, or looked at
+        left_alone: list[tuple[CacheJournal, Entry]] = []  # current downloads, and locked files
         total, most = self._total(), self._most_beside(wanted, num_bytes)
         queue = self._first_of_each() if total > most else []
         while total > most and queue:
@@ -129,7 +129,7 @@ class CacheQuota:
             with self._opened(ledger, first, wanted=wanted) as file:
                 ledger.order_by(self.outlook)
                 key = _first_of(ledger)
-                if key is not None and (not queue or (*key, number) <= queue[0]):  # nobody changed it meanwhile
+                if key is not None and (not queue or (*key, number) <= queue[0]):  # the ledger is unchanged
                     left_alone += self._let_go(ledger, file, wanted)
             total += ledger.num_bytes
             if (key := _first_of(ledger)) is not None:
@@ -161,7 +161,7 @@ class CacheQuota:
         if found is not None and _is_in_use(found, next_use, outlook):
             ledger.put_back(found, is_in_use=True)
         elif found is not None and found.last_use > entry.last_use:
-            ledger.put_back(found)  # it was used since
+            ledger.put_back(found)  # the file was used since
         elif found is None or _delete(record_path):
             ledger.strike_out(file, entry.name)
         else:
@@ -172,11 +172,11 @@ class CacheQuota:
         return sum(ledger.num_bytes for ledger in self._ledgers)
 
     def _most_beside(self, wanted: Path, num_bytes: int) -> int:
-        """Largest total of counted bytes at which a file of `num_bytes` fits."""
+        """Return the largest total of counted bytes that leaves space for a file of `num_bytes`."""
         return self.limit_bytes - num_bytes + self._ledger_of(wanted).bytes_of(wanted.name)
 
     def _took(self, first: IO[bytes], record_path: Path, num_bytes: int) -> bool:
-        """Reserve room; False if a room with another first folder has filled the folder since it was made."""
+        """Reserve disk space; False if a quota with another first folder has filled the space since _make_room."""
         ledger = self._ledger_of(record_path)
         with self._opened(ledger, first, wanted=record_path) as file:
             if self._total() > self._most_beside(record_path, num_bytes):
@@ -190,18 +190,18 @@ class CacheQuota:
 
 
 def _name_in(ledger: CacheJournal, record_path: Path) -> str:
-    """The name of a record in the folder of a ledger; "" in another folder, which may have a file of the same name."""
+    """Return the name of a record in the folder of a ledger; "" for a record of another folder."""
     return record_path.name if record_path.parent == ledger.folder else ""
 
 
 def _first_of(ledger: CacheJournal) -> tuple[float, Entry] | None:
-    """Sort key and entry of the next file to evict of a ledger, comparable between folders."""
+    """Return sort key and entry of the next file to evict of a ledger, comparable between folders."""
     first = ledger.first_to_go()
     return None if first is None else (-first[0], first[1])
 
 
 def _is_in_use(found: Entry, next_use: float, outlook: Outlook | None) -> bool:
-    """Whether another process uses a file that the plan of this process needs only later."""
+    """Return whether another process uses a file that the plan of this process needs only later."""
     return outlook is not None and next_use > NEEDED_NOW and found.last_use > outlook.since_ns
 
 
@@ -218,10 +218,10 @@ def _delete(record_path: Path) -> bool:
 
 
 def least_quota(sizes: NDArray[np.int64], samples: NDArray[np.int64], *, num_spans: int, span: int) -> int:
-    """Bytes that let `num_spans` readers go through the shards in spans of `span` samples, each shard fetched once.
+    """Return the bytes for `num_spans` readers of the shards in spans of `span` samples, with each shard fetched once.
 
-    sizes, samples: bytes and number of samples of each shard, int64[num_shards]. For any order of the shards: a span
-    covers shards whole, at most those with the most bytes a sample, and one in part at either edge.
+    sizes, samples: bytes and number of samples of each shard, int64[num_shards]. The bytes suffice for any order: a
+    span covers at most the shards with the most bytes per sample, and a part of a shard at either edge.
     """
     densest = np.argsort(-sizes / np.maximum(samples, 1), kind="stable")
     ends = np.cumsum(samples[densest])
@@ -243,11 +243,11 @@ def least_cache_limit(
     num_served: int,
     samples_ahead: int,
 ) -> int:
-    """The least cache_limit under which a node fetches no shard twice in an epoch.
+    """Return the least cache_limit for a node to fetch no shard twice in an epoch.
 
-    sizes, samples: see least_quota. zip_bytes: of the largest compressed file, which lies beside what is made of it.
-    block: samples of a shuffle block. num_served: canonical nodes that a node serves. samples_ahead: how far loader
-    workers of a node read ahead of one another.
+    sizes, samples: see least_quota. zip_bytes: of the largest compressed file, which is stored beside the decompressed
+    file. block: samples of a shuffle block. num_served: canonical nodes served by a node. samples_ahead: distance
+    between loader workers of a node, in samples.
     """
     span = 2 * min(block, -(-int(samples.sum()) // num_canonical_nodes)) + samples_ahead // num_canonical_nodes
     return least_quota(sizes, samples, num_spans=num_served, span=span) + zip_bytes
@@ -259,14 +259,14 @@ def least_cache_limit(
 # into the folder's `.room.lock`, and changes are appended; a process reads lines appended since the last read. After
 # many changes the folder is scanned again, to find files removed or added by other programs.
 #
-# The file: a header of HEADER_BYTES that names the boot and the look, then a line for each file: `+` (its download
+# The file: a header of HEADER_BYTES with the boot and the scan, then a line for each file: `+` (its download
 # begins), `=` (present) or `-` (removed), its bytes, the time of its last use, and the name of its record. The later
-# line counts. A process that is killed while it writes leaves no header or half a line; then the folder is looked at
-# again. A file is noted before it takes room and struck out after it has gone, so that nobody counts too little.
+# line counts. A process killed during a write leaves no header or half a line; then the folder is scanned
+# again. A file is noted before its space is taken, and struck out after its removal: no process counts too little.
 
 LEDGER_NAME = ".room.lock"
 HEADER_BYTES = 128
-LOOKS_AFTER = 4  # a folder of n files is looked at again after n / 4 changes
+LOOKS_AFTER = 4  # a folder of n files is scanned again after n / 4 changes
 
 
 class Entry(NamedTuple):
@@ -292,18 +292,18 @@ class CacheJournal:
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._look = ""  # the name of the look that the rest follows from
-        self._end = HEADER_BYTES  # offset in the file up to which it was read
+        self._look = ""  # name of the scan before the changes
+        self._end = HEADER_BYTES  # offset of the end of the read part of the file
         self._num_changes = 0
         self._entries: dict[str, Entry] = {}
-        self._queue: list[tuple[float, int, str]] = []  # a heap of what goes first, also of some files that are gone
-        self._outlook: Outlook | None = None  # that the heap follows, and its version
+        self._queue: list[tuple[float, int, str]] = []  # a heap of files to evict, with some removed files
+        self._outlook: Outlook | None = None  # outlook of the heap, and its version
         self._version = -1
-        self._seen: tuple[int, int, int] | None = None  # of the file, when this process knew all of it
+        self._seen: tuple[int, int, int] | None = None  # of the file, when this process had read the whole file
         self.num_bytes = 0
 
     def is_current(self) -> bool:
-        """Whether the file is unchanged since this process read the whole file. Takes no lock."""
+        """Return whether the file is unchanged since this process read the whole file. Takes no lock."""
         if self._pid != os.getpid() or self._seen is None:
             return False
         try:
@@ -321,7 +321,7 @@ class CacheJournal:
         return list(self._entries.values())
 
     def bytes_of(self, name: str) -> int:
-        """Counted bytes of a record's file."""
+        """Return the counted bytes of a record's file."""
         return self._entries[name].num_bytes if name in self._entries else 0
 
     def order_by(self, outlook: Outlook | None) -> None:
@@ -339,7 +339,7 @@ class CacheJournal:
         heapq.heapify(self._queue)
 
     def first_to_go(self) -> tuple[float, Entry] | None:
-        """Next file to evict, and the time of the next use; `take` removes the file from the queue until put_back."""
+        """Return the next file to evict, and its next use; `take` removes the file from the queue until put_back."""
         while self._queue and self._queue[0][2] not in self._entries:
             heapq.heappop(self._queue)
         if not self._queue:
@@ -365,7 +365,7 @@ class CacheJournal:
 
         wanted: the caller's locked record, ignored by a scan.
         """
-        if self._pid != os.getpid():  # a fork may have copied what another thread was changing
+        if self._pid != os.getpid():  # a fork may have copied half a change by another thread
             self._forget()
         look, num_files = _read_header(file)
         is_new = look != self._look
@@ -432,7 +432,7 @@ class CacheJournal:
         entries = [find_download(Path(each.path)) for each in os.scandir(self.folder) if _is_record(each.name, wanted)]
         lines = [_line(each) for each in entries if each is not None]
         body = b"".join(lines)
-        os.ftruncate(file.fileno(), 0)  # without a header until all of it is there
+        os.ftruncate(file.fileno(), 0)  # no header until the body is complete
         if os.pwrite(file.fileno(), body, HEADER_BYTES) == len(body):
             self._look = secrets.token_hex(8)
             header = json.dumps({"boot": boot_id(), "look": self._look, "files": len(lines)})
@@ -444,9 +444,9 @@ class CacheJournal:
 
 
 def find_download(record_path: Path) -> Entry | None:
-    """Entry of a record's file: a finished or current download of ours; None without a download."""
+    """Return the entry of a record's file: a finished or current download of ours; None without a download."""
     record = Record.read(record_path)
-    if record.ours and not record.owns(file_of(record_path)):  # it is about to come, has just come, or never will
+    if record.ours and not record.owns(file_of(record_path)):  # the file is in download, just finished, or abandoned
         if _is_locked(record_path):
             return Entry(_last_use(record_path, record), record_path.name, record.size, is_reserved=True)
         record = Record.read(record_path)
@@ -460,7 +460,7 @@ def _version_of(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _read_header(file: IO[bytes]) -> tuple[str, int]:
-    """Name of the scan in a file, and number of files found; an empty name without a scan of this boot."""
+    """Return the name of the scan in a file, and the number of files found; ("", 0) without a scan of this boot."""
     try:
         header = json.loads(os.pread(file.fileno(), HEADER_BYTES, 0))
         return (str(header["look"]), int(header["files"])) if header["boot"] == boot_id() else ("", 0)
@@ -478,7 +478,7 @@ def _is_record(name: str, wanted: str) -> bool:
 
 
 def _last_use(record_path: Path, record: Record) -> int:
-    """Time of a file's last use, in nanoseconds since the machine was started; 0 if earlier, or unknown."""
+    """Return the time of a file's last use, in nanoseconds since the machine was started; 0 if earlier, or unknown."""
     try:
         stamp = record_path.stat().st_mtime_ns
     except FileNotFoundError:
