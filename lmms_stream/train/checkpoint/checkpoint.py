@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved while training goes on, resumed from the latest that is whole, at any world size."""
+"""Checkpoints of a run: saved while training continues; the latest whole checkpoint resumes at any world size."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ logger = logging.getLogger("lmms_stream")
 
 
 class Checkpointer:
-    """Saves and resumes the checkpoints at `url`, a folder that all nodes see or a URL; all ranks call each method.
+    """Saves and resumes the checkpoints at `url`, a folder shared by all nodes or a URL; all ranks call each method.
 
-    staging: a local folder for files on their way to or from a store. keep: how many of the latest checkpoints stay.
-    asynchronous: tensors are copied, and a thread writes them; the next save, `wait` and the end of the `with` block
-    wait for it. There a save that failed is a CheckpointError, or one more line where the block ends with another
-    error; the checkpoints before it are untouched. timeout_s: of each wait and each collective.
+    staging: a local folder for files on their way to or from a store. keep: number of latest checkpoints to keep.
+    asynchronous: a thread writes copies of the tensors; the next save, `wait` and the end of the `with` block wait for
+    the thread, and raise CheckpointError if the save failed. If the block ends with another error, the failed save is
+    only logged. Earlier checkpoints are untouched. timeout_s: limit of each wait and each collective.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Checkpointer:
         self._url, self._staging = url, staging
         self._target = open_target(url, staging=staging / f"rank-{self.rank}")
         self._keep = keep
-        if not self._target.reads_in_place:  # before all ranks meet, so nobody writes there yet
-            shutil.rmtree(staging, ignore_errors=True)  # what was killed here may have been another rank
+        if not self._target.reads_in_place:  # before all ranks meet: no rank writes to the folder yet
+            shutil.rmtree(staging, ignore_errors=True)  # the killed process may have been another rank
         # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
-        assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, so this one is in it
+        assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, including this rank
         self._group = group
         self._stager = _new_stager()
         self._writer: CheckpointWriter | None = None
@@ -120,11 +120,11 @@ class Checkpointer:
         best: int | None = None,
         beside: Mapping[str, bytes] = NOTHING,
     ) -> None:
-        """Begin to save checkpoint `step`, or save it; first wait for the one before.
+        """Begin to save checkpoint `step`, or save synchronously; first wait for the previous save.
 
-        state: JSON values of the trainer, the cursor among them. documents: other files, by name. Those of rank 0 are
-        saved. best: the step of a checkpoint that stays, whatever `keep` is. beside: files of rank 0 beside the
-        checkpoints, by their keys, which stay.
+        state: JSON values of the trainer, including the cursor. documents: other files, by name. Only state and
+        documents of rank 0 are saved. best: step of a checkpoint to keep, whatever `keep` is. beside: files of rank 0
+        next to the checkpoints, by their keys; never removed.
         """
         self.wait()
         values = tensors_of(model, optimizer, self._average)
@@ -149,7 +149,7 @@ class Checkpointer:
             self._finish(lambda: save(values, **options))
 
     def probe(self) -> None:
-        """CheckpointError on all ranks where one cannot write to the folder, or sees another than rank 0 does."""
+        """Raise CheckpointError on all ranks if one cannot write to the folder, or sees another folder than rank 0."""
         name = f".probe-{uuid.uuid4().hex}"
 
         def look() -> None:
@@ -176,7 +176,7 @@ class Checkpointer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a save of this rank failed since the last `wait`, which tells why."""
+        """Whether a save of this rank failed since the last `wait`; the next `wait` raises the error."""
         return self._saving is not None and self._saving.done() and self._saving.exception() is not None
 
     @property
@@ -185,7 +185,7 @@ class Checkpointer:
         return self._saving is not None and not self._saving.done()
 
     def wait(self) -> None:
-        """Return when nothing is being saved; CheckpointError, with the path, when that failed."""
+        """Wait for the save in flight; raise CheckpointError, with the path, if the save failed."""
         saving, self._saving = self._saving, None
         if saving is not None:
             self._finish(lambda: saving.result(self.timeout_s))
@@ -222,10 +222,10 @@ class Checkpointer:
         check: Callable[[Checkpoint], None] = lambda _: None,
         resets_other_optimizer: bool = False,
     ) -> Checkpoint:
-        """Fill model and optimizer from a checkpoint, or from the latest whole one before it if its files are damaged.
+        """Fill model and optimizer from a checkpoint; if files are damaged, from the latest whole checkpoint before.
 
-        check may refuse the checkpoint before tensors are read. resets_other_optimizer: the state of another optimizer
-        is left out, and this one begins without; an error otherwise. Raises CheckpointError.
+        check may refuse the checkpoint before tensors are read. resets_other_optimizer: leave out the state of
+        another optimizer, and begin this optimizer without state; otherwise an error. Raises CheckpointError.
         """
         values = room_for(model, optimizer, self._average)
         while True:
@@ -246,13 +246,13 @@ class Checkpointer:
             return checkpoint
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that lie there, in ascending order; all ranks call it."""
+        """Return the steps of the existing checkpoints, in ascending order; all ranks call this."""
         return on_rank_0(self._target.candidates, self._group)
 
     def _fetch(self, target: Target, checkpoint: Checkpoint, part: Callable[[Path], Tensors]) -> tuple[Path, Tensors]:
-        """Return the folder with all files that this rank reads, and the tensors to read from it.
+        """Return the folder with all files needed by this rank, and the tensors to read from the folder.
 
-        part: the folder -> those tensors. Each file was checked by one rank, or by each rank that fetched it.
+        part: the folder -> the tensors to read. Each file is checked by a single rank, or by each rank after fetching.
         """
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
@@ -270,10 +270,10 @@ class Checkpointer:
 def _saved_part(
     folder: Path, *, values: Tensors, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, resets: bool
 ) -> Tensors:
-    """The tensors of a checkpoint to read; those of another optimizer are left out or a CheckpointError."""
+    """Return the tensors to read. State of another optimizer is left out if resets, otherwise CheckpointError."""
     found = saved_part(folder, values)
     now = type(optimizer).__name__
-    saved = checkpoint.state.get(OPTIMIZER, "another optimizer")  # of earlier versions it is not known
+    saved = checkpoint.state.get(OPTIMIZER, "another optimizer")  # unknown in checkpoints of earlier versions
     is_renamed = OPTIMIZER in checkpoint.state and saved != now
     difference = other_optimizer(read_metadata(folder), values, is_renamed=is_renamed)
     if difference is None:
@@ -297,5 +297,5 @@ def _new_stager() -> DefaultStager:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints below a folder, oldest first."""
+    """Return the checkpoints below a folder, oldest first."""
     return [folder / folder_name(step) for step in FolderTarget(LocalStorage(folder)).candidates()]

@@ -1,4 +1,4 @@
-"""A checkpoint, or the present model -> a folder that `from_pretrained` loads; of an adapter, a folder of peft's."""
+"""A checkpoint, or the current model -> a folder for `from_pretrained`; of an adapter, a folder for peft."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .store import Checkpoint, Target
 
 
-MARKER_NAME = "export.json"  # lists the files of an export, which another may replace
+MARKER_NAME = "export.json"  # lists the files of an export; another export may replace them
 
 
 def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, bytes]:
-    """The files of a transformers folder without the weights, by their names in a checkpoint; the adapter's, if any.
+    """Return the files of a transformers folder except weights, by names in a checkpoint; with an adapter's config.
 
-    tokenizer: the folder or hub id of the tokenizer, or of a processor with one; ConfigError when it cannot be loaded.
+    tokenizer: folder or hub id of a tokenizer, or of a processor with a tokenizer. Raises ConfigError if loading fails.
     """
     from transformers.dynamic_module_utils import custom_object_save
 
@@ -48,7 +48,7 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
     config: Any = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     texts = {"config.json": config.to_json_string()}
-    if (generation := getattr(model, "generation_config", None)) is not None:  # since transformers 5 not all have it
+    if (generation := getattr(model, "generation_config", None)) is not None:  # transformers 5: some models lack it
         texts["generation_config.json"] = generation.to_json_string()
     if (adapter := adapter_of(model)) is not None:
         texts[ADAPTER_NAME] = json.dumps({**adapter.config, "inference_mode": True}, indent=2, sort_keys=True) + "\n"
@@ -68,7 +68,7 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
 
 
 def is_own_code(model: PreTrainedModel) -> bool:
-    """Whether the class of a model is of Python files that lie beside its weights."""
+    """Whether the class of a model comes from Python files next to the weights."""
     return getattr(type(model), "_auto_class", None) is not None
 
 
@@ -83,7 +83,7 @@ def _save_tokenizer(name: str, folder: str) -> None:
         )
         loader: Any = transformers.AutoProcessor if has_processor else transformers.AutoTokenizer
         loader.from_pretrained(name).save_pretrained(folder)
-    except (OSError, ValueError, ImportError) as error:  # some processors need a library that they name
+    except (OSError, ValueError, ImportError) as error:  # some processors need a library, named in the error
         raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 
@@ -96,15 +96,16 @@ def export_checkpoint(
     average: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write the model of a checkpoint (a folder or URL) to the folder `out` and return it; no process group is needed.
+    """Write the model of a checkpoint (a folder or URL) to the folder `out`, and return `out`. Needs no process group.
 
-    dtype: of the weights (default: as they were trained). merge: of an adapter, the model with its weights added to
-    those of its base, from where it was, which is loaded whole only where it cannot be read a tensor at a time;
-    without, peft's folder. average: the average of the weights instead of them. trust_remote_code: run the Python files
-    of a model that has its own, which are in the checkpoint.
-    Shards of safetensors, config, generation config, and the files of tokenizer and processor. The folder is there
-    whole or not at all; `out` may be new, empty, or an earlier export, which is replaced. Raises ConfigError for
-    another `out`, CheckpointError and StorageError.
+    The folder has shards of safetensors, config, generation config, and the files of tokenizer and processor. The
+    folder appears whole or not at all. `out` may be new, empty, or an earlier export, then replaced. Raises ConfigError
+    for another `out`, CheckpointError and StorageError.
+
+    dtype: of the weights (default: as trained). merge: add the weights of an adapter to the base model, read from the
+    original place; the base is loaded whole only if single tensors cannot be read. Without merge, an adapter is written
+    as peft's folder. average: write the average of the weights. trust_remote_code: run the model's own Python files,
+    stored in the checkpoint.
     """
     from .export_adapter import write_adapter
     from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, split_path
@@ -142,7 +143,7 @@ def export_checkpoint(
 
 
 def _those_of(run: str) -> str:
-    """The remedy that names the checkpoints of a run: in this folder, or in its folder of checkpoints."""
+    """Return a remedy with the checkpoints of a run: in this folder, or in the folder of checkpoints below."""
     from .store import CHECKPOINTS_NAME, folder_name, open_target
 
     for folder in (run.rstrip("/"), f"{run.rstrip('/')}/{CHECKPOINTS_NAME}"):
@@ -154,7 +155,7 @@ def _those_of(run: str) -> str:
 
 
 def check_out(out: Path) -> None:
-    """ConfigError when `out` holds anything but an earlier export."""
+    """Raise ConfigError if `out` holds anything but an earlier export."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -171,8 +172,8 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
     files = sorted(path.name for path in made.iterdir())
     marker = {"checkpoint": found.where, "step": found.step, "files": files}
     (made / MARKER_NAME).write_text(json.dumps(marker, indent=1) + "\n")
-    made.chmod(0o755)  # a temporary folder can be read by its owner alone
-    check_out(out)  # once more: somebody may have written there meanwhile
+    made.chmod(0o755)  # a temporary folder is readable only for the owner
+    check_out(out)  # again: another process may have written to `out` meanwhile
     if out.exists():
         shutil.rmtree(out)
     made.rename(out)
@@ -183,7 +184,7 @@ def _write_weights(
 ) -> None:
     """Write the files of weights, config and generation config to the folder `made`.
 
-    The model is cast to the type of its weights. Of a store, only the files with weights are fetched.
+    The model is cast to the type of the first floating-point weight. From a store, only files with weights are fetched.
     """
     import torch
 
@@ -212,15 +213,15 @@ def _write_weights(
     write_weights(made, saved.empty, saved.filled_by(fill))
 
 
-# The present model -> a folder, by all ranks. Rank 0 gathers a few tensors at a time from the other ranks, and writes.
+# The current model -> a folder, by all ranks. Rank 0 gathers a few tensors at a time from the other ranks, and writes.
 
 
 def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
-    """Write what from_pretrained loads: weights and configs, and besides them `files`, by name; all ranks call it.
+    """Write a folder for from_pretrained: weights, configs, and `files` by name; all ranks call this.
 
-    Of a model with an adapter, what peft loads.
+    Of a model with an adapter, write a folder for peft.
 
-    model: a sharded PreTrainedModel. StorageError, on all ranks, where the disk refuses.
+    model: a sharded model. Raises StorageError, on all ranks, if writing fails.
     """
     adapter = adapter_of(model)
     tensors = _Gathered(model, None if adapter is None else adapter.tensors)
@@ -236,13 +237,13 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
                 else:
                     _save_pretrained(model, out, tensors)
                 for name, data in files.items():
-                    # transformers has written the configs; of an adapter's base none are saved
+                    # transformers has written the configs; configs of an adapter's base are not saved
                     if name not in BASE_CONFIGS or (adapter is None and not (out / name).exists()):
                         (out / name).parent.mkdir(exist_ok=True)
                         (out / name).write_bytes(data)
         except LmmsStreamError as error:
             failure = [error]
-        except Exception as error:  # noqa: BLE001  # of transformers, which raises many kinds: the other ranks wait
+        except Exception as error:  # noqa: BLE001  # transformers raises many kinds of errors, and the other ranks wait
             failure = [StorageError(f"{out}: the model cannot be written: {' '.join(str(error).split())[:300]}")]
         tensors.end()
     else:
@@ -264,9 +265,9 @@ def _save_pretrained(model: Any, out: Path, tensors: _Gathered) -> None:
 
 
 class _Gathered:
-    """The whole tensors of a sharded model, some at a time: rank 0 asks for names, the others answer until it ends.
+    """The whole tensors of a sharded model, some at a time: rank 0 requests names, other ranks serve until the end.
 
-    names: those that are asked for (default: all).
+    names: tensors to keep (default: all).
     """
 
     def __init__(self, model: torch.nn.Module, names: Container[str] | None):
@@ -275,21 +276,21 @@ class _Gathered:
         self.names = list(self._tensors)
 
     def empty(self, name: str) -> torch.Tensor:
-        """A tensor's shape and type, on the meta device."""
+        """Return a tensor's shape and type, on the meta device."""
         tensor = self._tensors[name]
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     def gather(self, names: list[str]) -> dict[str, torch.Tensor]:
-        """These tensors, on the CPU of rank 0, which asks."""
+        """Return these tensors on the CPU; only rank 0 calls this."""
         dist.broadcast_object_list([names], src=0, group=cpu_group())
         return {name: self._whole(name).cpu() for name in names}
 
     def end(self) -> None:
-        """Rank 0 has all that it asks for."""
+        """End the requests; only rank 0 calls this."""
         dist.broadcast_object_list([None], src=0, group=cpu_group())
 
     def serve(self) -> None:
-        """Take part in what rank 0 asks for, to its end."""
+        """Take part in the requests of rank 0 until the end."""
         while True:
             asked: list[Any] = [None]
             dist.broadcast_object_list(asked, src=0, group=cpu_group())
@@ -303,29 +304,29 @@ class _Gathered:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-# A model of diffusers, or of the user's own class -> a folder with weights and config that diffusers loads.
+# A model of diffusers, or of the user's own class -> a folder with weights and config, in the form of diffusers.
 
 
-_MARKER = "plain_model"  # in the config of one that is neither transformers' nor diffusers'
+_MARKER = "plain_model"  # in the config of a model of neither transformers nor diffusers
 _DIFFUSERS_STEM = "diffusion_pytorch_model"
 
 
 def is_plain(model: torch.nn.Module) -> bool:
-    """Whether a model is not transformers'."""
+    """Whether a model is not a transformers model."""
     from transformers import PreTrainedModel
 
     return not isinstance(model, PreTrainedModel)
 
 
 def plain_config(model: torch.nn.Module) -> bytes:
-    """The config.json of a model: diffusers' own, or the name of its class."""
+    """Return the config.json of a model: diffusers' own config, or the name of the class with the config."""
     config = config_of(model)
     described = config if DIFFUSERS_CLASS in config else {_MARKER: type(model).__name__, **config}
     return (json.dumps(described, indent=2, sort_keys=True, default=str) + "\n").encode()
 
 
 def weights_stem(config: Mapping[str, Any]) -> str | None:
-    """How the files of weights beside a config are called; None for a config of transformers."""
+    """Return the stem of the files of weights next to a config; None for a config of transformers."""
     if DIFFUSERS_CLASS in config:
         return _DIFFUSERS_STEM
     return "model" if _MARKER in config else None
@@ -337,14 +338,14 @@ def save_plain(model: torch.nn.Module, out: Path, weights: dict[str, torch.Tenso
 
     config = plain_config(model)
     (out / "config.json").write_bytes(config)
-    kept = {name: each.clone().contiguous() for name, each in weights.items()}  # names that are tied get their own
+    kept = {name: each.clone().contiguous() for name, each in weights.items()}  # tied names get their own copies
     save_file(kept, out / f"{weights_stem(json.loads(config))}.safetensors", metadata={"format": "pt"})
 
 
 def write_plain_weights(
     made: Path, found: Checkpoint, target: Target, *, stem: str, dtype: Dtype | None, average: bool
 ) -> None:
-    """Write the weights of a checkpoint to the folder `made`, by their names in it; see export_checkpoint."""
+    """Write a checkpoint's weights to the folder `made`, by their names in the checkpoint; see export_checkpoint."""
     from ...errors import CheckpointError
     from .store import METADATA_NAME, TIED
     from .tensors import files_with, read_metadata, read_tensors, stored_tensors
@@ -364,7 +365,7 @@ def write_plain_weights(
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
         read_tensors(folder, chosen(choice, tensors), metadata=metadata)
-        filled = {choice[name]: tensor for name, tensor in tensors.items()}  # one of those with the same values
+        filled = {choice[name]: tensor for name, tensor in tensors.items()}  # one of the tensors with the same values
         for name, tensor in tensors.items():
             tensor.copy_(filled[choice[name]])
 

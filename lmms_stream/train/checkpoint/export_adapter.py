@@ -1,4 +1,4 @@
-"""The adapter of a checkpoint -> the folder that peft loads, or the model with its base's weights and the adapter's."""
+"""The adapter of a checkpoint -> a folder for peft, or the model with base weights and adapter merged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("lmms_stream")
-_PREFIX = "base_model.model."  # of the names in peft's files
+_PREFIX = "base_model.model."  # of names in peft's files
 
 
 def write_adapter(
@@ -38,7 +38,7 @@ def write_adapter(
     average: bool,
     trust_remote_code: bool,
 ) -> None:
-    """Write the adapter's weights to the folder `made`, which has its config, or with `merge` the whole model."""
+    """Write the adapter's weights, or with `merge` the whole model, to the folder `made` with the configs."""
     config = json.loads((made / ADAPTER_NAME).read_text())
     name, config["inference_mode"] = config.pop("base_model_name_or_path"), False
     if not merge:
@@ -73,7 +73,7 @@ class _Parts(NamedTuple):
 
 
 def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
-    """Write the merged model, a few tensors at a time; WholeOnlyError where it cannot be."""
+    """Write the merged model, a few tensors at a time; WholeOnlyError if this is impossible."""
     made, found, target, *_ = parts
 
     def empty() -> PreTrainedModel:
@@ -91,7 +91,7 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
 
 
 def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
-    """Write the merged model, of which all is in memory."""
+    """Write the merged model, with the whole model in memory."""
     made, found, target, *_ = parts
     wrapped = peft_model(_base(parts), parts.config)
     model = take_adapter(wrapped)
@@ -109,7 +109,7 @@ def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
 def save_adapter(
     model: PreTrainedModel, folder: Path, tensors: Mapping[str, torch.Tensor], *, dtype: Dtype | None = None
 ) -> None:
-    """Write the weights of a model's adapter as peft does."""
+    """Write the weights of a model's adapter in the format of peft."""
     adapter = adapter_of(model)
     assert adapter is not None
     typed = tensors if dtype is None else {name: each.to(getattr(torch, dtype)) for name, each in tensors.items()}
@@ -120,7 +120,7 @@ def save_adapter(
 def _check_base(
     model: PreTrainedModel, found: Checkpoint, name: str, *, unread: PretrainedTensors | None = None
 ) -> None:
-    """Raise CheckpointError if the base weights differ from those that the adapter was trained on."""
+    """Raise CheckpointError if the adapter was trained on other base weights."""
     adapter = adapter_of(model)
     assert adapter is not None
     digest, saved = base_digest(model, adapter, unread=unread), found.state["fingerprint"]["adapter"]["base"]
@@ -132,7 +132,7 @@ def _check_base(
 
 
 def _base(parts: _Parts) -> PreTrainedModel:
-    """The model under an adapter, from where it was loaded."""
+    """Load the base model of an adapter again from the original place."""
     name, found = parts.base, parts.found
     model_class, of_model = model_class_of(parts.made, found, parts.trust_remote_code)
     try:
@@ -146,7 +146,7 @@ def _base(parts: _Parts) -> PreTrainedModel:
 
 
 def _read(model: PreTrainedModel, found: Checkpoint, target: Target, *, average: bool) -> dict[str, torch.Tensor]:
-    """The tensors of a model's adapter, or their average, by their names in the model."""
+    """Return the tensors of a model's adapter, or their average, by their names in the model."""
     adapter = adapter_of(model)
     assert adapter is not None
     return _reader(model, found, target, average=average)(sorted(adapter.tensors))
@@ -155,7 +155,7 @@ def _read(model: PreTrainedModel, found: Checkpoint, target: Target, *, average:
 def _reader(
     model: PreTrainedModel, found: Checkpoint, target: Target, *, average: bool
 ) -> Callable[[Sequence[str]], dict[str, torch.Tensor]]:
-    """Reads tensors of a model's adapter, or their average, by their names in the model."""
+    """Return a function: names in the model -> tensors of the model's adapter, or their average."""
     adapter = adapter_of(model)
     assert adapter is not None
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
@@ -173,17 +173,17 @@ def _reader(
     return read
 
 
-# The adapter of a checkpoint and the model under it -> one model, of which a few tensors are in memory at a time.
+# The adapter of a checkpoint and the base model -> a merged model, with a few tensors in memory at a time.
 #
-# Each layer that has an adapter is made by itself, filled, and merged by peft's own method, so that its weights are
-# those of peft's `merge_and_unload` to the last bit.
+# Each layer with an adapter is made by itself, filled, and merged by peft's own method: the weights equal the weights
+# of peft's `merge_and_unload` to the last bit.
 
 Read = Callable[[str], torch.Tensor]  # the tensor of a name, on the CPU
-_KEEPS_BASE = (True, False, None, "gaussian")  # init_lora_weights that leave the weights under an adapter as they are
+_KEEPS_BASE = (True, False, None, "gaussian")  # values of init_lora_weights without a change of the base weights
 
 
 def write_merged(made: Path, base: PreTrainedModel, merged: MergedTensors, *, dtype: Dtype | None) -> None:
-    """Write the merged model's weights and configs to the folder `made`. base: without the adapter, and weights."""
+    """Write the merged model's weights and configs to the folder `made`. base: a model without adapter and weights."""
     if dtype is not None:
         base = base.to(getattr(torch, dtype))
     for name in (ADAPTER_NAME, *BASE_CONFIGS):
@@ -200,9 +200,9 @@ def write_merged(made: Path, base: PreTrainedModel, merged: MergedTensors, *, dt
 class MergedTensors:
     """The tensors of a merged model, by their names in the model without the adapter.
 
-    base: the model under the adapter; model: another one, with the adapter; both without weights. of_base: the weights
-    of the former. of_adapter: reads those of the adapter by their names in the latter. WholeOnlyError for an adapter of
-    which a tensor is not merged by itself.
+    base: the model without the adapter; model: another instance with the adapter; both without weights. of_base: the
+    weights of `base`. of_adapter: reads the adapter's weights by their names in `model`. Raises WholeOnlyError if a
+    tensor of the adapter cannot be merged by itself.
     """
 
     def __init__(self, base: PreTrainedModel, model: PreTrainedModel, *, of_base: PretrainedTensors, of_adapter: Read):
@@ -211,12 +211,12 @@ class MergedTensors:
         self._model, self._adapter, self._of_base, self._of_adapter = model, adapter, of_base, of_adapter
         self._layers = _layers(model, adapter)
         names = base.state_dict().keys()
-        # Of a module that was trained as a whole there are two: the copy is the one that was trained.
+        # A module trained as a whole is in the model twice: the copy was trained.
         self._trained = {name_under(name): name for name in adapter.tensors if name_under(name) in names}
         _check_tied(base, {*self._layers, *self._trained})
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor, on the CPU, in the number format of the model."""
+        """Return the tensor, on the CPU, in the number format of the model."""
         if name in self._layers:
             return self._merged(self._layers[name], name.rpartition(".")[2])
         return self._of_adapter(self._trained[name]) if name in self._trained else self._of_base.read(name)
@@ -235,7 +235,7 @@ class MergedTensors:
 
 
 def check_by_parts(config: Mapping[str, Any]) -> None:
-    """WholeOnlyError for an adapter, by its config, that is none of LoRA's, or changed the weights under it."""
+    """Raise WholeOnlyError for adapters, by config, other than LoRA, with changed base weights or repeated layers."""
     if config.get("peft_type") != "LORA":
         raise WholeOnlyError(f"its adapter is of peft_type {config.get('peft_type')}")
     if config.get("init_lora_weights") not in _KEEPS_BASE:
@@ -245,7 +245,7 @@ def check_by_parts(config: Mapping[str, Any]) -> None:
 
 
 def _layers(model: PreTrainedModel, adapter: Adapter) -> dict[str, str]:
-    """Names of the tensors that a merge computes -> paths of their layers."""
+    """Return names of the tensors computed by a merge -> paths of their layers."""
     from peft.tuners import lora
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
@@ -274,7 +274,7 @@ def _layers(model: PreTrainedModel, adapter: Adapter) -> dict[str, str]:
 
 
 def _check_tied(base: PreTrainedModel, changed: set[str]) -> None:
-    """WholeOnlyError where a tensor that the merge changes is another one's, too."""
+    """Raise WholeOnlyError if a tensor changed by the merge is tied to another name."""
     tied: dict[int, list[str]] = {}
     for name, parameter in base.named_parameters(remove_duplicate=False):
         tied.setdefault(id(parameter), []).append(name)

@@ -1,4 +1,4 @@
-"""The checkpoint that a run resumes from: the one that it names, or the latest whole one. Chosen once, by all ranks."""
+"""The checkpoint to resume from: the named or the latest whole checkpoint. Chosen once, by all ranks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ logger = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumable:
-    """A checkpoint to resume from. target: reads its files. earlier: steps to try if its tensors prove damaged."""
+    """A checkpoint to resume from. target: reads the files. earlier: steps to try if tensors prove damaged."""
 
     checkpoint: Checkpoint
     target: Target
     earlier: Sequence[int]
 
     def pass_over(self, damage: DamagedError, group: dist.ProcessGroup) -> Resumable:
-        """Return the latest whole checkpoint before this damaged one, or raise CheckpointError; all ranks call it."""
+        """Return the latest whole checkpoint before this damaged one, or raise CheckpointError; all ranks call this."""
         _warn_of(damage, self.checkpoint.step)
         if not self.target.reads_in_place:
             self.target.discard(self.checkpoint.step)
@@ -48,11 +48,11 @@ class Resumable:
 
 
 def find_checkpoint(url: str, *, choice: str, staging: Path, group: dist.ProcessGroup) -> Resumable | None:
-    """Choose the checkpoint to resume from; None if there is none. All ranks call it, and get the same one.
+    """Choose the checkpoint to resume from; None without checkpoints. All ranks call this, and get the same checkpoint.
 
-    choice: "auto"; "never", an error if there are checkpoints; or the path or URL of a checkpoint. The names and sizes
-    of its files are checked here, and their checksums as they are read. A damaged checkpoint is passed over with a
-    warning that names the file. Raises CheckpointError, also if all are damaged.
+    choice: "auto"; "never", an error if checkpoints exist; or the path or URL of a checkpoint. Names and sizes of the
+    files are checked here, checksums when the files are read. A damaged checkpoint is passed over with a warning about
+    the file. Raises CheckpointError, also if all checkpoints are damaged.
     """
     staging = staging / f"rank-{dist.get_rank()}"
     if choice not in ("auto", "never"):
@@ -79,7 +79,7 @@ def find_checkpoint(url: str, *, choice: str, staging: Path, group: dist.Process
 def _latest_whole(
     target: Target, steps: Sequence[int], group: dist.ProcessGroup, *, damage: DamagedError | None = None
 ) -> Resumable:
-    """The latest of these steps, in ascending order, whose checkpoint is whole. damage: of the one after them."""
+    """Return the latest whole checkpoint of some ascending steps. damage: found in the checkpoint after these steps."""
     for index, step in reversed([*enumerate(steps)]):
         try:
             checkpoint = on_rank_0(partial(read_checkpoint, target.storage, step), group)
@@ -100,7 +100,7 @@ def _warn_of(damage: DamagedError, step: int) -> None:
 
 
 def configs_of(found: Resumable, group: dist.ProcessGroup) -> dict[str, bytes]:
-    """The configs in the checkpoint's model folder, by name; all ranks call it.
+    """Return the configs in the checkpoint's model folder, by name; all ranks call this.
 
     The result is empty if the checkpoint holds only an adapter, or if a config is damaged: Checkpointer.resume then
     passes the checkpoint over.
@@ -127,11 +127,11 @@ def _read_configs(found: Resumable) -> dict[str, bytes]:
     return configs
 
 
-# Results and errors of one rank, or of all, on all ranks.
+# Results and errors of rank 0, or of all ranks, on all ranks.
 
 
 def on_rank_0(action: Callable[[], T], group: dist.ProcessGroup) -> T:
-    """Run the action on rank 0; return its result, or raise its error, on all ranks."""
+    """Run the action on rank 0; return the result, or raise the error, on all ranks."""
     outcome: list[Any] = [None]
     if dist.get_rank() == 0:
         outcome = [_attempt(action)]
@@ -143,7 +143,7 @@ def on_rank_0(action: Callable[[], T], group: dist.ProcessGroup) -> T:
 
 
 def on_all_ranks(action: Callable[[], T], group: dist.ProcessGroup) -> T:
-    """Return this rank's result. If a rank fails, all raise the same error: damage only if there is no other."""
+    """Return this rank's result. If a rank fails, all raise the same error: a DamagedError only without others."""
     outcome = _attempt(action)
     failed: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failed, outcome if isinstance(outcome, LmmsStreamError) else None, group=group)
@@ -159,5 +159,5 @@ def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:
         return action()
     except LmmsStreamError as error:
         return error
-    except (OSError, RuntimeError, AssertionError) as error:  # torch raises these for files that it cannot read
+    except (OSError, RuntimeError, AssertionError) as error:  # torch raises these for unreadable files
         return CheckpointError(f"a checkpoint cannot be read: {cause_of(error)}")

@@ -1,4 +1,4 @@
-"""Save, resume and export a run: its model, optimizer and state, with its fingerprint."""
+"""Save, resume and export a run: model, optimizer, state and fingerprint."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ logger = logging.getLogger("lmms_stream")
 
 
 class RunSaver:
-    """Checkpoints of a run, and the export at its end. A context: its exit waits for the save in flight.
+    """Checkpoints of a run, and the final export. A context: the exit waits for the save in flight.
 
-    model: the transformers model without wrappers: parameters are saved under its names.
+    model: the transformers model without wrappers: parameters are saved under the names in this model.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RunSaver:
         return self._checkpointer.find(choice)
 
     def resume(self, found: Resumable, load_state: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
-        """Load model and optimizer from a checkpoint; return its `state` with "step".
+        """Load model and optimizer from a checkpoint; return the saved `state` with "step".
 
         load_state may refuse the state before anything is loaded.
         """
@@ -157,12 +157,12 @@ class RunSaver:
         return loaded.state
 
     def write_model(self, out: Path) -> None:
-        """Write the current model as a transformers folder; all ranks call it."""
+        """Write the current model to a transformers folder; all ranks call this."""
         files = {name.removeprefix(f"{MODEL_FOLDER}/"): data for name, data in self._documents.items()}
         save_folder(self._model, out, files)
 
     def export(self) -> None:
-        """Write the last saved model to output_dir/export if args.export is set, and its average, if any; on rank 0."""
+        """Write the last saved model to output_dir/export if args.export is set, and the average, if any; on rank 0."""
         if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
             trusts = is_own_code(self._model)
             export_checkpoint(self._latest, self._export, trust_remote_code=trusts)
@@ -192,7 +192,7 @@ _NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # without effect on 
 
 
 def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, Any]:
-    """Return versions of the code, the model's config, its adapter, and the run's settings.
+    """Return versions of the code, the model's config, the adapter, and the run's settings.
 
     The cursor has the plans of the data.
     """
@@ -212,7 +212,7 @@ def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, A
 
 
 def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
-    """Raise CheckpointError, with names and values, if the model's config, adapter or weights under it differ.
+    """Raise CheckpointError, with names and values, if the model's config, adapter or base weights differ.
 
     Only fields of both versions' configs are compared.
     """
@@ -235,8 +235,10 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
 
 def _as_read_now(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config of another transformers version, as read by the installed version, without None: versions differ
-    in the fields that they write."""
+    """Read a config of another transformers version with the installed version; return the fields except None.
+
+    Versions differ in the fields of their files.
+    """
     from transformers import AutoConfig
 
     try:
@@ -253,9 +255,9 @@ def _differing(saved: Mapping[str, Any], now: Mapping[str, Any], *, but: Set[str
 
 
 def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the settings and versions that differ from the checkpoint's, in words; the run may continue.
+    """Return differences from the checkpoint's settings and versions, in words; the run may continue.
 
-    A setting that is new since the checkpoint counts as its default.
+    A setting newer than the checkpoint has the default in the checkpoint.
     """
     before = {"train": _defaults() | _flat(saved["train"]), "versions": saved["versions"]}
     after = {"train": _flat(now["train"]), "versions": now["versions"]}
@@ -281,7 +283,7 @@ def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Return the settings with a default, as a checkpoint holds them."""
+    """Return the defaults of settings, in the form of a checkpoint."""
     from ..run.settings import TrainConfig
 
     made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))

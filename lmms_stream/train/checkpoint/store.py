@@ -1,8 +1,8 @@
-"""Places of checkpoints: a folder that all nodes see, or a prefix of an object store.
+"""Places of checkpoints: a folder shared by all nodes, or a prefix of an object store.
 
-A checkpoint is `step-NNNNNNNN/` with `complete.json`, which names all other files with their sizes and checksums and
-is written last: without it there is no checkpoint. In a folder the checkpoint also gets its name last, by a rename
-after all was forced to disk.
+A checkpoint is `step-NNNNNNNN/` with `complete.json`, a list of all other files with their sizes and checksums.
+`complete.json` is written last: a folder without the list is not a checkpoint. In a folder the checkpoint also gets the
+final name last, by a rename after all files are forced to disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROBE_S = 5.0
 
 
 class DamagedError(CheckpointError):
-    """A file of a checkpoint is missing or is not what was written."""
+    """A file of a checkpoint is missing, or differs from the written file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: its path or URL, step and files, and the trainer's saved `state`."""
+    """A complete checkpoint: path or URL, step, files, and the trainer's saved `state`."""
 
     where: str
     step: int
@@ -70,11 +70,11 @@ class Checkpoint:
 class Target(Protocol):
     """Writes and reads files of checkpoints for a rank; all paths are of this node.
 
-    One rank calls prepare before any rank writes, and commit after all have written; each calls begin, publish and
-    discard. probe: rank 0 leaves a file of this name, then every other rank looks for it and writes beside it: OSError
-    where it cannot. fetch gives a folder that holds the named files, checked. reads_in_place: all ranks see the same
-    files, so that one of them is enough to check each. unfinished: steps of which a killed run left files that
-    `prepare` does not remove.
+    A single rank calls prepare before any rank writes, and commit after all ranks have written; each rank calls begin,
+    publish and discard. probe: rank 0 writes a file of this name, then every other rank looks for the file and writes
+    another file next to the first; OSError if this fails. fetch: return a folder with the named files, after a check.
+    reads_in_place: all ranks see the same files, and a single rank checks each file. unfinished: steps with files of a
+    killed run that `prepare` does not remove.
     """
 
     storage: Storage
@@ -93,13 +93,13 @@ class Target(Protocol):
 
 
 def open_target(url: str, *, staging: Path) -> Target:
-    """The target at a folder or URL. staging: a folder of this process alone, for files on their way to a store."""
+    """Return the target at a folder or URL. staging: a folder only for this process, for files to and from a store."""
     storage = open_storage(url)
     return FolderTarget(storage) if isinstance(storage, LocalStorage) else StoreTarget(storage, staging)
 
 
 class FolderTarget:
-    """Checkpoints in a folder. Files are written where all ranks see them, and read where they lie."""
+    """Checkpoints in a folder shared by all ranks. Files are written and read in place."""
 
     reads_in_place = True
 
@@ -122,7 +122,7 @@ class FolderTarget:
         own.unlink()
 
     def candidates(self) -> list[int]:
-        """Steps whose folder has its final name, even if a file was lost."""
+        """Return the steps with a folder of the final name, even if a file was lost."""
         if not self._folder.is_dir():
             return []
         found = [_FOLDER.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]
@@ -135,7 +135,7 @@ class FolderTarget:
         return self._folder / f".{folder_name(step)}.tmp"
 
     def prepare(self, step: int) -> None:
-        """Make the folder to write in, and remove those that killed runs left."""
+        """Remove temporary folders of killed runs, and make the folder to write in."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
@@ -160,7 +160,7 @@ class FolderTarget:
         write_synced(temporary / COMPLETE_NAME, _manifest(step, files))
         for folder in {temporary, *(path.parent for path in map(temporary.joinpath, files))}:
             _sync(folder)
-        if final.exists():  # an earlier run saved this step, and resuming passed its checkpoint over
+        if final.exists():  # an earlier run saved this step, and resuming passed that checkpoint over
             remove(self.storage, step)
             if final.exists():
                 raise CheckpointError(f"{final} holds files that no checkpoint wrote: move them elsewhere")
@@ -178,7 +178,7 @@ class FolderTarget:
 
 
 class StoreTarget:
-    """Checkpoints in an object store. Each rank uploads what it wrote, and downloads what it needs."""
+    """Checkpoints in an object store. Each rank uploads the written files, and downloads the needed files."""
 
     reads_in_place = False
 
@@ -190,14 +190,14 @@ class StoreTarget:
         pass  # a store is the same everywhere
 
     def candidates(self) -> list[int]:
-        """Steps with a complete.json, that is, not those being written or never finished."""
+        """Return the steps with a complete.json, without unfinished steps."""
         return sorted(step for step, names in self._names().items() if COMPLETE_NAME in names)
 
     def unfinished(self) -> list[int]:
         return sorted(step for step, names in self._names().items() if COMPLETE_NAME not in names)
 
     def _names(self) -> dict[int, set[str]]:
-        """Names of files by step."""
+        """Return the names of files by step."""
         found: dict[int, set[str]] = {}
         for stored in self.storage.list_objects("step-"):
             folder, _, name = stored.key.partition("/")
@@ -209,7 +209,7 @@ class StoreTarget:
         return self._staging / folder_name(step)
 
     def prepare(self, step: int) -> None:
-        """Delete the complete.json of an earlier run, so that a mixture of the two is never taken for a checkpoint."""
+        """Delete the complete.json of an earlier run: a mixture of both runs must not count as a checkpoint."""
         if step in self.candidates():
             self.storage.delete(f"{folder_name(step)}/{COMPLETE_NAME}")
 
@@ -249,13 +249,13 @@ def folder_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint by the last part of its path; None for another name."""
+    """Return the step of a checkpoint by the last part of the path; None for another name."""
     match = _FOLDER.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
-    """Read what describes a checkpoint, and check its files' names and sizes; DamagedError names the file."""
+    """Read list and state of a checkpoint, and check names and sizes of the files; DamagedError names the file."""
     where = f"{storage.url}/{folder_name(step)}"
     files = _read_manifest(storage, step, where)
     stored = {found.key.partition("/")[2]: found for found in storage.list_objects(f"{folder_name(step)}/")}
@@ -271,7 +271,7 @@ def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
 
 
 def remove(storage: Storage, step: int) -> None:
-    """Delete the files of a checkpoint, complete.json first, and nothing else."""
+    """Delete only the files of a checkpoint, complete.json first."""
     prefix = f"{folder_name(step)}/"
     names = [found.key.removeprefix(prefix) for found in storage.list_objects(prefix)]
     for name in sorted(filter(_OURS.fullmatch, names), key=lambda name: name != COMPLETE_NAME):
@@ -284,7 +284,7 @@ def remove(storage: Storage, step: int) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file that is on the disk, not only in memory, when this returns."""
+    """Write a file, and return after the data is on the disk, not only in memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(data)
@@ -343,18 +343,18 @@ ADAPTER_NAME = "adapter_config.json"  # peft's
 BASE_CONFIGS = ("config.json", "generation_config.json")
 
 
-# Paths and URLs of checkpoints, as runs and users name them.
+# Paths and URLs of checkpoints, in settings of runs and arguments of users.
 
-CHECKPOINTS_NAME = "checkpoints"  # in an output_dir, where no checkpoint_dir is named
+CHECKPOINTS_NAME = "checkpoints"  # in the output_dir, without a checkpoint_dir
 
 
 def checkpoints_url(output_dir: str, checkpoint_dir: str | None) -> str:
-    """The folder or URL of a run's checkpoints, by its settings."""
+    """Return the folder or URL of a run's checkpoints, by the run's settings."""
     return checkpoint_dir or str(Path(output_dir) / CHECKPOINTS_NAME)
 
 
 def split_path(checkpoint: str) -> tuple[str, int | None]:
-    """The folder or URL that a checkpoint lies in, and its step; None for what no checkpoint is named like."""
+    """Return the folder or URL with a checkpoint, and the step; None if the name is not a checkpoint's."""
     folder, _, name = checkpoint.rstrip("/").rpartition("/")
     return folder or ".", step_of(name)
 

@@ -1,6 +1,6 @@
-"""Tensors of a model and its optimizer <-> files of torch.distributed.checkpoint (DCP).
+"""Tensors of a model and an optimizer <-> files of torch.distributed.checkpoint (DCP).
 
-DCP's `.metadata` is a pickle: a checkpoint is trusted as much as its run. `.metadata` is read only after a check of its
+DCP's `.metadata` is a pickle: a checkpoint is trusted like the run itself. `.metadata` is read only after a check of
 size and checksum.
 """
 
@@ -56,9 +56,9 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average
 
 
 def room_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average | None = None) -> Tensors:
-    """Return tensors to read a checkpoint into, with a state of each parameter that is trained; see tensors_of.
+    """Return tensors to read a checkpoint into, with a state of each trained parameter; see tensors_of.
 
-    An optimizer without state takes a step for that; set_tensors then replaces its state and the parameters.
+    An optimizer without state takes a step to create the state; set_tensors then replaces state and parameters.
     """
     get_optimizer_state_dict(model, optimizer)
     return tensors_of(model, optimizer, average)
@@ -97,7 +97,7 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
 
 
 def saved_part(folder: Path, values: Tensors) -> Tensors:
-    """`values` without the optimizer state and averages that the checkpoint in `folder` does not have."""
+    """Return `values` without the optimizer state and averages missing in the checkpoint in `folder`."""
     metadata = read_metadata(folder)
     stored = {"optimizer": {name.rpartition(".")[0] for name in stored_tensors(metadata, "optimizer.")}}
     if "average" in values:
@@ -107,7 +107,7 @@ def saved_part(folder: Path, values: Tensors) -> Tensors:
 
 
 def other_optimizer(metadata: Metadata, values: Tensors, *, is_renamed: bool) -> str | None:
-    """Return the difference between the optimizer's state in a checkpoint and in this run, in words; None if it fits.
+    """Return the difference between the optimizer's state in a checkpoint and in this run, in words; None if both fit.
 
     State only in this run fits, unless is_renamed: the checkpoint names another optimizer.
     """
@@ -180,16 +180,16 @@ def _plan(metadata: Metadata, values: Tensors) -> tuple[DefaultLoadPlanner, Load
 
 @dataclass(frozen=True)
 class _Written(WriteResult):
-    """The first of a rank's results, with the files that the rank wrote."""
+    """First result of a rank, with the files written by the rank."""
 
     files: Mapping[str, FileDigest]
 
 
 class CheckpointWriter(FileSystemWriter):
-    """Writes a checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
+    """Writes a checkpoint: each rank writes tensors, then rank 0 writes `documents` and complete.json.
 
     documents: further files of rank 0 in the checkpoint, by name. keep: number of latest checkpoints to keep. best:
-    step of the best checkpoint, one of these. beside: files of rank 0 next to the checkpoints, by their keys.
+    step of the best checkpoint, see remove_old. beside: files of rank 0 next to the checkpoints, by their keys.
     """
 
     def __init__(
@@ -253,11 +253,11 @@ class CheckpointWriter(FileSystemWriter):
 
 
 def _parts(plan: SavePlan) -> list[SavePlan]:
-    """Tensors that a rank writes, in files by reader.
+    """Split the tensors written by a rank into files by reader.
 
-    An export fetches the files with the model's tensors, not the optimizer's. Single numbers that are equal on all
-    ranks, such as the optimizer's counts of steps, are written by rank 0 and read by all ranks: they have their own
-    file, and ranks do not fetch rank 0's part of the optimizer for these numbers.
+    An export fetches the files with the model's tensors, not the optimizer's. Single numbers, equal on all ranks (for
+    example the optimizer's counts of steps), are written by rank 0 and read by all ranks: they have their own file, and
+    ranks do not fetch rank 0's part of the optimizer for single numbers.
     """
     alike: list[WriteItem] = []
     of_model: list[WriteItem] = []
@@ -276,7 +276,7 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
 def remove_old(target: Target, newest: int, *, keep: int | None, best: int | None = None) -> None:
     """Delete all but the last `keep` checkpoints up to step `newest`; later checkpoints, of another run, stay.
 
-    best: step of a checkpoint that always stays, as one of `keep` if `keep` is more than 1.
+    best: step of a checkpoint to keep always; counts towards `keep` if `keep` is more than 1.
     """
     if keep is None:
         return
@@ -290,7 +290,7 @@ def remove_old(target: Target, newest: int, *, keep: int | None, best: int | Non
 
 @contextmanager
 def _failures(folder: Path | None = None) -> Iterator[None]:
-    """Convert errors to CheckpointErrors, which can be sent to other ranks, and which name a full disk of `folder`."""
+    """Convert errors to CheckpointErrors: they can be sent to other ranks, and name a full disk of `folder`."""
     try:
         yield
     except LmmsStreamError:
@@ -307,7 +307,7 @@ def _failures(folder: Path | None = None) -> Iterator[None]:
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe the cause of a failed save in one line."""
+    """Return the cause of a failed save as a single line."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return " ".join(str(error).split())[:500] or type(error).__name__

@@ -1,9 +1,9 @@
-"""The configs of a checkpoint's model, and its weights -> files of safetensors, a few tensors in memory at a time.
+"""Configs and weights of a checkpoint's model -> files of safetensors, a few tensors in memory at a time.
 
 transformers' `save_pretrained` takes all weights of a model at once. torch's HuggingFaceStorageWriter makes the bytes
-of all weights of a file at once, and its consolidation joins files of safetensors that ranks wrote: those of a
-checkpoint are DCP's own, and would have to be written as such first. safetensors' save_file holds a whole file in
-memory: 1027 MiB for 1 GiB of weights, where this takes 67 MiB and less time.
+of all weights of a file at once, and the consolidation joins files of safetensors written by ranks: files of a
+checkpoint have DCP's own format, and would first have to be written in safetensors. safetensors' save_file holds a
+whole file in memory: 1027 MiB for 1 GiB of weights, compared with 67 MiB and less time here.
 The format: https://huggingface.co/docs/safetensors, "Format".
 """
 
@@ -32,18 +32,18 @@ from ..model.build import class_of_family, class_of_slow_frames
 from .store import Checkpoint
 from .tensors import Tensors, stored_tensors, tied_names
 
-# The configs of a transformers folder, and the weights as its files name them.
+# The configs of a transformers folder, and the weights by their names in files.
 
 
 Fill = Callable[[dict[str, torch.Tensor]], None]  # reads values into tensors, by their names
 
 
 def save_config(model: PreTrainedModel, made: Path, empty: Mapping[str, torch.Tensor]) -> WeightsInFiles:
-    """Write config and generation config; the weights of transformers' files.
+    """Write config and generation config; return the weights by their names in transformers' files.
 
-    transformers renames the weights of some models and leaves out tied ones. To learn the new names, each weight is
-    replaced by a number, and the file that transformers writes is read. empty: the weights by their names in the
-    model, on the meta device.
+    transformers renames the weights of some models and leaves out tied weights. To find the new names, each weight is
+    replaced by a number, and the file written by transformers is read. empty: the weights by their names in the model,
+    on the meta device.
     """
     parameter_of = dict(model.named_parameters(remove_duplicate=False))
     names = list(model.state_dict())
@@ -62,9 +62,9 @@ def save_config(model: PreTrainedModel, made: Path, empty: Mapping[str, torch.Te
 
 
 class WeightsInFiles:
-    """The weights of a model as they are in files: renamed, or parts of them, or joined of several.
+    """The weights of a model in the form of files: renamed, split, or joined.
 
-    empty: by their names in files, on the meta device, in the order of the files. sources: names in the model.
+    empty: weights by their names in files, on the meta device, in the order of the files. sources: names in the model.
     """
 
     def __init__(self, model: PreTrainedModel, name_of: Mapping[str, str], empty: Mapping[str, torch.Tensor]):
@@ -79,10 +79,13 @@ class WeightsInFiles:
             if len(each.made_of) == 1 and each is before[each.made_of[0]]
         }
         self._made_of = {saved: each.made_of for saved, each in after.items()}
-        self._made: dict[tuple[str, ...], Mapping[str, torch.Tensor]] = {}  # of what was filled last
+        self._made: dict[tuple[str, ...], Mapping[str, torch.Tensor]] = {}  # made by the last fill
 
     def filled_by(self, fill: Fill) -> Fill:
-        """fill: by names in the model. What parts are made of is read once, as long as they are asked for in order."""
+        """Return a function to fill tensors by names in files. fill: by names in the model.
+
+        The sources of split weights are read only once if the parts are requested in order.
+        """
 
         def fill_saved(tensors: dict[str, torch.Tensor]) -> None:
             if renamed := {self._renamed[saved]: each for saved, each in tensors.items() if saved in self._renamed}:
@@ -107,7 +110,7 @@ class WeightsInFiles:
 
 
 class _Traced(torch.Tensor):
-    """A tensor that keeps the names of the tensors it was computed from."""
+    """A tensor with the names of the tensors in its computation."""
 
     made_of: tuple[str, ...] = ()
 
@@ -128,7 +131,7 @@ class _Traced(torch.Tensor):
 
 
 SHARD_SIZE = "5GB"
-AT_ONCE_BYTES = 1 << 26  # size of the tensors that are read together; a single one may be larger
+AT_ONCE_BYTES = 1 << 26  # total size of tensors read together; a single tensor may be larger
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -142,10 +145,10 @@ def write_weights(
     *,
     stem: str = "model",
 ) -> None:
-    """Write model.safetensors (or as `stem` calls it), or several files of at most SHARD_SIZE and an index.
+    """Write model.safetensors (`stem` for model), or several files of at most SHARD_SIZE and an index.
 
-    weights: their shapes and types by name, on the meta device, in the order of the model. fill: reads values into
-    some of them, on the CPU. CheckpointError for a type that safetensors does not have.
+    weights: shapes and types by name, on the meta device, in the order of the model. fill: reads values into some
+    weights, on the CPU. Raises CheckpointError for a type unknown to safetensors.
     """
     split = split_torch_state_dict_into_shards(
         dict(weights), filename_pattern=stem + "{suffix}.safetensors", max_shard_size=SHARD_SIZE
@@ -165,13 +168,13 @@ def write_weights(
 def _write_file(
     path: Path, weights: Mapping[str, torch.Tensor], fill: Callable[[dict[str, torch.Tensor]], None]
 ) -> None:
-    # The widest types first, so that each tensor lies at a multiple of its item's size.
+    # The widest types first: each tensor begins at a multiple of its item's size.
     ordered = dict(sorted(weights.items(), key=lambda item: (-item[1].itemsize, item[0])))
     with disk_errors(str(path), room="free some, or export to another folder"), path.open("wb") as file:
         file.write(_header(ordered))
         for part in _parts(ordered):
-            _write_values(file, part, fill)  # its tensors are freed before the next are read
-            give_back_memory()  # else the heap grows with the number of parts: not each fits where others were
+            _write_values(file, part, fill)  # the tensors are freed before the next part is read
+            give_back_memory()  # otherwise the heap grows with the number of parts: some do not fit into freed gaps
 
 
 def _write_values(
@@ -198,7 +201,7 @@ def _header(weights: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _parts(weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Consecutive weights of AT_ONCE_BYTES at most, or one that is larger."""
+    """Yield consecutive weights of at most AT_ONCE_BYTES together, or a single larger weight."""
     part: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         if part and sum(each.nbytes for each in part.values()) + tensor.nbytes > AT_ONCE_BYTES:
@@ -208,14 +211,14 @@ def _parts(weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
     yield part
 
 
-# The weights that an export takes, or their average; and the model of a checkpoint, without weights.
+# The weights for an export, or their average.
 
 
-Choice = Mapping[str, tuple[str, str]]  # name in the model -> part of the checkpoint, and name there
+Choice = Mapping[str, tuple[str, str]]  # name in the model -> part of the checkpoint, and name in this part
 
 
 def weights_or_average(metadata: Metadata, found: Checkpoint, model: torch.nn.Module, *, average: bool) -> Choice:
-    """By the names of a model's state_dict. What is frozen has no average. CheckpointError where nothing has one."""
+    """Return the choice for a state_dict. Frozen weights have no average; CheckpointError without any average."""
     names = list(model.state_dict())
     if not average:
         return {name: ("model", name) for name in names}
@@ -226,13 +229,13 @@ def weights_or_average(metadata: Metadata, found: Checkpoint, model: torch.nn.Mo
 
 
 def of_average(names: Iterable[str], averaged: Container[str], tied: Mapping[str, str]) -> Choice:
-    """Choose the average of the names that have one. tied: see tied_names; a tied name has that of the first."""
+    """Choose the average for names with an average. tied: see tied_names; tied names share the average of the first."""
     first = {name: tied.get(name, name) for name in names}
     return {name: ("average", first[name]) if first[name] in averaged else ("model", name) for name in first}
 
 
 def chosen(choice: Choice, values: Mapping[str, Any]) -> Tensors:
-    """Values by the names of the model, as they lie in the checkpoint."""
+    """Return values, given by names in the model, by parts and names in the checkpoint."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         part, stored = choice[name]
@@ -244,7 +247,7 @@ def chosen(choice: Choice, values: Mapping[str, Any]) -> Tensors:
 
 
 def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[type[PreTrainedModel], Any]:
-    """The class and the config of the model of a checkpoint, whose config is in `folder`."""
+    """Return class and config of a checkpoint's model; ConfigError for untrusted code. folder: has the config."""
     said = json.loads((folder / "config.json").read_text())
     own = said.get("auto_map") or {}
     if own and not trust_remote_code:
@@ -268,7 +271,7 @@ def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> 
 
 
 def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
-    """The model on the meta device."""
+    """Return the model on the meta device."""
     model_class, config = model_class_of(folder, found, trust_remote_code)
     with torch.device("meta"):
         model: PreTrainedModel = model_class(config)
