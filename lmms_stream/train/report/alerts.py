@@ -1,6 +1,6 @@
-"""Warnings of a run: a loss that spikes, gradients that are not finite, ranks that wait for data.
+"""Warnings of a run: spikes of the loss, gradients that are not finite, ranks waiting for data.
 
-Steps and records -> [alerts] -> entries of a record, each with the packs, the samples, and how to pass them over.
+Steps and records -> [alerts] -> entries of a record, each with packs, samples, and the setting to skip the packs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("lmms_stream")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRange:
-    """Steps [first, last] of a run, and this rank's samples in them.
+    """Steps [first, last] of a run, with this rank's samples.
 
     read: [first, stop) in the loader's count of steps, skipped steps included. before: the loader's cursor at or before
     the first step, None in lanes. samples: at most MAX_SAMPLES of num_samples.
@@ -94,7 +94,7 @@ class Alerts:
             self._not_finite = done if self._not_finite is None else self._not_finite.joined(done)
 
     def of(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """Return the alerts of a record, as further entries of the record; {} without alerts.
+        """Return the alerts of a record, to add to the record; {} without alerts.
 
         All ranks get the same alerts, except for waiting: each rank measures waiting with its own clock.
         """
@@ -150,7 +150,7 @@ class Alerts:
         return alert | {"sample_ids": ids, "message": message}
 
     def _packs(self, steps: StepRange) -> list[dict[str, Any]]:
-        """Return the packs of steps, by source and epoch; [] in lanes, whose packs have no numbers."""
+        """Return the packs of steps, by source and epoch; [] in lanes: packs of lanes have no numbers."""
         if steps.before is None:
             return []
         mixture, global_batch = self._loader.mixture, self._loader.global_batch
@@ -235,7 +235,7 @@ class Spikes:
         return middle + self._deviations * max(noise, _LEAST_NOISE * abs(middle))
 
     def take(self, value: float) -> bool:
-        """Add a value; return whether it is a spike. Values that are not finite are ignored."""
+        """Add a value; return whether the value is a spike. Values that are not finite are ignored."""
         if not math.isfinite(value):
             return False
         is_spike = value > self.limit()
@@ -271,9 +271,9 @@ class Episode:
 
 
 def rows_of(ids: Sequence[Any], loader: PackedLoader) -> list[str]:
-    """Return `file:row` of each sample with a known source row; all ranks call it, and rank 0 reads a few bytes.
+    """Return `file:row` of each sample with a known source row; all ranks call this, and rank 0 reads a few bytes.
 
-    ids: as in a record, with their source if there are several sources.
+    ids: in the form of records, with the source if a run has several sources.
     """
     told = [_read(ids, loader) if loader.world.rank == 0 else []]
     dist.broadcast_object_list(told, src=0, group=cpu_group())

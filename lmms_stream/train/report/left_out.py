@@ -1,5 +1,4 @@
-"""Samples that a run leaves out: the joined lists of all ranks, logged, written to a file, and limited. All ranks call
-it alike."""
+"""Samples left out of a run: lists joined over ranks, logged, written, limited. All ranks make equal calls."""
 
 from __future__ import annotations
 
@@ -19,22 +18,22 @@ from ..run.counts import RunCounts
 from ..run.distributed import cpu_group
 from ..run.settings import TrainConfig
 
-LEFT_OUT_FOLDER = "left_out"  # in the output_dir: what workers quarantine
-LEFT_OUT_NAME = "left_out.jsonl"  # in the output_dir: all of it
+LEFT_OUT_FOLDER = "left_out"  # in the output_dir: samples quarantined by workers
+LEFT_OUT_NAME = "left_out.jsonl"  # in the output_dir: all samples left out
 MOST_NAMED = 10
 logger = logging.getLogger("lmms_stream")
 
 
 class RunLeftOut:
-    """Keeps the list of a run, which its checkpoints hold, equal on all ranks."""
+    """Keeps the list of a run equal on all ranks; checkpoints contain the list."""
 
     def __init__(self, config: TrainConfig, loader: object, *, world: World):
         self._config, self._world = config, world
-        self._loader = loader if isinstance(loader, PackedLoader) else None  # no other leaves samples out
+        self._loader = loader if isinstance(loader, PackedLoader) else None  # only a PackedLoader leaves samples out
         self._known = LeftOut()
 
     def begin(self, counts: RunCounts) -> None:
-        """Leave out what a checkpoint names, what workers listed since, and what drop lists name."""
+        """Leave out samples listed in the checkpoint, by workers of earlier starts, and in drop lists."""
         if self._loader is None:
             return
         listed = self._listed(self._loader) if self._config.bad_samples.leaves_out else LeftOut()
@@ -43,7 +42,7 @@ class RunLeftOut:
             self._merge(self._loader.left_out, counts)
 
     def _listed(self, loader: PackedLoader) -> LeftOut:
-        """Samples that workers of earlier starts listed, of the datasets that are read."""
+        """Return the samples listed by workers of earlier starts, of this run's datasets."""
         folder = Path(self._config.output_dir) / LEFT_OUT_FOLDER
         found = read_left_out(folder, loader.identities)
         if found.of_others and self._world.rank == 0:
@@ -58,7 +57,7 @@ class RunLeftOut:
         return found.left_out
 
     def take(self, batches: Sequence[Batch], counts: RunCounts) -> None:
-        """Take up what is quarantined in a step's batches; TrainingError for more than a run may quarantine."""
+        """Add the quarantined samples of a step's batches; raise TrainingError for more than the limit of a run."""
         found = LeftOut(each for batch in batches for each in batch.left_out if each.kind == "quarantined")
         self._merge(found, counts)
 
@@ -83,7 +82,7 @@ class RunLeftOut:
         write_left_out(Path(self._config.output_dir) / LEFT_OUT_NAME, merged, identities)
 
     def _check(self, quarantined: LeftOut) -> None:
-        most = self._config.bad_samples.quarantine  # 0: another run has listed them
+        most = self._config.bad_samples.quarantine  # 0: listed by another run
         if most and len(quarantined) > most:
             named = "; ".join(f"{each.name}: {each.reason}" for each in quarantined.samples[:MOST_NAMED])
             more = f"; and {len(quarantined) - MOST_NAMED} others" if len(quarantined) > MOST_NAMED else ""
@@ -93,11 +92,11 @@ class RunLeftOut:
             )
 
 
-# Samples that are longer than a pack, told once before a run begins. plans -> warnings.
+# Samples longer than a pack, reported once before a run begins. plans -> warnings.
 
 
 def tell_beyond_positions(plans: Mapping[str, PackPlan], positions: int | None) -> None:
-    """Warn of the samples of each source that are longer than the positions that the model has."""
+    """Warn of each source's samples with more tokens than the model has positions."""
     for name, plan in plans.items():
         if positions is not None and (number := plan.num_longer_than(positions)):
             logger.warning(
@@ -107,7 +106,7 @@ def tell_beyond_positions(plans: Mapping[str, PackPlan], positions: int | None) 
 
 
 def tell_overlong(plans: Mapping[str, PackPlan]) -> None:
-    """Warn of the overlong samples of each source, and of those among them that have media, for these are never cut."""
+    """Warn of overlong samples of each source, and of overlong samples with media: they are never cut."""
     for name, plan in plans.items():
         if num_overlong := plan.num_overlong(0):
             logger.warning(

@@ -1,4 +1,4 @@
-"""Counts and times of each rank's steps -> the figures of a record."""
+"""Counts and times of each rank's steps -> figures of a record."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from ..run.distributed import gather
 
 logger = logging.getLogger("lmms_stream")
 
-WINDOW_STEPS = 1000  # quantiles of waiting times are taken over so many steps
+WINDOW_STEPS = 1000  # number of last steps for quantiles of waiting times
 
 
 class StepCounts(NamedTuple):
     """Work of a rank in a step, or the sum over several ranks; padding does not count as tokens.
 
-    capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: the sum
-    over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
-    wait_s: time waited for data. num_patches: rows that the samples give to the tower of their media. num_packs: those
-    with samples; shortest_pack, longest_pack: tokens, whose sums over ranks mean nothing. num_quarantined: samples
-    whose tokens are padding, as they cannot be processed.
+    capacity: maximum tokens of the packs, without pad packs. num_positions: tokens and padding. cost: the sum over
+    segments of len**2 + LINEAR_COST * len, used to deal packs. flops: see ModelFlops; 0 if unknown. wait_s: time waited
+    for data. num_patches: rows of the samples for the media tower. num_packs: packs with samples; shortest_pack,
+    longest_pack: tokens, meaningless as sums over ranks. num_quarantined: samples replaced by padding because they
+    cannot be processed.
     """
 
     num_loss_tokens: float
@@ -54,14 +54,14 @@ class StepCounts(NamedTuple):
 
 
 def segment_lengths(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Tokens of each segment of batches on the CPU, without padding: int64[num_segments]."""
+    """Return the tokens of each segment of batches on the CPU, without padding: int64[num_segments]."""
     bounds = (batch.cu_seqlens.numpy()[: batch.num_segments + 1] for batch in batches)
     lengths: NDArray[np.int64] = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     return lengths
 
 
 def cost_of(lengths: NDArray[np.int64]) -> int:
-    """The cost of segments of these lengths, by which packs are dealt."""
+    """Return the cost of segments of these lengths, used to deal packs."""
     return int(np.dot(lengths, lengths)) + LINEAR_COST * int(lengths.sum())
 
 
@@ -72,7 +72,7 @@ def count_step(
     flops: ModelFlops | ImageFlops | None,
     wait_s: float,
 ) -> StepCounts:
-    """Counts of the batches of a rank's step. packing_lengths: of each source."""
+    """Return the counts of the batches of a rank's step. packing_lengths: by source."""
     lengths = segment_lengths(batches)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
     of_packs = [(each, int(each.cu_seqlens[each.num_segments])) for each in batches if len(each.sample_ids)]
@@ -96,7 +96,7 @@ def count_step(
 
 
 class StepWindow:
-    """The steps since the last record, by the counts of all ranks; `replication` consecutive ranks read the same."""
+    """Steps since the last record, from counts of all ranks. replication: consecutive ranks with the same packs."""
 
     def __init__(self, world_size: int, *, replication: int):
         self._replication = replication
@@ -105,7 +105,7 @@ class StepWindow:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the steps; the quantiles of waiting times go on over WINDOW_STEPS."""
+        """Forget the steps; only the quantiles of waiting times keep WINDOW_STEPS steps."""
         self.num_steps = 0
         self.sums = StepCounts(*np.zeros(len(StepCounts._fields)))
         self._waits[:] = 0
@@ -115,7 +115,7 @@ class StepWindow:
         self._pack_bounds = [math.inf, 0.0]
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:
-        """Add a step, float64[world_size, counts]; returns its sums over ranks that read packs of their own."""
+        """Add a step, float64[world_size, counts]; return the sums over ranks with different packs."""
         column = StepCounts._fields.index
         readers = everyone[:: self._replication]
         waits, tokens, costs = (
@@ -138,9 +138,9 @@ class StepWindow:
         return step
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """The figures perf/ and data/ of a record whose steps took `seconds` in all, except MFU.
+        """Return the figures perf/ and data/ of a record, except MFU. seconds: total time of the steps.
 
-        Those of the tower are told where the steps have media.
+        Figures of the tower are included if the steps have media.
         """
         sums = self.sums
         means, least, most = zip(*self._rank_tokens, strict=True)
@@ -162,7 +162,7 @@ class StepWindow:
 
     @property
     def pack_tokens(self) -> tuple[float, float, float]:
-        """Tokens of the packs of the steps: mean, least, most; padding does not count."""
+        """Tokens per pack in the steps: mean, least, most; without padding."""
         shortest, longest = self._pack_bounds
         return self.sums.num_tokens / max(1, self.sums.num_packs), shortest, longest
 
@@ -176,7 +176,7 @@ class StepWindow:
 
 
 def finite_mean(values: Sequence[float]) -> float | None:
-    """The mean of those that are finite; None where none is.
+    """Return the mean of the finite values; None without finite values.
 
     >>> finite_mean([1.0, math.nan, 3.0])
     2.0
@@ -186,9 +186,9 @@ def finite_mean(values: Sequence[float]) -> float | None:
 
 
 def source_losses(sources: Sequence[str], summed: Sequence[float]) -> dict[str, float]:
-    """loss/NAME of each source that the steps have tokens of; empty where there is one source only.
+    """Return loss/NAME of each source with tokens in the steps; empty for a single source.
 
-    summed: the sum of losses of each source, then the number of loss tokens of each.
+    summed: the sum of losses of each source, then the number of loss tokens of each source.
     """
     if len(sources) == 1:
         return {}
@@ -197,7 +197,7 @@ def source_losses(sources: Sequence[str], summed: Sequence[float]) -> dict[str, 
 
 
 class Logged(Protocol):
-    """An objective of a task, as a record tells it."""
+    """An objective of a task in a record."""
 
     @property
     def name(self) -> str: ...
@@ -215,12 +215,12 @@ def objective_losses(
     summed: Sequence[Sequence[Sequence[float]]],
     units: Sequence[float],
 ) -> dict[str, float]:
-    """The loss, and that of each source. Of several objectives: their weighted sum, and each one's as loss/OBJECTIVE.
+    """Return the loss, total and by source. Of several objectives: the weighted sum, and each loss as loss/OBJECTIVE.
 
-    Figures stand beside by their own names, where there are units of them.
+    Figures with units are added by their own names.
 
-    summed: of each objective, see source_losses: the sums by source, then the units by source. units: of each
-    objective in all sources.
+    summed: for each objective the sums by source, then the units by source, see source_losses. units: of each objective
+    in all sources.
     """
     every = list(zip(objectives, summed, units, strict=True))
     told = {}
@@ -239,7 +239,7 @@ def _losses(
     summed: Sequence[Sequence[Sequence[float]]],
     units: Sequence[float],
 ) -> dict[str, float]:
-    """See objective_losses: of objectives that are no figures."""
+    """Return the losses of objectives without figures, see objective_losses."""
     means = [sum(losses) / max(1, count) for (losses, _), count in zip(summed, units, strict=True)]
     if len(objectives) == 1:
         ((losses, counts),) = summed
@@ -253,7 +253,7 @@ def _losses(
 
 
 def by_source(name: str, values: Mapping[str, float]) -> dict[str, Any]:
-    """One value as `name`, several as name/SOURCE."""
+    """Return a single value as `name`, several values as name/SOURCE."""
     if len(values) == 1:
         return {name: next(iter(values.values()))}
     return {f"{name}/{source}": value for source, value in values.items()}
@@ -263,7 +263,7 @@ def by_source(name: str, values: Mapping[str, float]) -> dict[str, Any]:
 
 NAMES = {
     "train/loss": "loss",
-    "train/ce": "loss/ce",  # of texts and of images, by BAGEL's task
+    "train/ce": "loss/ce",  # losses of texts and of images in BAGEL's task
     "train/mse": "loss/mse",
     "train/lr": "learning_rate",
     "train/grad_norm": "grad_norm",
@@ -277,10 +277,10 @@ NAMES = {
 def engine_figures(
     record: Mapping[str, Any], *, pack_tokens: tuple[float, float, float], world_size: int
 ) -> dict[str, Any]:
-    """Figures of a training record by LMMS Engine's names; empty for other records.
+    """Return figures of a training record by LMMS Engine's names; empty for other records.
 
-    pack_tokens: mean, least and most of the packed sequences since the last record, which is what their guide has as
-    perf/global_seq_len_*.
+    pack_tokens: mean, least and most tokens of packed sequences since the last record, named perf/global_seq_len_* in
+    LMMS Engine's guide.
     """
     if "loss" not in record:
         return {}
@@ -297,11 +297,11 @@ MIB = 1 << 20
 
 
 class Meter:
-    """Makes the record of the steps since the last one; all ranks call it alike.
+    """Makes the record of the steps since the last record; all ranks make the same calls.
 
-    It never waits for the device: it is given the losses of a step with its norm, see run/counts.py. The time of a
-    record is that of its steps without what is done `aside` (checkpoints, evaluation). objectives: those whose losses
-    are logged. peak: TFLOP/s of a device (default: by its name). compilations: of a model that is compiled.
+    Counting a step does not wait for the device: losses and gradient norm arrive on the CPU, see read in run/votes.py.
+    The time of a record excludes work in `aside` (checkpoints, evaluation). objectives: the logged objectives. peak:
+    TFLOP/s of a device (default: by device name). compilations: of a compiled model.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class Meter:
         self._aside_s = 0.0
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches; the time that each is waited for is counted."""
+        """Yield the batches, and count the time waited for each."""
         waiting = iter(batches)
         while True:
             started = time.monotonic()
@@ -352,7 +352,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave the time inside out of the records; the steps before it end first."""
+        """Leave the time inside out of the records; earlier steps end first."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         started = time.monotonic()
@@ -360,26 +360,27 @@ class Meter:
         self._aside_s += time.monotonic() - started
 
     def count(self, batches: Sequence[Batch]) -> StepCounts:
-        """Counts of this rank's batches of a step."""
+        """Return the counts of this rank's batches of a step."""
         mine = count_step(batches, packing_lengths=self._packing_lengths, flops=self._flops, wait_s=self._wait_s)
         self._wait_s = 0.0
         return mine
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:
-        """Add the counts of all ranks, float64[world_size, counts]; returns their sums."""
+        """Add the counts of all ranks, float64[world_size, counts]; return the sums."""
         return self._window.add(everyone)
 
     def end_step(self, losses: torch.Tensor, units: Sequence[float], *, grad_norm: float) -> None:
-        """losses: this rank's sums by source, then their units: float64[objectives, 2, sources], on the CPU.
+        """Add the losses and gradient norm of a step.
 
-        units: of each objective, of all ranks.
+        losses: this rank's sums by source, then the units: float64[objectives, 2, sources], on the CPU. units: of each
+        objective, over all ranks.
         """
         self._losses += losses
         self._units = [total + more for total, more in zip(self._units, units, strict=True)]
         self._grad_norms.append(grad_norm)
 
     def record(self) -> dict[str, Any]:
-        """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
+        """Return the figures of the steps since the last record: averages, rates and total counts."""
         fetched, losses_here = self._loader.fetched, self._losses.flatten().tolist()
         memory = self._memory()
         mine = [*losses_here, *fetched, *memory.values()]
@@ -389,7 +390,7 @@ class Meter:
         num_losses = self._losses.numel()
         losses = everyone[:, :num_losses].sum(dim=0).view_as(self._losses).tolist()
         sums, readers = self._window.sums, self._world.replication
-        units = [count * readers for count in self._units]  # of ranks that read the same, each has its losses
+        units = [count * readers for count in self._units]  # ranks with the same packs each have the losses
         record = {
             **by_source("epoch", self._loader.epochs),
             **objective_losses(self._objectives, self._loader.sources, losses, units),
@@ -426,7 +427,7 @@ class Meter:
         return figures if self._peak is None else figures | {"perf/mfu": tflops / self._peak}
 
     def _fetches(self, everyone: torch.Tensor, seconds: float) -> dict[str, float]:
-        """Waits of all ranks since the last record; everyone: float64[world_size, 6], since the beginning."""
+        """Return fetches of all ranks since the last record. everyone: float64[world_size, 6], since the beginning."""
         total = FetchCounts(*map(int, everyone.sum(dim=0).tolist()))
         new = FetchCounts(*(now - before for now, before in zip(total, self._fetched, strict=True)))
         self._fetched = total
@@ -442,7 +443,7 @@ class Meter:
         return figures
 
     def _memory(self) -> dict[str, float]:
-        """In MiB, of this rank: its process now, and the most that tensors took on its GPU since the last record."""
+        """Return this rank's memory in MiB: the process now, and the peak of GPU tensors since the last record."""
         memory = {"memory/process_mib": _resident_bytes() / MIB}
         if self._device.type == "cuda":
             memory["memory/cuda_peak_mib"] = torch.cuda.max_memory_allocated(self._device) / MIB
@@ -453,20 +454,20 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# How many graphs torch compiled since the steps began, and a warning where they are more than packs explain.
+# Number of graphs compiled by torch since the steps began, and a warning if packs do not explain the number.
 
-MOST_GRAPHS = 16  # a layer's and an attention's, of packs with and without media, some strides: see docs/speed.md
+MOST_GRAPHS = 16  # of layer and attention, for packs with and without media, some strides: see docs/speed.md
 
 
 class Compilations:
-    """Counts from when it is made, which is after the proof of the compiled model. tells: this rank warns."""
+    """Counts compilations from its creation, after the proof of the compiled model. tells: whether this rank warns."""
 
     def __init__(self, *, tells: bool, most: int = MOST_GRAPHS):
         self._most, self._tells = most, tells
         self._before = _num_graphs()
 
     def figures(self) -> dict[str, int]:
-        """Graphs of this rank, which each cost the time of a compilation."""
+        """Return the number of graphs of this rank; each costs the time of a compilation."""
         found = _num_graphs() - self._before
         if found > self._most and self._tells:
             self._tells = False

@@ -1,4 +1,4 @@
-"""All that a run reports: its records, its progress, its traces."""
+"""All reports of a run: records, progress, traces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .train_log import LOG_NAME, ROOM, RecordFile, history, line_of, read_log, r
 
 
 class RunLog:
-    """Takes the steps and records of a run while `running`: rank 0 writes and shows, every rank traces."""
+    """Takes the steps and records of a run inside `running`: rank 0 writes and shows, every rank traces."""
 
     def __init__(self, args: TrainConfig, *, world: World):
         check_reporters(args.report_to)
@@ -40,23 +40,23 @@ class RunLog:
         self._world = world
         self._reports: list[Report] = []
         self._is_running = False
-        # Checkpoints that lie elsewhere outlive the output_dir, so the log is kept beside them.
+        # Checkpoints elsewhere outlive the output_dir: the log is kept next to them.
         self._kept = KeptLog() if args.checkpoint_dir is not None and world.rank == 0 else None
 
     def begin(self, step: int, *, url: str) -> None:
-        """Go on behind a checkpoint (step 0: at the beginning), with what is kept of the log at the URL of these."""
+        """Continue after a checkpoint (step 0: begin), and restore records kept next to the checkpoints at `url`."""
         if self._kept is not None:
             self._kept.begin(step)
             if step:
                 restore_log(open_storage(url), step, Path(self._args.output_dir) / LOG_NAME)
 
     def part(self, step: int) -> dict[str, bytes]:
-        """Part of the log to keep next to the checkpoint of a step, by its key."""
+        """Return the part of the log to keep next to the checkpoint of a step, by key."""
         return {} if self._kept is None else self._kept.part(step)
 
     @contextmanager
     def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
-        """Begin after `step` finished steps, at this position of the schedule."""
+        """Report the steps inside. step: number of finished steps. position: in the schedule."""
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
@@ -79,7 +79,7 @@ class RunLog:
         self._reports.clear()
 
     def watched(self, phases: Phases) -> Standstill:
-        """Watches this rank's phases while it is entered."""
+        """Return a context for watching this rank's phases."""
         args = self._args
         return Standstill(phases, output_dir=Path(args.output_dir), world=self._world, timeout_s=args.timeout_s)
 
@@ -88,7 +88,7 @@ class RunLog:
         self._progress.move(position)
 
     def write(self, record: Mapping[str, Any], *, position: int) -> None:
-        """Report a record of all ranks; it has its "step". Nothing is written before or after the run."""
+        """Report a record of all ranks, with "step". Nothing is written outside `running`."""
         if not self._is_running:
             return
         for report in self._reports:
@@ -98,9 +98,9 @@ class RunLog:
         self._progress.tell(record, position)
 
 
-# Shows how far a run is: a bar on a terminal, a line now and then elsewhere.
+# Progress of a run: a bar on a terminal, otherwise a line every LINE_S.
 
-LINE_S = 60.0  # seconds between lines where there is no terminal
+LINE_S = 60.0  # seconds between lines without a terminal
 _REFRESH_S = 0.2
 _SHOWN = (
     ("epoch", "epoch {:.2f}"),
@@ -112,9 +112,9 @@ _SHOWN = (
 
 
 class RunProgress:
-    """While entered, shows the position of a run of `length`, in `unit` (steps or tokens), with the latest figures.
+    """Context to show the position of a run of `length`, in `unit` (steps or tokens), with the latest figures.
 
-    It has no thread: it draws only when it is called.
+    Draws only in calls, without a thread.
     """
 
     def __init__(self, length: int, *, unit: str, done: int, shown: bool, console: Console | None = None):
@@ -145,7 +145,7 @@ class RunProgress:
         self._bar.stop()
 
     def move(self, position: int) -> None:
-        """Show that the run is at `position`."""
+        """Show the current position of the run."""
         if not self._bar.disable:
             self._bar.update(self._task, completed=position, description=self._where(position))
             if time.monotonic() - self._drawn >= _REFRESH_S or position >= self._length:
@@ -171,18 +171,18 @@ class RunProgress:
         return f"{self._unit} {position:,} of {self._length:,}"
 
 
-# Traces of some steps by torch's profiler, one for each rank, which Perfetto and chrome://tracing read.
+# Traces of some steps by torch's profiler, a file per rank, for Perfetto and chrome://tracing.
 
 _ROOM = "free some, name another folder in train.profile_steps, or leave it out"
-_END_BYTES = 1 << 13  # read from the end of a trace, which holds its path
+_END_BYTES = 1 << 13  # bytes to read at the end of a trace, with the trace's path
 
 
 class StepProfiler:
-    """While entered, traces steps [first, stop) of this run, counted from its start, which has `step` behind it.
+    """Context to trace steps [first, stop) of this run, counted from the start of the process after `step` steps.
 
-    The file is `folder`/rank-N-step-S.json, S the first step in it as the log counts, so that a resumed run leaves the
-    traces of the one before. A run that ends before writes what it has. Without steps nothing is traced.
-    StorageError when the disk refuses the file.
+    The file is `folder`/rank-N-step-S.json, S the first traced step by the log's count: a resumed run keeps the traces
+    of the run before. A run with an earlier end writes the steps until then. Without steps nothing is traced. Raises
+    StorageError if the file cannot be written.
     """
 
     def __init__(self, steps: tuple[int, int] | tuple[int, int, str] | None, *, output_dir: Path, rank: int, step: int):
@@ -191,9 +191,9 @@ class StepProfiler:
             first, stop, *folders = steps
             folder = Path(*folders) if folders else output_dir / "profile"
             self._path = folder / f"rank-{rank}-step-{step + first + 1}.json"
-            # The profiler's step n is the nth step of this run; its step 0, before the first one, is empty.
+            # The profiler's step n is the nth step of this run; step 0, before the first step, is empty.
             traced = schedule(skip_first=first, wait=0, warmup=1, active=stop - first, repeat=1)
-            # acc_events: of the one cycle that there is; without it torch warns that several would not be kept.
+            # acc_events: keep the events of the only cycle; otherwise torch warns of dropped events of other cycles.
             self._profile = profile(schedule=traced, on_trace_ready=self._write, acc_events=True)
 
     def __enter__(self) -> StepProfiler:
@@ -207,23 +207,23 @@ class StepProfiler:
             self._profile.stop()
 
     def step(self) -> None:
-        """A step has ended."""
+        """Take the end of a step."""
         if self._profile is not None:
             self._profile.step()
 
     def _write(self, traced: profile) -> None:
         with disk_errors(str(self._path), room=_ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_bytes(b"")  # torch reports no disk errors; Python raises those of the path here
+            self._path.write_bytes(b"")  # torch reports no disk errors; Python raises errors of the path here
             traced.export_chrome_trace(str(self._path))
             if not _is_whole(self._path):
-                for part in self._path.parent.glob(f"{self._path.name}*"):  # also the .tmp file that torch writes first
+                for part in self._path.parent.glob(f"{self._path.name}*"):  # also torch's .tmp file, written first
                     part.unlink()
                 raise StorageError(f"{self._path}: the trace could not be written whole, as on a full disk: {_ROOM}")
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a trace has the end that torch writes last."""
+    """Whether a trace has the end, written last by torch."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
         end = file.read(_END_BYTES)
@@ -236,7 +236,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 class Report(Protocol):
-    """Takes the records of a run, each with its step, in their order; after a resume some steps come again."""
+    """Takes the records of a run, with steps, in order; after a resume some steps come again."""
 
     def write(self, record: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -265,9 +265,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Logs the records' numbers and the settings to a run of W&B; a resumed run goes on under its id.
+    """Logs the records' numbers and the settings to a run of W&B; a resumed run keeps the id.
 
-    WANDB_PROJECT, WANDB_MODE (offline: only to files in the output folder) and its other variables say where.
+    WANDB_PROJECT, WANDB_MODE (offline: only to files in the output folder) and other variables of W&B set the target.
     """
 
     def __init__(self, output_dir: Path, *, settings: Mapping[str, Any]):
@@ -303,17 +303,17 @@ class WeightsAndBiases:
 
 
 def check_reporters(report_to: Sequence[Reporter]) -> None:
-    """ConfigError for a reporter whose package is not installed."""
+    """Raise ConfigError for a reporter without an installed package."""
     for name in report_to:
         found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # no package, but a folder of that name, such as W&B makes
+        if found is None or found.origin is None:  # not a package, but a folder of the same name, for example W&B's
             raise ConfigError(f"train.report_to {name} needs the package {name}: pip install 'lmms-stream[{name}]'")
 
 
 def open_reports(
     output_dir: Path, report_to: Sequence[Reporter], *, first_step: int, settings: Mapping[str, Any]
 ) -> Iterator[Report]:
-    """The reports that take the records of a run from first_step on; each is opened when it is yielded."""
+    """Yield the reports for the records of a run from first_step on; each is opened just before."""
     log = RecordFile(output_dir / LOG_NAME)
     if log.is_shared:
         logger.warning(
@@ -332,46 +332,46 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
 
 
-# A run's log beside its checkpoints: it outlives the disk of the node that wrote it.
+# A run's log next to the checkpoints: it outlives the disk of the writing node.
 #
-# The first rank of a run writes the log, and after a restart that may be a rank of another node. So each checkpoint
-# leaves the records since the one before as `log/step-NNNNNNNN.jsonl`, and a run that resumes adds to its own log what
-# that lacks. The first line of such a file says after which step its records begin.
+# Rank 0 writes the log, and may be on another node after a restart. Therefore each checkpoint has the records since
+# the previous checkpoint as `log/step-NNNNNNNN.jsonl`, and a resumed run adds missing records to the run's own log. The
+# first line of each file has the step after which the records begin.
 
 AFTER = "after_step"
 
 
 def part_name(step: int) -> str:
-    """The key of the records that end with a checkpoint, beside the checkpoints."""
+    """Return the key of the records up to a checkpoint, next to the checkpoints."""
     return f"log/step-{step:08d}.jsonl"
 
 
 class KeptLog:
-    """The records of a run since its last checkpoint."""
+    """Records of a run since the last checkpoint."""
 
     def __init__(self) -> None:
         self._after = 0  # the step of the last checkpoint
         self._lines: list[bytes] = []
 
     def begin(self, step: int) -> None:
-        """Begin behind a checkpoint."""
+        """Begin after a checkpoint."""
         self._after, self._lines = step, []
 
     def add(self, record: Mapping[str, Any]) -> None:
         self._lines.append(line_of(record))
 
     def part(self, step: int) -> dict[str, bytes]:
-        """Part of the log to keep with the checkpoint of a step, by its key; the next part begins after it."""
+        """Return the part of the log for the checkpoint of a step, by key; the next part begins after this step."""
         data = line_of({AFTER: self._after}) + b"".join(self._lines)
         self.begin(step)
         return {part_name(step): data}
 
 
 def restore_log(storage: Storage, step: int, path: Path) -> int:
-    """Add to the log at `path` the records up to a checkpoint that it lacks; how many those were.
+    """Add missing records up to a checkpoint to the log at `path`; return the number of added records.
 
-    Parts are read from the last one back to the first whose records the log has. None where none was kept, as by
-    earlier releases. Raises DataError, StorageError.
+    Parts are read backwards from the last part, until the log has all records of a part, or no part is stored (earlier
+    releases stored no parts). Raises DataError, StorageError.
     """
     log = history(read_log(path))
     known = {_key(record): record for record in (*log.steps, *log.evaluations)}
@@ -382,7 +382,7 @@ def restore_log(storage: Storage, step: int, path: Path) -> int:
         except ObjectMissingError:
             break
         if records and all(known.get(_key(record)) == record for record in records):
-            break  # a part without records says nothing of those before it
+            break  # a part without records does not show that the log has earlier records
         lacking.append(records)
     records = [record for part in reversed(lacking) for record in part]
     while records and known.get(_key(records[0])) == records[0]:
@@ -396,12 +396,12 @@ def restore_log(storage: Storage, step: int, path: Path) -> int:
 
 
 def _key(record: Mapping[str, Any]) -> tuple[int, bool]:
-    """Key of a valid record: its step, and whether it is of an evaluation."""
+    """Return the key of a valid record: step, and whether the record is from an evaluation."""
     return record["step"], "eval_loss" in record
 
 
 def _read_part(storage: Storage, step: int) -> tuple[int, list[dict[str, Any]]]:
-    """After which step a part begins, and its records."""
+    """Return the step before a part, and the records of the part."""
     where = f"{storage.url}/{part_name(step)}"
     head, *lines = storage.read(part_name(step)).splitlines() or [b""]
     try:

@@ -1,7 +1,7 @@
-"""Reports of a run that stands still: the stacks of its ranks, and the ranks that others wait for.
+"""Reports of a run that stands still: stacks of the ranks, and the ranks that block the rest.
 
-A thread of each rank regularly writes the rank's phase to the store of the process group. Steps only set an attribute;
-there is no collective.
+A thread of each rank regularly writes the rank's phase to the store of the process group. Steps only set an attribute,
+without a collective.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _armed: list[Standstill] = []  # at most one: its stacks are written even if Pyt
 
 
 class Standstill:
-    """Context that watches whether this rank moves from phase to phase.
+    """Context to watch whether this rank moves from phase to phase.
 
-    After SHARE of timeout_s it writes the stacks of all threads to output_dir/stacks/rank-N.txt, and reports the ranks
-    that are behind or do not answer. Stacks are also written while C code holds Python's lock. An error of torch about
-    a missing rank gets this report, or the end of the other rank, as a note. A run of one rank is not watched.
+    After SHARE of timeout_s, writes the stacks of all threads to output_dir/stacks/rank-N.txt, and reports ranks that
+    are behind or do not answer. Stacks are also written while C code holds Python's lock. An error of torch about
+    a missing rank gets this report, or the end of the other rank, as a note. A run of a single rank is not watched.
     """
 
     def __init__(self, phases: Phases, *, output_dir: Path, world: World, timeout_s: float):
@@ -91,7 +91,7 @@ class Standstill:
                     self._path.parent.rmdir()
 
     def _open(self) -> None:
-        """Open the file of stacks ahead of time: it cannot be opened while Python does not run."""
+        """Open the file of stacks ahead of time: opening is impossible while Python does not run."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a")  # keep stacks of earlier runs
@@ -152,7 +152,7 @@ class Standstill:
             logger.error("%s", self._text)
 
     def _add_ended(self) -> None:
-        """Add errors that ended other ranks to the report."""
+        """Add the errors of ended ranks to the report."""
         ended = [
             f"rank {rank} ended with {state.ended}"
             for rank, state in enumerate(self._states.read())
@@ -166,7 +166,7 @@ class Standstill:
 
 
 def within(seconds: float, do: Any) -> None:
-    """Call a function that may never return; continue without it after some seconds."""
+    """Call a function, and return after some seconds even if the function has not returned."""
     start_thread(do, name="lmms-standstill-end").join(seconds)
 
 
@@ -179,7 +179,7 @@ def _own_store(timeout_s: float) -> Any:
 
 
 def _disarm_before_fork() -> None:
-    """Cancel the C thread before a fork: the child would wait at its end for a thread that it does not have."""
+    """Cancel the C thread before a fork: at exit, the child would wait for a thread missing in the child."""
     if _armed:
         faulthandler.cancel_dump_traceback_later()
 
@@ -202,10 +202,10 @@ _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
 
 
 class RankState(NamedTuple):
-    """The phase of a rank, and its function.
+    """The phase and the function of a rank.
 
-    beat: number of the report. at: the function, for a slow phase. is_in_collective: whether its stack shows a wait for
-    other ranks. ended: error that ended the rank.
+    beat: number of the report. at: the function, for a slow phase. is_in_collective: whether the stack shows a wait for
+    other ranks. ended: error at the end of the rank.
     """
 
     number: int
@@ -218,7 +218,7 @@ class RankState(NamedTuple):
 
 
 class RankStates:
-    """The states of all ranks in a store. A store that does not answer counts as empty."""
+    """The states of all ranks in a store. A store without an answer counts as empty."""
 
     def __init__(self, store: Any, world: World):  # a torch.distributed.Store, which has no types
         self._store, self._world = store, world
@@ -233,7 +233,7 @@ class RankStates:
             return
 
     def read(self) -> list[RankState | None]:
-        """State of each rank; None for a rank without a report."""
+        """Return the state of each rank; None for a rank without a report."""
         keys = [f"{_KEY}/{rank}" for rank in range(self._world.world_size)]
         try:
             told = [key for key in keys if self._store.check([key])]
@@ -245,7 +245,7 @@ class RankStates:
 
 
 class Blame(NamedTuple):
-    """Ranks that the others wait for. first_to_tell: the lowest waiting rank, which reports for all."""
+    """Ranks that block the rest. first_to_tell: the lowest waiting rank; it reports for all ranks."""
 
     sentence: str
     first_to_tell: int
@@ -272,7 +272,7 @@ def _is_library(file: str) -> bool:
 
 
 def verdict_of(states: Sequence[RankState | None], early: Sequence[RankState | None], *, rank: int) -> Blame:
-    """Return the ranks that others wait for. early: states some beats earlier; a rank with an equal state is silent."""
+    """Return the ranks that block the rest. early: states some beats earlier; a rank with an equal state is silent."""
     silent = [other for other, state in enumerate(states) if _is_silent(state, early, other, rank)]
     answering = {other: state for other, state in enumerate(states) if state is not None and other not in silent}
     least = min((state.number for state in answering.values()), default=0)

@@ -1,4 +1,4 @@
-"""The log of a run, a record a line: written while it trains, read to compare runs and to draw them. Without torch."""
+"""The log of a run, one record per line: written in training, read to compare and draw runs. Without torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BLOCK = 1 << 16
 
 
 class RecordFile:
-    """Writes a line for each record. The lines of an earlier run stay, except half a line at which it was killed.
+    """Writes a line for each record. Lines of an earlier run stay, except an incomplete last line of a killed run.
 
-    is_shared: another process writes the file, too. StorageError when the disk refuses.
+    is_shared: another process writes the file, too. Raises StorageError if writing fails.
     """
 
     def __init__(self, path: Path):
@@ -44,7 +44,7 @@ class RecordFile:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Lock a file until it is closed; return False if another process has locked it. Children do not inherit it."""
+    """Lock a file until it is closed; return False if another process has it. Children do not inherit the lock."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -55,24 +55,24 @@ def _lock(file: IO[bytes]) -> bool:
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
-    """A record as a line of a log. JSON has no NaN and no infinity: what is not finite is null."""
+    """Return a record as a line of a log. Numbers that are not finite become null: JSON has no NaN and no infinity."""
     finite = {name: None if _is_not_finite(value) else value for name, value in record.items()}
     return json.dumps(finite, allow_nan=False).encode() + b"\n"
 
 
 class History(NamedTuple):
-    """The records that count of a run: of training and of evaluations, each ascending by step, no step twice."""
+    """Valid records of a run: of training and of evaluations, both ascending by step, without a step twice."""
 
     steps: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records so far in a log, or in that of an output_dir; none where there is no log yet.
+    """Return the records of a log, or of the log in an output_dir; [] without a log.
 
-    A last line that is being written is left out. DataError for a line that is no record, StorageError by the disk.
+    An incomplete last line is left out. Raises DataError for a line without a record, StorageError if reading fails.
     """
-    path = path if path.is_file() else path / LOG_NAME  # a run may be making the folder: there is no log in it yet
+    path = path if path.is_file() else path / LOG_NAME  # a run may have made the folder, but not the log yet
     records = []
     with disk_errors(str(path)):
         try:
@@ -87,8 +87,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def history(records: Iterable[Mapping[str, Any]]) -> History:
-    """Return the valid records. A killed run resumes from a checkpoint and repeats the steps after it. The first record
-    of the resumed run names that checkpoint by its num_steps: earlier records of later steps are not valid.
+    """Return the valid records.
+
+    A killed run resumes from a checkpoint and repeats later steps. The first record of the resumed run shows the step
+    of the checkpoint, step - num_steps: earlier records of later steps are not valid.
     """
     kept = History([], [])
     for record in map(dict, records):
@@ -97,7 +99,7 @@ def history(records: Iterable[Mapping[str, Any]]) -> History:
 
 
 def keep(kept: History, record: dict[str, Any]) -> None:
-    """Add the next record of a log to those that count, see history."""
+    """Add the next record of a log to the valid records, see history."""
     own, other = (kept.steps, kept.evaluations) if "eval_loss" not in record else (kept.evaluations, kept.steps)
     begun = record["step"] - record.get("num_steps", 1)
     while own and own[-1]["step"] > begun:
@@ -108,7 +110,7 @@ def keep(kept: History, record: dict[str, Any]) -> None:
 
 
 def record_of(line: bytes, *, where: str) -> dict[str, Any]:
-    """The record that a line of a log holds, null for numbers that are not finite; DataError for any other line."""
+    """Return the record of a line, with None for numbers that are not finite; DataError for any other line."""
     try:
         record = json.loads(line.decode(), parse_constant=lambda name: None, parse_float=_finite)
     except ValueError as error:
@@ -128,7 +130,7 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """The offset at which the last whole line ends."""
+    """Return the offset of the end of the last whole line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK)
