@@ -1,14 +1,14 @@
-"""Settings of a run, its processes and its schedule.
+"""Settings, processes and schedule of a run.
 
 settings        the section `train` of a run's YAML file, checked
-distributed     its processes: how they join, their network interface, their end, NCCL's flight recorder
-mesh            ranks that share a copy of the model, the tokens of a pack, a matrix
+distributed     processes: joining, network interface, end, NCCL's flight recorder
+mesh            groups of ranks sharing a copy of the model, the tokens of a pack, a matrix
 precision       number formats
 phases          current activity of a rank
 flow            actions due after a step, an epoch, a time
 callbacks       callbacks of transformers
 counts          progress of a run; whether steps train on anything
-votes           values of a step that ranks agree on; values read from the device by the host
+votes           values of a step agreed by ranks; values read from the device by the host
 optimizers      optimizers by name, groups of parameters, Muon, adopted optimizers, the average of weights, clipping
 schedules       the learning rate
 """

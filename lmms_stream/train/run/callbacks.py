@@ -1,4 +1,4 @@
-"""Callbacks of transformers in a run: called at its events, on every rank; what one rank's decide, all ranks do."""
+"""Callbacks of transformers in a run: called at events on every rank; all ranks follow a decision on any rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FLAGS = tuple(each.name for each in dataclasses.fields(Flags))
 
 
 class Callbacks:
-    """The callbacks of a run, with the TrainerState and the TrainerControl that transformers' Trainer gives them.
+    """The callbacks of a run, with TrainerState and TrainerControl, like in transformers' Trainer.
 
-    arguments: makes the TrainingArguments that callbacks are given. standing: the fields of TrainerState as they are
-    now. Nothing of transformers' callbacks is imported before there is one, or somebody asks for the state.
+    arguments: makes the TrainingArguments for callbacks. standing: returns the current fields of TrainerState.
+    transformers' callbacks are imported only with a callback, or when the state is read.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Callbacks:
         world_size: int,
     ):
         self.control: Control = Flags()
-        self.given: dict[str, Any] = {}  # what every callback is given by name: the model, the optimizer, …
+        self.given: dict[str, Any] = {}  # keyword arguments of every callback: the model, the optimizer, …
         self._all: list[TrainerCallback] = []
         self._make_arguments, self._standing, self._world_size = arguments, standing, world_size
         self._arguments: TrainingArguments | None = None
@@ -43,7 +43,7 @@ class Callbacks:
             self.add(each)
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """ConfigError for what is no callback of transformers'."""
+        """Add a callback, or an instance of a class; raise ConfigError for anything but a transformers callback."""
         try:
             from transformers import TrainerCallback, TrainerControl
         except ImportError as error:
@@ -56,7 +56,7 @@ class Callbacks:
         self._all.append(made)
 
     def pop(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
-        """Take out the callback, or the first of this class, and return it; None where there is none."""
+        """Remove and return the callback, or the first callback of a class; return None if missing."""
         is_asked_for = (lambda each: isinstance(each, callback)) if isinstance(callback, type) else callback.__eq__
         found = next((each for each in self._all if is_asked_for(each)), None)
         if found is not None:
@@ -64,7 +64,7 @@ class Callbacks:
         return found
 
     def begin_run(self) -> None:
-        """Learn whether any rank has callbacks: then all ranks agree on what is due. All ranks call it."""
+        """Begin a run. If any rank has callbacks, all ranks will agree on due actions. All ranks call this."""
         self._agrees = bool(gather([float(len(self._all))], self._world_size).any())
         self.control.should_training_stop = False
         self.call("on_train_begin")
@@ -78,7 +78,7 @@ class Callbacks:
                 self.control = changed
 
     def agree(self) -> None:
-        """Set each flag of the control that is set on any rank; all ranks call it."""
+        """Set each flag of the control if any rank has set the flag; all ranks call this."""
         if self._agrees:
             mine = [float(getattr(self.control, name)) for name in _FLAGS]
             for name, is_set in zip(_FLAGS, gather(mine, self._world_size).any(dim=0).tolist(), strict=True):
@@ -93,9 +93,9 @@ class Callbacks:
         return any(getattr(type(each), event) is not getattr(TrainerCallback, event) for each in self._all)
 
     def log(self, record: Mapping[str, Any], *, agrees: bool = True) -> None:
-        """Give the callbacks a record, and keep it in the state's log_history.
+        """Pass a record to the callbacks, and keep the record in the state's log_history.
 
-        agrees: all ranks call it, and agree on what is due.
+        agrees: all ranks call this, and agree on due actions.
         """
         if self._is_used:
             self.state.log_history.append(dict(record))
@@ -111,7 +111,7 @@ class Callbacks:
 
     @property
     def state(self) -> TrainerState:
-        """transformers' state of the run as it is now."""
+        """Current state of the run, as transformers' TrainerState."""
         if self._state is None:
             from transformers import TrainerState
 
@@ -121,7 +121,7 @@ class Callbacks:
         return self._state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The history, and the states of callbacks that have one (ExportableState); None where nobody asks for them."""
+        """Return the history, and the states of callbacks with ExportableState; None without callbacks and state."""
         if not self._is_used:
             return None
         states = [{"name": type(each).__name__, "state": each.state()} for each in self._stateful()]
@@ -135,7 +135,7 @@ class Callbacks:
         return {"log_history": self.state.log_history, "callbacks": states}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state_dict: the attributes of each callback, the first of a class those of the first, …"""
+        """Load a state_dict: the history, and attributes of callbacks, matched by class and order."""
         if not self._is_used:
             return
         self.state.log_history = list(saved["log_history"])

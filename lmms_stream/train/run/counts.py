@@ -13,7 +13,7 @@ from ...errors import TrainingError
 class RunCounts:
     """Steps, tokens and samples since the run began; num_skipped_steps: steps without an update.
 
-    history: the stretches of the run, each with the settings that determine its packs; see loader/loader.py.
+    history: the stretches of the run, each with the settings of the packs; see loader/loader.py.
     left_out: samples of all ranks replaced by padding; see plan/left_out.py.
     """
 
@@ -25,13 +25,13 @@ class RunCounts:
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all counts except the step, which names the checkpoint."""
+        """Return all counts except the step: the checkpoint has the step."""
         values = asdict(self)
         del values["step"]
         return values
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """state: a state_dict with its step; earlier versions saved no history and no left_out."""
+        """Load a state_dict with the step; earlier versions saved no history and no left_out."""
         for each in fields(self):
             is_list = each.name in ("history", "left_out")
             setattr(self, each.name, list(state.get(each.name, [])) if is_list else state[each.name])
@@ -47,7 +47,7 @@ _REMEDY = (
 
 
 class TrainedOn:
-    """Counts the units trained on in each step of all ranks. sources: names; each source has its own packs."""
+    """Counts the units trained on in each step of all ranks. sources: names; each source has separate packs."""
 
     def __init__(self, sources: Sequence[str]):
         self._sources = tuple(sources)
@@ -56,7 +56,7 @@ class TrainedOn:
         self._num_steps, self._num_units = 0, 0.0
 
     def take(self, num_units: float, of_sources: Sequence[Sequence[float]], *, step: int) -> bool:
-        """Count a step; return whether anything is trained on in it.
+        """Count a step; return whether the step trains on anything.
 
         num_units: of all logged objectives. of_sources: packs and units of each source. TrainingError after MOST_STEPS.
         """

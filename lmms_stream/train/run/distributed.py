@@ -37,10 +37,10 @@ def init_distributed(
 ) -> tuple[World, torch.device]:
     """Join torchrun's process group, or create a group of this process only: nccl with CUDA, otherwise gloo.
 
-    An existing group is used; a warning reports another timeout. If it has no backend for CPUs (transformers' arguments
-    create a group of nccl only), a group of gloo is added: see cpu_group. Groups created here end with end_distributed,
-    or with the process. traces: folder for NCCL's collectives after a timeout.
-    Raises TrainingError when a rank does not come within timeout_s, or is gone when others connect with it.
+    An existing group is used; a warning reports another timeout. If the group has no backend for CPUs (transformers'
+    arguments create a group of nccl only), a group of gloo is added: see cpu_group. Groups created here end with
+    end_distributed, or with the process. traces: folder for NCCL's collectives after a timeout.
+    Raises TrainingError if a rank does not join within timeout_s, or ends before other ranks connect.
     """
     global _made, _told
     cuda = torch.cuda.is_available()
@@ -74,7 +74,7 @@ def init_distributed(
 
 
 def _make_group(backend: str, device: torch.device, timeout_s: float) -> None:
-    """The process group of torchrun's ranks, or of this process alone."""
+    """Create the process group of torchrun's ranks, or of this process only."""
     if "RANK" not in os.environ:
         timeout = datetime.timedelta(seconds=timeout_s)
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def _make_group(backend: str, device: torch.device, timeout_s: float) -> None:
 
 
 def tell_of_restarts(environment: Mapping[str, str]) -> None:
-    """Warn of a torchrun that keeps one store for the ranks of all starts, where there may be several."""
+    """Warn if torchrun may restart ranks, and keeps a single store for the ranks of all starts."""
     restarts, shared = environment.get("TORCHELASTIC_MAX_RESTARTS", "0"), "TORCHELASTIC_USE_AGENT_STORE"
     if environment["RANK"] == "0" and restarts != "0" and environment.get(shared) == "True":
         logger.warning(
@@ -106,7 +106,7 @@ def tell_of_restarts(environment: Mapping[str, str]) -> None:
 
 
 def end_distributed() -> None:
-    """End the process groups that init_distributed made; one that somebody else made stays."""
+    """End the process groups created by init_distributed; foreign groups stay."""
     global _made, _beside
     if _beside is not None and dist.is_initialized() and dist.group.WORLD is _beside[0]:
         dist.destroy_process_group(_beside[1])
@@ -122,9 +122,9 @@ def takes_cpu_tensors(group: dist.ProcessGroup) -> bool:
 
 
 def cpu_group(timeout_s: float | None = None) -> dist.ProcessGroup:
-    """All ranks, for tensors on the CPU: their process group, or one of gloo beside it, which the first call makes.
+    """Return a group of all ranks for tensors on the CPU: the process group, or gloo's, created by the first call.
 
-    All ranks call it first at the same point.
+    All ranks make the first call at the same point.
     """
     global _beside
     default = dist.group.WORLD
@@ -140,14 +140,14 @@ def cpu_group(timeout_s: float | None = None) -> dist.ProcessGroup:
 
 
 def group_timeout_s(group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """How long the collectives of a group on this device wait for other ranks, in seconds."""
+    """Return the timeout of a group's collectives on this device, in seconds."""
     assert group is not None
     options = group._get_backend(device).options
     return float(options._timeout.total_seconds())
 
 
 def seed_step(seed: int, *, step: int, group: int) -> None:
-    """Seed torch for a step, so that a resumed run draws the same (for dropout)."""
+    """Seed torch for a step: a resumed run draws the same numbers, for example for dropout."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, group]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
@@ -157,7 +157,7 @@ def is_lost_rank(error: RuntimeError) -> bool:
 
 
 def gather_objects(value: object, world_size: int) -> list[Any]:
-    """Return the values of all ranks, in order; all ranks call it. Values must be picklable."""
+    """Return the values of all ranks, in order; all ranks call this. Values must be picklable."""
     everyone: list[Any] = [None] * world_size
     dist.all_gather_object(everyone, value, group=cpu_group())
     return everyone
@@ -181,7 +181,7 @@ _NUM_CAME, _ALL_CAME = "num_came", "all_came"  # keys of the store
 
 
 def join_ranks(backend: str, device: torch.device, *, timeout_s: float) -> None:
-    """Create the process group of torchrun's variables; all ranks call it.
+    """Create the process group of torchrun's variables; all ranks call this.
 
     Raises dist.DistError, or another RuntimeError of gloo, if a rank does not join, or ends, within timeout_s.
     """
@@ -234,7 +234,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 def set_interface(environment: MutableMapping[str, str]) -> None:
     """Set gloo's interface in the environment of a rank, if needed and not set. ConfigError: see chosen.
 
-    environment: torchrun's, with the address of the ranks' store; a run on one node needs no interface.
+    environment: torchrun's, with the address of the ranks' store; a run on a single node needs no interface.
     """
     size, local_size = environment.get("WORLD_SIZE"), environment.get("LOCAL_WORLD_SIZE")
     if VARIABLE in environment or size is None or local_size is None or int(size) <= int(local_size):
@@ -355,7 +355,7 @@ def record_collectives(folder: Path) -> None:
 
 
 def flight_recorder_files() -> str:
-    """Message about the files of this process's recorder; empty without one."""
+    """Return a message about the files of this process's recorder; empty without a recorder."""
     if not _begins:
         return ""
     return f"; NCCL's collectives of each rank N will be in {_begins[0]}N, which torchfrtrace reads"

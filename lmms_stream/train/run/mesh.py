@@ -1,9 +1,9 @@
 """Ranks -> coordinates: the copy of the model, the shard, the part of a pack's tokens, the part of the matrices.
 
-The layout is [copy, shard, sp, tp], tp fastest: ranks of a tensor parallel group are consecutive and on one node.
+The layout is [copy, shard, sp, tp], tp fastest: ranks of a tensor parallel group are consecutive and on the same node.
 Example: among 8 ranks with shard_ranks 2, sequence_parallel 1 and tensor_parallel 2, rank 5 is
 (copy 1, shard 0, sp 0, tp 1). Rank 5 reads rank 4's packs, holds the other half of the matrices, and shares this half
-with rank 7. In one copy, each expert_parallel consecutive ranks hold different experts and read different packs.
+with rank 7. Within a copy, each expert_parallel consecutive ranks hold different experts and read different packs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .settings import TrainConfig
 class Meshes:
     """The groups of this rank. All their collectives wait for timeout_s.
 
-    fsdp: ranks that shard one copy of the model and average gradients, sequence parallel ranks among them: ("shard",),
-    or ("copy", "shard") with copies (HSDP). sp: ranks with parts of one pack's tokens; tp: ranks with parts of one
-    copy's matrices; ep: ranks with different experts of one copy; experts: ranks that shard the same experts, as fsdp
-    shards all other parameters. None for a group of one rank.
+    fsdp: ranks that shard a copy of the model and average gradients, including sequence parallel ranks: ("shard",), or
+    ("copy", "shard") with copies (HSDP). sp: ranks with parts of a pack's tokens; tp: ranks with parts of a copy's
+    matrices; ep: ranks with different experts of a copy; experts: ranks sharding the same experts, like fsdp for all
+    other parameters. sp, tp, ep and experts are None if not used.
     """
 
     fsdp: DeviceMesh
@@ -40,9 +40,9 @@ class Meshes:
 
 
 def join_world(config: TrainConfig) -> tuple[World, torch.device]:
-    """Join the process group; ranks of one group read the same packs. See init_distributed.
+    """Join the process group, see init_distributed; replication is config.group_ranks.
 
-    ConfigError for degrees that do not divide the world size.
+    Raises ConfigError for degrees that do not divide the world size.
     """
     world, device = init_distributed(config.timeout_s, traces=Path(config.output_dir) / STACKS)
     _shard_ranks(config, world.world_size)
@@ -50,7 +50,7 @@ def join_world(config: TrainConfig) -> tuple[World, torch.device]:
 
 
 def build_meshes(device: torch.device, *, world_size: int, config: TrainConfig) -> Meshes:
-    """Create the groups; every rank calls it. Degrees divide the ranks, see join_world."""
+    """Create the groups; every rank calls this. Degrees divide the ranks, see join_world."""
     tp, sp = config.tensor_parallel, config.sequence_parallel
     timeout = datetime.timedelta(seconds=config.timeout_s)
     shard_ranks = _shard_ranks(config, world_size)
@@ -72,10 +72,9 @@ def build_meshes(device: torch.device, *, world_size: int, config: TrainConfig) 
 def _with_parts(
     ranks: torch.Tensor, name: str, device: torch.device, timeout: datetime.timedelta
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """Meshes of ranks in the order [copy, shard, parts]: replica groups of a part, and groups with the parts of one
-    tensor.
+    """Return the mesh of ranks with the same part, and the mesh of ranks with the parts of a tensor.
 
-    FSDP needs both meshes to have the same root.
+    ranks: [copy, shard, parts]. FSDP needs the same root for both meshes.
     """
     names = ("copy", "shard") if len(ranks) > 1 else ("shard",)
     groups = [_group(ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]), timeout) for dim in range(3)]
@@ -86,7 +85,7 @@ def _with_parts(
 
 
 def _shard_ranks(config: TrainConfig, world_size: int) -> int:
-    """Number of ranks that shard one copy of the model; a tensor parallel group counts as one rank."""
+    """Return the number of ranks per copy of the model; a tensor parallel group counts as a single rank."""
     tp, sp = config.tensor_parallel, config.sequence_parallel
     if world_size % tp:
         raise ConfigError(f"train.tensor_parallel {tp} does not divide the world size {world_size}: choose a divisor")
@@ -115,9 +114,9 @@ def _shard_ranks(config: TrainConfig, world_size: int) -> int:
 
 
 def _fsdp(ranks: torch.Tensor, device: torch.device, timeout: datetime.timedelta) -> DeviceMesh:
-    """Return the mesh of int[copies, shards]: one dimension for a single copy, else two.
+    """Return the mesh of int[copies, shards]: 1D for a single copy, otherwise 2D.
 
-    Groups created by a DeviceMesh have torch's default timeout; these groups have the run's timeout.
+    Groups created by a DeviceMesh have torch's default timeout; groups created here have the run's timeout.
     """
     if len(ranks) == 1:
         assert dist.group.WORLD is not None
@@ -127,7 +126,7 @@ def _fsdp(ranks: torch.Tensor, device: torch.device, timeout: datetime.timedelta
 
 
 def _group(rows: torch.Tensor, timeout: datetime.timedelta) -> dist.ProcessGroup:
-    """Create one group per row; return the group of this rank."""
+    """Create a group per row; return the group of this rank."""
     group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)  # each rank is in one of the groups
     return group

@@ -14,14 +14,14 @@ logger = logging.getLogger("lmms_stream")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
-    """Return the config with bf16 decided; unset, True on GPUs that support bfloat16."""
+    """Return the config with bf16 decided; unset, True on GPUs with bfloat16."""
     if config.bf16 is not None:
         return config
     return replace(config, bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported())
 
 
 def set_tf32(config: TrainConfig, device: torch.device) -> None:
-    """Set the float32 matmul precision of a GPU, and log it; do nothing on CPUs."""
+    """Set and log the float32 matmul precision of a GPU; do nothing on CPUs."""
     if device.type != "cuda":
         return
     if config.tf32 or (config.tf32 is None and config.bf16):

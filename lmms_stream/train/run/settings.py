@@ -100,7 +100,7 @@ class FsdpConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestConfig:
-    """Choice of the best evaluation, and use of its checkpoint."""
+    """Choice of the best evaluation, and use of the checkpoint."""
 
     metric: str | None = None  # metric of the evaluations to compare (default: loss)
     mode: Literal["min", "max"] | None = None  # whether a lower or higher metric is better (default: min for losses)
@@ -147,7 +147,7 @@ def _warmup_ratio(settings: Settings, ratio: float) -> None:
 
 
 def share_of_run(ratio: float) -> float:
-    """A share for warmup; the whole run as the largest number below 1."""
+    """Return a share for warmup; for the whole run, the largest number below 1."""
     return min(ratio, math.nextafter(1.0, 0.0))
 
 
@@ -160,7 +160,7 @@ def _learning_rates(settings: Settings, rates: Mapping[str, float] | None) -> No
 
 
 def _decay_all(settings: Settings, decays: bool) -> None:
-    """Vectors decay where a group says so: each group has the weight_decay that matrices have."""
+    """Give each group the weight_decay of matrices: vectors decay only by a group."""
     if decays and (rate := _number(settings.get("weight_decay") or 0)):
         groups = {"*": {}, **(settings.get("groups") or {})}
         settings["groups"] = {pattern: {"weight_decay": rate, **values} for pattern, values in groups.items()}
@@ -176,7 +176,7 @@ def _replication(settings: Settings, ranks: int | None) -> None:
 
 
 def _beta(index: int) -> Callable[[Settings, Any], None]:
-    """Move one of AdamW's two betas into optim_args."""
+    """Return a function to move the first or second beta of AdamW into optim_args."""
 
     def move(settings: Settings, beta: Any) -> None:
         beta, arguments = _number(beta), dict(settings.get("optim_args") or {})
@@ -192,7 +192,7 @@ def _beta(index: int) -> Callable[[Settings, Any], None]:
 
 
 def _strategy(key: str) -> OldKey:
-    """A strategy of transformers, beside a number of steps that "steps" alone reads."""
+    """Return the old key of a transformers strategy. "steps" keeps the number of steps; "no" and "epoch" replace it."""
 
     def move(settings: Settings, strategy: Any) -> None:
         strategy, found = "no" if strategy is False else strategy, settings.get(key)
@@ -205,7 +205,7 @@ def _strategy(key: str) -> OldKey:
 
 
 def _number(value: Any) -> Any:
-    """The number in a text, which old keys take; another value as it is."""
+    """Return the number in a text, allowed in old keys; other values unchanged."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value
@@ -255,7 +255,7 @@ OLD_KEYS = {
 @old_keys(OLD_KEYS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Settings of training, each explained next to its field.
+    """Settings of training, each explained next to the field.
 
     Exactly one of max_steps, num_train_epochs and max_tokens sets the end of the run. Patterns are fnmatch patterns of
     parameters' names. ConfigError for invalid values.
@@ -359,7 +359,7 @@ class TrainConfig:
 
     @property
     def group_ranks(self) -> int:
-        """Number of consecutive ranks that read the same packs, with parts of their tokens or of each matrix."""
+        """Number of consecutive ranks with the same packs, and parts of the tokens or of each matrix."""
         return self.sequence_parallel * self.tensor_parallel
 
     @property
