@@ -1,4 +1,4 @@
-"""Causal language modelling: predict each trained token from the tokens before it in its sample."""
+"""Causal language modelling: predict the tokens trained on from earlier tokens of the sample."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TOKENS, Z, ROUTER = "tokens", "z", "router"
 class CausalLanguageModelling:
     """The cross entropy of loss tokens, over the loss tokens of the global batch.
 
-    Besides, and not in the log: with z_loss, that times the mean squared log of the softmax's sum; of a mixture of
-    experts, the auxiliary loss of its router by the weight in the model's config, over all tokens.
+    Added, but not logged: z_loss times the mean squared log of the softmax's sum; for a mixture of experts, the
+    auxiliary loss of the router over all tokens, with the weight in the model's config.
     """
 
     name = "causal"
@@ -44,7 +44,7 @@ class CausalLanguageModelling:
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
         made = model(batch, packs)
         sums = {TOKENS: LossSum.of(self.of_tokens(made.tokens), [pack.num_loss_tokens for pack in packs])}
-        nowhere = torch.empty(0)  # these are not logged
+        nowhere = torch.empty(0)  # not logged
         if self.z_loss:
             sums[Z] = LossSum(self.z_loss * made.logs.square().sum(), nowhere)
         if made.router is not None:
@@ -52,7 +52,7 @@ class CausalLanguageModelling:
         return sums
 
     def of_tokens(self, losses: torch.Tensor) -> torch.Tensor:
-        """Loss of each loss token, float32[n], from its cross entropy: the same."""
+        """Return the loss of each loss token, float32[n], from the cross entropies: here unchanged."""
         return losses
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
@@ -60,13 +60,13 @@ class CausalLanguageModelling:
         prove(model, device=device, bf16=bf16)
 
 
-# A loss function as transformers' users write it: compute_loss_func(outputs, labels, num_items_in_batch).
+# A loss function in the form of transformers: compute_loss_func(outputs, labels, num_items_in_batch).
 
 LossFunction = Callable[..., torch.Tensor]
 
 
 class FunctionTask(CausalLanguageModelling):
-    """Learns by a loss function alone, over the loss tokens of the global batch; see losses_of_function."""
+    """Trains with only a loss function, over the loss tokens of the global batch; see losses_of_function."""
 
     def objectives(self, model: PackedModel) -> Sequence[Objective]:
         if model.family is not None:
@@ -80,11 +80,12 @@ class FunctionTask(CausalLanguageModelling):
 def losses_of_function(
     function: LossFunction, model: PackedModel, batch: Batch, packs: Sequence[Batch], units: Mapping[str, float]
 ) -> Mapping[str, LossSum]:
-    """The losses of each pack by a function of its outputs and labels.
+    """Return the losses of each pack, from a user's function of outputs and labels.
 
-    It is called for each pack, with outputs.logits float[1, T, V], labels int64[1, T] (-100 where nothing is learnt, as
-    at the first token of each sample; position t predicts the label at t + 1), and num_items_in_batch: the loss tokens
-    by which it divides the sum of its losses, those of the global batch (in an evaluation, of the pack).
+    The function is called for each pack, with outputs.logits float[1, T, V], labels int64[1, T] (-100 for tokens not
+    trained on, including the first token of each sample; position t predicts the label at t + 1), and
+    num_items_in_batch: loss tokens of the global batch (in an evaluation: of the pack), the divisor for the function's
+    sum of losses.
     """
     from transformers.modeling_outputs import CausalLMOutput
 

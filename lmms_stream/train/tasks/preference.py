@@ -1,6 +1,6 @@
-"""Base of tasks that compare answers: their packs, their reference, and the record of their rewards.
+"""Base of tasks that compare answers: packs, reference, and record of rewards.
 
-The reward of an answer is beta times the logarithm of how much more probable the model makes it than its reference.
+The reward of an answer is beta * log(probability by the model / probability by the reference).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CHOSEN, REJECTED = "rewards/chosen", "rewards/rejected"
 
 
 def collate_answers(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
-    """collate, of samples that are one answer each; ConfigError for others."""
+    """Collate samples of a single answer each; raise ConfigError for other samples."""
     roles = [[Role.REJECTED], [Role.CHOSEN]]
     _check_roles(samples, sample_ids, task="kto", roles=roles, words="one answer, with its label")
     return collate(samples, sample_ids, **options)
 
 
 def collate_pairs(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
-    """collate, of samples that are a chosen answer and then a rejected one; ConfigError for others."""
+    """Collate samples of a chosen answer, then a rejected answer; raise ConfigError for other samples."""
     pair = [[Role.CHOSEN, Role.REJECTED]]
     _check_roles(samples, sample_ids, task="dpo", roles=pair, words="a chosen answer and then a rejected one")
     return collate(samples, sample_ids, **options)
@@ -52,13 +52,13 @@ def _check_roles(
 
 
 class PreferenceTask:
-    """Base of DPO and KTO. beta: the scale of rewards; the larger, the closer the model stays to its reference.
+    """Base of DPO and KTO. beta: scale of rewards; with a larger beta the model stays closer to the reference.
 
-    reference: "model", the starting weights are kept beside those that are trained and run in each step; or "stored",
-    their log-probabilities of the whole dataset are measured once, before the first step.
+    reference: "model": the starting weights are kept next to the trained weights, and run in each step; "stored": the
+    log-probabilities of the whole dataset are measured once, before the first step.
     """
 
-    main: ClassVar[str]  # the name of what is learnt, by which units are counted
+    main: ClassVar[str]  # name of the objective trained on, the unit of counts
     num_answers: ClassVar[int]  # of a sample
 
     def __init__(self, *, name: str, beta: float, loss_type: str, loss_types: Sequence[str], reference: ReferenceKind):
@@ -72,7 +72,7 @@ class PreferenceTask:
         self.reference: ReferenceKind = reference
 
     def _objectives(self, model: PackedModel, figures: Sequence[str]) -> list[Objective]:
-        """Objectives, with the router's loss of a mixture of experts, and figures of the record."""
+        """Return objectives, including the router's loss of a mixture of experts, and figures of the record."""
         found = [Objective(name=self.main)]
         if model.router_weight:
             found.append(Objective(name=ROUTER, weight=model.router_weight, is_logged=False))
@@ -84,14 +84,14 @@ class PreferenceTask:
     def _run(
         self, model: PackedModel, batch: Batch, packs: Sequence[Batch], reference: OfPacks
     ) -> tuple[torch.Tensor, dict[str, LossSum]]:
-        """How much more probable each answer is than by the reference, float32[sequences]; the router's loss."""
+        """Return log-probability minus the reference's for each answer, float32[sequences]; and the router's loss."""
         made = model(batch, packs)
         of_reference = torch.cat([reference[pack.micro_batch] for pack in packs])
         ratios = log_probs_of(made.tokens, packs) - of_reference.to(made.tokens.device)
         return ratios, {} if made.router is None else {ROUTER: LossSum(made.router, torch.empty(0))}
 
     def prepare(self, model: PackedModel, passes: StepPasses, *, reference: Reference, is_training: bool) -> Any:
-        """The reference's log-probabilities of the answers of a step; see Task."""
+        """Return the reference's log-probabilities of the answers of a step; see Task."""
         return reference.log_probs(passes)
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
@@ -101,17 +101,17 @@ class PreferenceTask:
 
 
 def figures_of(values: Mapping[str, torch.Tensor], counts: Sequence[int]) -> dict[str, LossSum]:
-    """Figures of the record, from values of single units, float32[n], of which each pack has so many."""
+    """Return figures of the record, from values of single units, float32[n]. counts: units per pack."""
     return {name: LossSum.of(each.detach(), counts) for name, each in values.items()}
 
 
-# The packs of a step by forward pass, on the device as they are asked for.
+# The packs of a step by forward pass, copied to the device on demand.
 
 
 class StepPasses:
-    """Gives, each time it is iterated, the batch of each forward pass on the device, with the packs it is joined of.
+    """Yields, in each iteration, the batch of each forward pass on the device, with the packs in the batch.
 
-    packs: on the CPU, by forward pass. joined: makes one sequence of packs, checked.
+    packs: on the CPU, by forward pass. joined: checks packs, and joins them to a sequence.
     """
 
     def __init__(

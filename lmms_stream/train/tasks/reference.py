@@ -1,4 +1,4 @@
-"""The starting weights of a run, with which tasks compare the model: their digest, a copy, or their stored results."""
+"""The starting weights of a run, for tasks that compare the model with them: digest, copy, or stored results."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ from ..model.model import PackedModel
 from ..model.sharding import reshard
 from ..run.distributed import cpu_group
 
-# Log-probabilities of answers: of each sequence of a batch, summed over the tokens that are trained on.
+# Log-probabilities of answers: of each sequence of a batch, summed over tokens trained on.
 
-OfPacks = Mapping[int, torch.Tensor]  # micro_batch of a pack -> float32[its sequences]
+OfPacks = Mapping[int, torch.Tensor]  # micro_batch of a pack -> float32[sequences of the pack]
 
 
 class Passes(Protocol):
-    """Forward passes. packs: of each, on the CPU. Iterated, it gives the batch on the device that they are joined to,
-    too.
-    """
+    """Forward passes. packs: by pass, on the CPU. Iteration yields the joined batch on the device, and the packs."""
 
     @property
     def packs(self) -> Sequence[Sequence[Batch]]: ...
@@ -47,7 +45,7 @@ class Passes(Protocol):
 
 
 def num_learnt(pack: Batch) -> list[int]:
-    """Tokens that are learnt of each sequence of a pack on the CPU. Padding is no sequence, and has none."""
+    """Return the number of tokens trained on in each sequence of a pack on the CPU, without padding."""
     if pack.sequences is None:
         return []
     ends = np.concatenate([[0], np.cumsum(pack.labels[0].numpy() != IGNORED_LABEL)])
@@ -57,9 +55,9 @@ def num_learnt(pack: Batch) -> list[int]:
 
 
 def log_probs_of(token_losses: torch.Tensor, packs: Sequence[Batch]) -> torch.Tensor:
-    """float32[sequences], from the loss of each learnt token of packs in order; can be differentiated.
+    """Return float32[sequences], differentiable, from the losses of the tokens trained on, in the order of packs.
 
-    All tokens that are learnt are those of sequences. A result of no sequences can be differentiated, too.
+    All tokens trained on are in sequences. A result without sequences is differentiable, too.
     """
     counts = [count for pack in packs for count in num_learnt(pack)]
     if not counts:
@@ -68,8 +66,9 @@ def log_probs_of(token_losses: torch.Tensor, packs: Sequence[Batch]) -> torch.Te
 
 
 def measured_log_probs(model: PackedModel, passes: Passes) -> dict[int, torch.Tensor]:
-    """Log-probabilities of each pack's sequences, by a model that is not training: no gradients, no dropout. All ranks
-    call it with equally many passes.
+    """Return the log-probabilities of each pack's sequences, in evaluation mode: no gradients, no dropout.
+
+    All ranks call this with equally many passes.
     """
     found: dict[int, torch.Tensor] = {}
     with _not_training(model):
@@ -96,24 +95,24 @@ ReferenceKind = Literal["model", "stored"]
 
 
 class Reference(Protocol):
-    """The starting weights of a run, as far as a task compares with them. All ranks make the same calls.
+    """The starting weights of a run, for comparison with the model. All ranks make the same calls.
 
-    digest: of those weights.
+    digest: of the starting weights.
     """
 
     @property
     def digest(self) -> str: ...
 
     def log_probs(self, passes: Passes) -> OfPacks:
-        """Log-probabilities of each pack's sequences, on any device."""
+        """Return the log-probabilities of each pack's sequences, on any device."""
         ...
 
 
 def weights_digest(model: PackedModel) -> str:
-    """xxh3 of the names, types and numbers of a sharded model's weights, the same for any number of ranks.
+    """Return the xxh3 of a sharded model's weights (names, types, shapes, numbers), equal for any number of ranks.
 
-    Of a model with an adapter: of the weights under it, which are its reference. All ranks call it; each weight is
-    gathered, one after another.
+    For a model with an adapter, the digest of the base weights: they are the reference. All ranks call this; weights
+    are gathered one after another.
     """
     if (adapter := adapter_of(model.model)) is not None:
         return adapter.base
@@ -131,7 +130,7 @@ def weights_digest(model: PackedModel) -> str:
 
 
 def check_adapter(model: PackedModel) -> None:
-    """ConfigError for an adapter that begins otherwise than without effect, so that its base is no reference."""
+    """Raise ConfigError for an adapter with an effect at the beginning: the base would not be the reference."""
     adapter = adapter_of(model.model)
     begins = True if adapter is None else adapter.config.get("init_lora_weights", True)
     if begins not in (True, "gaussian"):
@@ -144,8 +143,8 @@ def check_adapter(model: PackedModel) -> None:
 # Log-probabilities of a dataset's samples under the starting weights, measured once and kept in a file.
 #
 # The file is stored next to the dataset, in `_lmms/reference/`: `<fingerprint>.npy`, float32[num_samples, k], for the k
-# sequences of each sample in order. `<fingerprint>.json` names the model that measured them, and is written last. Until
-# then `<fingerprint>.part.npy` holds the measured values, and NaN for the others.
+# sequences of each sample in order. `<fingerprint>.json` describes weights and data of the measurement, and is
+# written last. Before, `<fingerprint>.part.npy` has the measured values, and NaN for other samples.
 
 
 REFERENCE_FOLDER = "_lmms/reference"
@@ -155,7 +154,7 @@ REFERENCE_FOLDER = "_lmms/reference"
 class StoredLogProbs:
     """The files of a dataset's log-probabilities in a folder.
 
-    described: all that can change one, as JSON values. shape: samples, sequences of each.
+    described: everything with influence on the values, as JSON values. shape: samples, sequences per sample.
     """
 
     folder: Path
@@ -164,7 +163,7 @@ class StoredLogProbs:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what is described."""
+        """Hash of the description."""
         return hashlib.blake2b(json.dumps(self.described, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @property
@@ -181,7 +180,7 @@ class StoredLogProbs:
         return self.path.with_suffix(".json")
 
     def read(self) -> NDArray[np.float32] | None:
-        """The log-probabilities; None where they were not measured to the end. CheckpointError for damaged files."""
+        """Return the log-probabilities; None if not all are measured. Raises CheckpointError for damaged files."""
         try:
             found = json.loads(self._description.read_bytes())
         except FileNotFoundError:
@@ -196,7 +195,7 @@ class StoredLogProbs:
         return values
 
     def begin(self) -> NDArray[np.float32]:
-        """Return the values so far, from a new file if there is none; NaN elsewhere."""
+        """Return the values measured so far, NaN elsewhere; create the file if missing."""
         if self._part.exists():
             return self._array(self._part)
         with disk_errors(str(self.folder)):
@@ -208,14 +207,14 @@ class StoredLogProbs:
         return self._array(self._part)
 
     def add(self, sample_ids: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        """Keep those of some samples; they outlive the process. `begin` comes before."""
+        """Write the values of some samples to the file: they outlive the process. Call `begin` first."""
         with disk_errors(str(self._part)):
             mapped = np.load(self._part, mmap_mode="r+", allow_pickle=False)
             mapped[sample_ids] = values
             mapped.flush()
 
     def end(self) -> NDArray[np.float32]:
-        """All of them, from now on measured to the end."""
+        """Mark the measurement as complete, and return all values."""
         values = self._array(self._part)
         said = {"described": self.described, "content_hash": _hash(values)}
         with disk_errors(str(self.folder)):
@@ -246,7 +245,8 @@ def _hash(values: NDArray[np.float32]) -> str:
 
 
 def folder_of(storage: Storage, *, output_dir: Path) -> Path:
-    """Folder for log-probabilities of a dataset: next to it if this process can write there, else with the run.
+    """Return the folder for a dataset's log-probabilities: next to the dataset if writable, else in the output_dir.
+
     storage: of the dataset.
     """
     if isinstance(storage, LocalStorage) and os.access(storage.folder, os.W_OK):
@@ -261,7 +261,7 @@ class StoredReference:
         self._of_sources, self.digest = of_sources, digest
 
     def log_probs(self, passes: Passes) -> OfPacks:
-        """See Reference; ConfigError for samples that were not measured."""
+        """See Reference; raises ConfigError for unmeasured samples."""
         return {
             pack.micro_batch: self._of_samples(pack.source, pack.sample_ids.numpy())
             for packs in passes.packs
@@ -270,7 +270,7 @@ class StoredReference:
 
     def _of_samples(self, source: str, sample_ids: NDArray[np.int64]) -> torch.Tensor:
         if not len(sample_ids):
-            return torch.empty(0)  # of a pack without samples, which is of no source
+            return torch.empty(0)  # a pack without samples has no source
         if source not in self._of_sources:
             raise ConfigError(
                 f"log-probabilities of the reference are stored of {', '.join(self._of_sources)}, not of {source}: "
@@ -289,14 +289,14 @@ class StoredReference:
 # The starting weights, kept next to the trained ones.
 #
 # Each rank keeps a copy of its shards of the trained parameters, in the same number format. A forward pass of the
-# reference exchanges copy and parameters, and so runs the same model with the same attention, kernels and shards. With
-# an adapter nothing is kept: the reference is the model without its adapter.
+# reference exchanges copy and parameters, to run the same model with the same attention, kernels and shards. With an
+# adapter nothing is kept: the reference is the model without the adapter.
 
 
 class FrozenWeights:
-    """A Reference: the weights that a sharded model has now. All ranks make it, before anything is trained or resumed.
+    """A Reference: the current weights of a sharded model. All ranks create this before any update or resume.
 
-    keeps: whether they are copied; without, it is the reference as long as nothing was trained.
+    keeps: whether to copy trained weights. Without copy and adapter, the reference is valid only before an update.
     """
 
     def __init__(self, model: PackedModel, *, keeps: bool = True):
@@ -313,8 +313,8 @@ class FrozenWeights:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Inside, the model has the starting weights."""
-        reshard(self._model)  # parts that stay gathered after a forward pass have the other weights
+        """Give the model the starting weights inside."""
+        reshard(self._model)  # parts still gathered after a forward pass have the trained weights
         self._swap()
         try:
             yield
@@ -331,6 +331,6 @@ class FrozenWeights:
 
 
 def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The memory of this rank's part."""
+    """Return the memory of this rank's part."""
     value = parameter.detach()
     return value.to_local() if isinstance(value, DTensor) else value

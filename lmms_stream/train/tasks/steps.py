@@ -1,4 +1,4 @@
-"""A task on the packs of a step: gradients of its objectives, and their sums by source. packs -> [task] -> sums."""
+"""A task on the packs of a step: gradients of the objectives, sums of losses by source. packs -> [task] -> sums."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Ma
 class TaskSteps:
     """Runs a task with a model on this rank's packs. sources: of packs, by name. All ranks make the same calls.
 
-    per_device_batch: packs in one forward pass. num_averaged: ranks over which FSDP averages gradients. losses: the
-    sums of each objective over packs, given the model, what they are joined to, themselves, and the units by which the
-    sums are divided later (default: the task's). between: called between two forward passes of a step; begin_pass:
-    before each, is_last: of its step. seed: of what the task draws at random. phases: told what is done. reference: of
-    a task that compares the model with one.
+    per_device_batch: packs in a forward pass. num_averaged: ranks over which FSDP averages gradients. losses: function
+    of model, joined batch, packs, and units to divide by later -> the sums of each objective (default: the task's).
+    between: called between two forward passes of a step. begin_pass: called before each pass, with whether the pass is
+    the last of the step. seed: of the task's random draws. phases: receives the current activity. reference: for a task
+    that compares the model with a reference.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class TaskSteps:
         self.draw = replace(self.draw, step=step)
 
     def task_losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
-        """The task's losses; a task whose `losses` has the keyword `draw` is given what it may draw by.
+        """Return the task's losses. A task with the keyword `draw` in `losses` gets a Draw.
 
-        One with a reference is given what it has prepared for the step.
+        A task with a reference gets the result of `prepare` for the step, as `known`.
         """
         given: dict[str, Any] = {"draw": self.draw} if self._draws else {}
         if self._reference is not None:
@@ -76,15 +76,15 @@ class TaskSteps:
         return self._task.losses(model, batch, packs, **given)
 
     def units(self, packs: Sequence[Batch]) -> list[float]:
-        """Units of each objective in all of these packs."""
+        """Return the units of each objective in all of these packs."""
         each_pack = [self._task.units(pack) for pack in packs]
         return [float(sum(units[each.name] for units in each_pack)) for each in self.objectives]
 
     def of_sources(self, packs: Sequence[Batch]) -> list[float]:
-        """For each source in turn: its packs among these, and the units of logged objectives in them."""
+        """Return, for each source in turn, the number of packs, and the units of logged objectives in the packs."""
         counts = [0.0] * (2 * len(self._sources))
         for pack in packs:
-            if pack.num_segments:  # a pack without samples is of no source
+            if pack.num_segments:  # a pack without samples has no source
                 index = self._sources.index(pack.source)
                 units = self._task.units(pack)
                 counts[2 * index] += 1
@@ -98,7 +98,7 @@ class TaskSteps:
     def backward(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
         """Sum gradients over the packs of a step. units: of each objective in the global batch.
 
-        Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
+        Returns, for each logged objective, the losses by source, then the units: float64[logged, 2, sources].
         """
         totals = torch.zeros(len(self.logged), 2, len(self._sources), dtype=torch.float64, device=self._device)
         # FSDP averages gradients over its ranks: the average times their number is the sum.
@@ -131,7 +131,7 @@ class TaskSteps:
 
     @torch.no_grad()
     def forward(self, pack: Batch) -> list[torch.Tensor]:
-        """The losses of each objective that is logged: float64[] each. What is drawn is that of an evaluation."""
+        """Return the losses of each logged objective, float64[] each, with the random draws of an evaluation."""
         self.draw = replace(self.draw, step=None)
         self._prepare([[pack]], is_training=False)
         units = {name: float(count) for name, count in self._task.units(pack).items()}
@@ -139,7 +139,7 @@ class TaskSteps:
         return [sums[each.name].of_packs.sum() for each in self.logged]
 
     def _sums(self, joined: Batch, packs: Sequence[Batch], units: Mapping[str, float]) -> Mapping[str, LossSum]:
-        """The sums of each objective; ConfigError if a task, or compute_loss of a trainer, returns something else."""
+        """Return the sums of each objective; ConfigError if the task or compute_loss returns anything else."""
         sums: object = self._losses(self._model, joined, packs, units)
         for each in self.objectives:
             found = sums.get(each.name) if isinstance(sums, Mapping) else None
@@ -161,7 +161,7 @@ class TaskSteps:
         return cast(Mapping[str, LossSum], sums)
 
     def _prepare(self, passes: Sequence[Sequence[Batch]], *, is_training: bool) -> None:
-        """Let a task with a reference run it on the packs of a step, all of them before the first is learnt from."""
+        """Let a task with a reference prepare all packs of a step, before the first pack is trained on."""
         if self._reference is None:
             return
         prepare: Any = self._task.prepare  # type: ignore[attr-defined]  # see Task
@@ -170,9 +170,9 @@ class TaskSteps:
             self._known = prepare(self._model, on_their_way, reference=self._reference, is_training=is_training)
 
     def _joined(self, packs: Sequence[Batch]) -> Batch:
-        """The packs of a forward pass as one sequence, checked."""
+        """Check the packs of a forward pass, and join the packs to a sequence."""
         joined = join(packs)
-        if isinstance(self._model, PackedModel):  # what others cannot read their tasks know
+        if isinstance(self._model, PackedModel):  # tasks of other models know the limits of their models
             for pack in packs:
                 self._model.check_tokens(pack)
             check_lengths(self._model.model.config, joined)
@@ -182,7 +182,7 @@ class TaskSteps:
         for index, pack in enumerate(packs):
             units = self._task.units(pack)
             for row, each in zip(totals, self.logged, strict=True):
-                if count := units[each.name]:  # a pack without samples is of no source
+                if count := units[each.name]:  # a pack without samples has no source
                     source = self._sources.index(pack.source)
                     row[0, source] += sums[each.name].of_packs[index]
                     row[1, source] += count

@@ -22,9 +22,9 @@ from ..model.model import PackedModel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """An objective of training. is_logged: whether records contain its loss (False for a penalty, for example).
+    """An objective of training. is_logged: whether records contain the loss (False for a penalty, for example).
 
-    is_figure: a figure that is not trained on; records contain its mean by name, next to the loss.
+    is_figure: a figure, not trained on; records contain the mean by name, next to the loss.
     """
 
     name: str
@@ -66,23 +66,23 @@ def described(value: object) -> str:
 
 
 class Task(Protocol):
-    """An object with these members is a task; pass it as the trainer's `task`.
+    """An object with these members is a task, for the trainer's `task`.
 
     All ranks call each method equally often, also with packs without samples: then sums are zero, and differentiable.
 
     Optional members:
 
-    - `wrap`, for models other than transformers' language models: the created model -> the module that FSDP shards as a
-      whole and the other methods get, usually a PlainModel (model/build.py).
-    - `packed_model`, for language models that are not causal: the model and the family of its processors -> a subclass
+    - `wrap`, for models other than transformers' language models: the created model -> the module to shard by FSDP
+      and to pass to the other methods, usually a PlainModel (model/build.py).
+    - `packed_model`, for language models that are not causal: the model and the family of the processors -> a subclass
       of PackedModel.
-    - `run_one`, for tasks with images as units: the model -> its output for an image on the meta device, to count FLOPs
+    - `run_one`, for tasks with images as units: the model -> the output for an image on the meta device, to count FLOPs
       for perf/mfu; None if unknown.
-    - `reference`, for tasks that compare the model with its starting weights: "model" or "stored"; and
+    - `reference`, for tasks that compare the model with the starting weights: "model" or "stored"; and
       `prepare(model, passes, *, reference, is_training)`, called before the losses of a step or of an evaluated pack,
-      with a Reference (reference.py) and the packs by forward pass (StepPasses, preference.py). `losses` gets its
-      result as `known`.
-    - `name`, for tasks in TASKS (registry.py) that read samples of a single kind; see check_objective there.
+      with a Reference (reference.py) and the packs by forward pass (StepPasses, preference.py). `losses` gets
+      the result as `known`.
+    - `name`, for tasks in TASKS (registry.py) that read samples of a single kind; see check_objective in registry.py.
     """
 
     @property
@@ -107,9 +107,9 @@ class Task(Protocol):
         ...
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
-        """Raise ConfigError for a model that does not keep the samples of a pack apart; may choose its attention.
+        """Raise ConfigError for a model that does not keep the samples of a pack apart; may choose the attention.
 
-        bf16: the model computes in bfloat16 whatever its parameters are. is_compiled: blocks were compiled after the
+        bf16: the model computes in bfloat16 with parameters of any type. is_compiled: blocks were compiled after the
         last check, and the choice must not change.
         """
         ...
@@ -193,7 +193,7 @@ def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]
 
 
 def _ready(batch: Batch, event: torch.cuda.Event) -> Batch:
-    """Return the batch after making the current stream wait for its copy; keep its memory until the stream is done."""
+    """Return the batch after making the current stream wait for the copy; keep the memory until the stream is done."""
     current = torch.cuda.current_stream()
     current.wait_event(event)
     batch.record_stream(current)
