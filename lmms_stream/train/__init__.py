@@ -1,18 +1,18 @@
-"""Batches -> steps -> checkpoints, with FSDP2. `torchrun … -m lmms_stream.train` runs it.
+"""Batches -> steps -> checkpoints, with FSDP2. Run by `torchrun … -m lmms_stream.train`.
 
 run/            settings, processes, schedule of a run
-model/          a transformers model as it runs on packs
-checkpoint/     what is saved and resumed
-report/         what a run reports
-run_config      a run as one YAML file
-inputs          inputs of a trainer: its run, and functions that change it; data: its opened datasets
-parts           parts of a trainer, built on first use, and methods that users override
+model/          a transformers model on packs
+checkpoint/     saved and resumed state
+report/         reports of a run
+run_config      a run in a single YAML file
+inputs          inputs of a trainer: run, and functions to change parts; data: opened datasets
+parts           parts of a trainer, built on first use, and methods for users to override
 evaluate        the loss on evaluation datasets, and predictions for compute_metrics
-trainer_state   the state of a trainer, saved and resumed; a model that a checkpoint fills
-loop            one run of a trainer, step by step
+trainer_state   the state of a trainer, saved and resumed; a model filled by a checkpoint
+loop            a run of a trainer, step by step
 trainer         PackedTrainer: train, evaluate, predict, save
-launch          a run's file -> its trainer
-torchrun        the command that starts a run; torchrun for several ranks, and their end
+launch          a run's file -> a trainer
+torchrun        the command to start a run; torchrun for several ranks, and their end
 """
 
 from __future__ import annotations

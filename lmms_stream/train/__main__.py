@@ -1,4 +1,4 @@
-"""`torchrun … -m lmms_stream.train CONFIG.yaml key.sub=value …`; without torchrun, a run of one process."""
+"""`torchrun … -m lmms_stream.train CONFIG.yaml key.sub=value …`; without torchrun, a single process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(path: Path, overrides: Sequence[str]) -> int:
-    """Train as the config says; the exit status."""
+    """Train by the config; return the exit status."""
     try:
         return _train(path, overrides)
     finally:
@@ -64,7 +64,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
         with lost_ranks_named(prepared):
             with without_collections():
                 trainer = prepared.trainer()
-                trainer.build(None)  # to train as its settings say
+                trainer.build(None)  # for train.resume of the settings
             trainer.train()
     except StoppedError as stopped:
         if prepared.rank == 0:
@@ -76,7 +76,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
 
 
 def start() -> int:
-    """Run the command of this process, alone or as a rank of torchrun; its exit status."""
+    """Run this process's command, alone or in a rank of torchrun; return the exit status."""
     if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # torchrun did not start this process
         faulthandler.enable()
         return main(sys.argv[1:])

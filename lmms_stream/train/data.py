@@ -1,4 +1,4 @@
-"""The datasets of a run, opened: batches to train on, and those to evaluate."""
+"""The opened datasets of a run: batches for training and for evaluations."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut, tell_beyond_positions,
 from .run.distributed import address_for_others, gather_objects
 from .run.settings import Datasets, Packed, TrainConfig
 
-EVAL_NAME = "eval_dataset"  # the name of its source in errors
+EVAL_NAME = "eval_dataset"  # name of the source in errors
 logger = logging.getLogger("lmms_stream")
 
 
 def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
-    """The datasets to evaluate by name; one alone has no name."""
+    """Return the datasets to evaluate by name; a single dataset has an empty name."""
     if dataset is None:
         return {}
     return dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
 
 
 def eval_source(name: str) -> str:
-    """The name of the source of a dataset to evaluate."""
+    """Return the source name of a dataset to evaluate."""
     return f"{EVAL_NAME} {name}" if name else EVAL_NAME
 
 
@@ -51,7 +51,7 @@ def _bad_samples(config: TrainConfig) -> BadSamples:
 
 
 def check_evaluated(loader: PackedLoader) -> None:
-    """ConfigError for a loader whose packs never end."""
+    """Raise ConfigError for a loader with endless packs."""
     if loader.packs_left is None:
         raise ConfigError(
             f"the {loader.sources[0]} is packed in lanes, which have no end: write its lengths index with lmms-stream "
@@ -60,9 +60,9 @@ def check_evaluated(loader: PackedLoader) -> None:
 
 
 class RunData:
-    """Loaders of a run's datasets. Raises what is wrong with any of them at once, not when it is due.
+    """Loaders of a run's datasets. Errors of all datasets are raised at creation, not at first use.
 
-    open_rows: makes packs of a dataset of rows that is given after the run's own.
+    open_rows: makes packs of a dataset of rows passed later, to evaluate.
     """
 
     def __init__(
@@ -94,22 +94,22 @@ class RunData:
 
     @property
     def processors(self) -> list[Processor | None]:
-        """Processors of all datasets, those to evaluate last."""
+        """Processors of all datasets, with evaluation datasets last."""
         trained_on = named_evaluations(self.train_dataset).values()
         return [processor_of(each) for each in (*trained_on, *self.evaluations.values())]
 
     @property
     def has_epochs(self) -> bool:
-        """Whether the data has epochs that end: not with weights, and not in lanes."""
+        """Whether the data has finite epochs: not with weights, and not in lanes."""
         return self.config.weights is None and not self.loader.state_is_per_rank
 
     @property
     def epoch(self) -> float:
-        """How many epochs of every source were delivered, with the share of the last; 0 in lanes."""
+        """Number of delivered epochs, with the share of the last, of the source with the fewest; 0 in lanes."""
         return min(self.loader.epochs.values(), default=0.0)
 
     def train_loader(self, *, num_workers: int) -> PackedLoader:
-        """Batches to train on, from their beginning."""
+        """Return a loader of the batches to train on, from the beginning."""
         config = self.config
         options: dict[str, Any] = {}
         if config.bad_samples.leaves_out or config.bad_samples.timeout_s is not None:
@@ -128,9 +128,9 @@ class RunData:
         )
 
     def to_evaluate(self, given: Any) -> dict[str, Any]:
-        """Return datasets of packs by name: of a dataset or several, of one of the run by its name, or all of the run.
+        """Return datasets of packs by name: given datasets, a named evaluation dataset of the run, or all of them.
 
-        All ranks call it; rows become tokens as those of the run's eval_dataset do.
+        All ranks call this; rows become tokens like rows of the run's eval_dataset.
         """
         if given is None:
             return self.evaluations
@@ -145,20 +145,20 @@ class RunData:
         }
 
     def one_to_evaluate(self, given: Any) -> tuple[str, Any]:
-        """Return the only one of to_evaluate with its name; ConfigError for several."""
+        """Return name and dataset of the only result of to_evaluate; ConfigError unless there is exactly one."""
         named = self.to_evaluate(given)
         if len(named) != 1:
             raise ConfigError(f"there are {len(named)} datasets to evaluate: name one of {', '.join(named) or 'none'}")
         return next(iter(named.items()))
 
     def eval_loader(self, name: str, dataset: Packed) -> PackedLoader:
-        """Batches of a dataset to evaluate, from its beginning."""
+        """Return a loader of the batches of a dataset to evaluate, from the beginning."""
         return self._loader(
             {eval_source(name): dataset}, global_batch=self._world.num_groups, num_workers=self.config.num_workers
         )
 
     def steps_of(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-        """Batches of the loader by the step that they belong to."""
+        """Yield the batches of the loader by step."""
         step: list[Batch] = []
         for batch in batches:
             step.append(batch)
@@ -167,7 +167,7 @@ class RunData:
                 step = []
 
     def cursor(self) -> dict[str, Any]:
-        """Position of training, for any number of ranks; all ranks call it."""
+        """Return the position of training, for any number of ranks; all ranks call this."""
         cursor = self.loader.state_dict()
         if self.loader.state_is_per_rank:
             cursors = gather_objects(cursor, self._world.world_size)
@@ -176,7 +176,7 @@ class RunData:
 
     @contextmanager
     def worker_errors(self) -> Iterator[None]:
-        """torch's signal handler raises the death of a loader worker at any line inside: it is named."""
+        """Name the dead loader worker in an error of torch, raised by a signal handler at any line inside."""
         try:
             yield
         except LmmsStreamError:
@@ -214,19 +214,19 @@ class RunData:
         if opens_loader(dataset):
             loader: PackedLoader = dataset.open_loader(**settings)
         else:
-            loader = PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # none of several opens a loader
+            loader = PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # mappings open no loader
         loader.agreement.gather(
             loader.deal_settings, self._world, partial(gather_objects, world_size=loader.world.world_size)
         )
         return loader
 
     def tell_positions(self, positions: int | None) -> None:
-        """Warn once of samples that are longer than the positions of the model; None for a model without a limit."""
+        """Warn once of samples longer than the model's number of positions; None for a model without a limit."""
         if self._world.rank == 0 and not self.loader.state_is_per_rank:
             tell_beyond_positions(self.loader.mixture.plans, positions)
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
-        """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""
+        """Warn once of samples longer than a pack. (In lanes the number is unknown in advance.)"""
         if self._world.rank == 0 and not loader.state_is_per_rank:
             tell_overlong(loader.mixture.plans)
 
@@ -234,7 +234,7 @@ class RunData:
 def _share_shards(datasets: Iterable[Any], world: World) -> None:
     """Let nodes take shards from each other for datasets with `fetch: {peers: true}`; all ranks call this function.
 
-    The first rank of each node starts the node's server, which ends with the datasets, or with the rank.
+    The first rank of each node starts the node's server. The server ends with the datasets, or with the rank.
     """
     cores = [core_of(each) for each in datasets if not opens_loader(each)]
     sharing = [core for core in cores if core.fetch.peers]

@@ -1,4 +1,4 @@
-"""Losses and predictions on datasets that are not trained on: on all of each, the same for any number of ranks."""
+"""Losses and predictions on whole evaluation datasets, equal for any number of ranks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EvaluationStep = Callable[[Batch], Sequence[torch.Tensor]]
 
 
 def evaluate(trainer: TrainerParts, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
-    """The figures of a dataset, with those of compute_metrics; all ranks call it.
+    """Return the figures of a dataset, including compute_metrics; all ranks call this.
 
-    prefix: of names by compute_metrics, which is left out.
+    prefix: to cut from names of compute_metrics.
     """
     compute = trainer.functions.compute_metrics
     figures, predictions = _run(trainer, name, dataset, predicts=compute is not None)
@@ -42,7 +42,7 @@ def evaluate(trainer: TrainerParts, name: str, dataset: Packed, *, prefix: str) 
 
 
 def predict(trainer: TrainerParts, dataset: Packed, *, prefix: str) -> PredictionOutput:
-    """Predictions and labels of all samples of a dataset, by sample id, and the figures of it; all ranks call it."""
+    """Return predictions and labels of all samples of a dataset, by sample id, and figures; all ranks call this."""
     if not gives_packs(dataset):
         raise ConfigError(f"test_dataset is a {type(dataset).__name__}: give a PackedStreamingDataset")
     check_text(trainer.model, "predict")
@@ -59,7 +59,7 @@ def predict(trainer: TrainerParts, dataset: Packed, *, prefix: str) -> Predictio
 def _run(
     trainer: TrainerParts, name: str, dataset: Packed, *, predicts: bool
 ) -> tuple[dict[str, float], Predictions | None]:
-    """The losses of a dataset, and its predictions, where they are asked for."""
+    """Return the losses of a dataset, and the predictions; None unless predicts."""
     loader = trainer.data.eval_loader(name, dataset)
     check_evaluated(loader)
     trainer.callbacks.given["eval_dataloader"] = loader
@@ -91,11 +91,11 @@ def mean_losses(
     world: World,
     name: str = EVAL_NAME,
 ) -> dict[str, float]:
-    """loss, the mean over the loss tokens of `batches`, and num_loss_tokens; all ranks call it.
+    """Return loss, the mean over the loss tokens of `batches`, and num_loss_tokens; all ranks call this.
 
-    Of a task with several objectives it is their weighted sum, beside loss/OBJECTIVE. All ranks have the same number of
-    packs, some without a label, so that all take part in FSDP's collectives. step: of a pack, the sums of losses of
-    each objective that is logged. name: of the dataset, for an error.
+    For a task with several objectives, loss is the weighted sum, next to loss/OBJECTIVE. All ranks have the same number
+    of packs, some without labels, because all ranks take part in FSDP's collectives. step: a pack -> the sum of losses
+    of each logged objective. name: of the dataset, for an error.
     """
     sums = torch.zeros(len(steps.logged), dtype=torch.float64, device=device)
     units, num_loss_tokens = [0.0] * len(steps.objectives), 0
@@ -114,7 +114,7 @@ def mean_losses(
 
 
 def joined_figures(by_name: Mapping[str, Mapping[str, float]], *, prefix: str) -> dict[str, float]:
-    """The figures of all evaluations as `prefix`_NAME_FIGURE, and those over all of them together.
+    """Return the figures of all evaluations as `prefix`_NAME_FIGURE, and loss and loss tokens of all together.
 
     >>> joined_figures({"a": {"loss": 1.0, "num_loss_tokens": 3}, "b": {"loss": 2.0, "num_loss_tokens": 1}}, prefix="e")
     {'e_a_loss': 1.0, 'e_a_num_loss_tokens': 3, 'e_b_loss': 2.0, 'e_b_num_loss_tokens': 1, 'e_loss': 1.25, \
@@ -128,16 +128,16 @@ def joined_figures(by_name: Mapping[str, Mapping[str, float]], *, prefix: str) -
     return {**figures, f"{prefix}_loss": total / num_tokens, f"{prefix}_num_loss_tokens": num_tokens}
 
 
-# The logits and labels of evaluated samples, and the figures that compute_metrics makes of them.
+# The logits and labels of evaluated samples, and the figures of compute_metrics.
 
-Arrays = tuple[NDArray[Any], ...]  # of one sample: its labels, then its predictions
+Arrays = tuple[NDArray[Any], ...]  # of a sample: labels, then predictions
 
 
 class Predictions:
     """Collects the logits and labels of samples on each rank.
 
-    preprocess: makes of the logits, float[1, T, V], and labels, int64[1, T], of a sample what is kept (default: the
-    logits), so that no more than a sample's logits are there at once where the model makes them of hidden states.
+    preprocess: logits, float[1, T, V], and labels, int64[1, T], of a sample -> the values to keep (default: the
+    logits). If the model computes logits from hidden states, only a sample's logits are in memory at once.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class Predictions:
 
     @contextmanager
     def taken(self, pack: Batch) -> Iterator[None]:
-        """Take those of a pack from the forward pass inside; of one without its logits, from a second afterwards.
+        """Take predictions of a pack from the forward pass inside; if this has no logits, from a second pass after it.
 
-        All ranks enter it equally often.
+        All ranks enter this context equally often.
         """
         is_taken = False
 
@@ -179,7 +179,7 @@ class Predictions:
             self._samples.append((sample_id, tuple(map(_array, (labels, *parts)))))
 
     def gathered(self, *, on_all: bool) -> EvalPrediction | None:
-        """Gather predictions of all ranks, by sample id: on rank 0, or on all. All ranks call it."""
+        """Return predictions of all ranks, by sample id: on rank 0 (None elsewhere), or on all. All ranks call this."""
         found: list[list[tuple[int, Arrays]]] = [[] for _ in range(self._world.world_size)]
         if on_all:
             dist.all_gather_object(found, self._samples, group=cpu_group())
@@ -196,7 +196,7 @@ def figures_of(
 ) -> dict[str, float]:
     """Return the result of compute_metrics for rank 0's predictions on every rank; `prefix` is cut from names.
 
-    All ranks call it.
+    All ranks call this.
     """
     outcome: list[Any] = [None, None]
     failure: Exception | None = None
@@ -204,7 +204,7 @@ def figures_of(
         try:
             found = compute(made)
             outcome[0] = {name.removeprefix(f"{prefix}_"): float(value) for name, value in found.items()}
-        except Exception as error:  # noqa: BLE001  # it is raised on all ranks below
+        except Exception as error:  # noqa: BLE001  # raised on all ranks below
             failure, outcome[1] = error, f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(outcome, src=0, group=cpu_group())
     if outcome[1] is not None:
@@ -219,7 +219,7 @@ def _array(values: torch.Tensor) -> NDArray[Any]:
 
 
 def _joined(samples: Sequence[tuple[int, Arrays]]) -> EvalPrediction:
-    """Join arrays as transformers does: samples on axis 0, padded with -100 on axis 1."""
+    """Join arrays like transformers: samples on axis 0, padded with -100 on axis 1."""
     labels, *predictions = [_padded(arrays) for arrays in zip(*(arrays for _, arrays in samples), strict=True)]
     made: Any = predictions[0] if len(predictions) == 1 else tuple(predictions)
     return EvalPrediction(predictions=made, label_ids=labels)

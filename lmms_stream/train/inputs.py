@@ -1,4 +1,4 @@
-"""Inputs of a trainer: its run, and users' functions that change its parts."""
+"""Inputs of a trainer: the run, and users' functions to change parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """Functions that change parts of a trainer: arguments of transformers' Trainer."""
+    """Functions to change parts of a trainer: arguments of transformers' Trainer."""
 
     model_init: Callable[..., torch.nn.Module] | None = None
     compute_loss_func: Callable[..., torch.Tensor] | None = None
@@ -33,7 +33,7 @@ class Functions:
     optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], Mapping[str, Any]] | None = None
 
     def check(self, *, model: Any, task: Task | None, eval_dataset: Any) -> None:
-        """Raise ConfigError for arguments that exclude each other."""
+        """Raise ConfigError for invalid or contradictory arguments."""
         if not isinstance(self.optimizers, tuple | list) or len(self.optimizers) != 2:
             raise ConfigError(f"optimizers must be (optimizer, scheduler), got {type(self.optimizers).__name__}: give "
                               "both, None for one that is not yours")  # fmt: skip
@@ -63,7 +63,7 @@ class Functions:
     def task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any] = ()) -> Task:
         """Return the task of a run, by default the task of its datasets' processors.
 
-        ConfigError for a task that cannot read the processors' samples.
+        Raises ConfigError for a task that cannot read the processors' samples.
         """
         known = list(processors)
         task = self._task(given, z_loss=z_loss, processors=known)
@@ -93,12 +93,12 @@ def _as_it_is(given: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
-    """A run: its settings, model and datasets.
+    """A run: settings, model and datasets.
 
     arguments: the TrainingArguments for callbacks; None if not given. processing_class: the tokenizer or
     processor of the tokens; None with datasets of packs. token_ids: the ids for end of text and padding to write into
     the model's config. has_dropout: whether dropout modules drop. open_rows: makes packs of rows passed to a later
-    evaluation, like the rows of eval_dataset.
+    evaluation, like for rows of eval_dataset.
     """
 
     config: TrainConfig

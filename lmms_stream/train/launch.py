@@ -1,4 +1,4 @@
-"""A run's file -> its trainer, in the order that a process needs: what forks first, then groups, then models."""
+"""A run's file -> a trainer, in the necessary order: first forks, then process groups, then models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .trainer import PackedTrainer
 
 RUN_LENGTHS = ("train.max_steps", "train.num_train_epochs", "train.max_tokens")  # a run has exactly one
-_LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # of LMMS Engine's launch file
+_LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # keys of LMMS Engine's launch file
 
 
 class Prepared(NamedTuple):
-    """A run whose process group is there. trainer: makes its trainer."""
+    """A run with an existing process group. trainer: makes the trainer."""
 
     trainer: Callable[[], PackedTrainer]
     rank: int
@@ -30,20 +30,20 @@ class Prepared(NamedTuple):
 
 
 def prepare(path: Path, overrides: Sequence[str]) -> Prepared:
-    """The run of a file, ours or LMMS Engine's."""
+    """Prepare the run of a file, ours or LMMS Engine's."""
     with without_collections(), without_blas_threads():
         data = load_mapping(path, overrides, one_of=RUN_LENGTHS)
         return (_launched if is_launch_file(data) else _configured)(data, str(path))
 
 
 def is_launch_file(data: Mapping[str, Any]) -> bool:
-    """Whether a run's file is one of LMMS Engine's."""
+    """Whether a run's file has the format of LMMS Engine."""
     return bool(_LAUNCH_KEYS & data.keys())
 
 
 @contextmanager
 def lost_ranks_named(prepared: Prepared) -> Iterator[None]:
-    """Inside, what torch raises because another rank ended or did not come in time is a TrainingError."""
+    """Raise a TrainingError if torch reports inside that another rank ended or did not come in time."""
     from .run.distributed import is_lost_rank
 
     try:
@@ -62,7 +62,7 @@ def lost_ranks_named(prepared: Prepared) -> Iterator[None]:
 
 
 def _configured(data: Mapping[str, Any], source: str) -> Prepared:
-    """A run of a file with dataset, model and train."""
+    """Prepare the run of a file with dataset, model and train."""
     from .run_config import RunConfig
 
     config = build_config(RunConfig, data, source=source)
@@ -87,7 +87,7 @@ def _configured(data: Mapping[str, Any], source: str) -> Prepared:
 
 
 def _launched(data: Mapping[str, Any], source: str) -> Prepared:
-    """A run of LMMS Engine's launch file."""
+    """Prepare the run of LMMS Engine's launch file."""
     arguments = data.get("trainer_args")
     if isinstance(arguments, Mapping) and arguments.get("dataloader_num_workers"):
         fork_worker_server()  # before this process has threads, and models
@@ -98,10 +98,10 @@ def _launched(data: Mapping[str, Any], source: str) -> Prepared:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Inside, the garbage collector does not run; objects that are there at the end it passes over from then on.
+    """Disable the garbage collector inside; objects existing at the end are never searched for garbage again.
 
-    Imports and the model leave a million objects that stay until the process ends. To search them for garbage again and
-    again is a fifth of the CPU time of the imports, and would stop training at times.
+    Imports and the model leave a million objects until the process ends. Repeated searches for garbage take a fifth of
+    the CPU time of the imports, and would sometimes stop training.
     """
     gc.disable()
     try:

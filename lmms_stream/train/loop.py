@@ -1,4 +1,4 @@
-"""The training loop: steps, and logs, evaluations and checkpoints after them, to the end of the run."""
+"""The training loop: steps, followed by logs, evaluations and checkpoints, to the end of the run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .trainer_state import state_of
 
 
 class StoppedError(TrainingError):
-    """The run was told to stop by a signal, and has saved a checkpoint."""
+    """The run was stopped by a signal, after saving a checkpoint."""
 
 
 class Loop:
-    """Runs a trainer that is built, and stands where it begins. All ranks do the same, whatever a callback decides.
+    """Runs a trainer after building and resuming. All ranks do the same, whatever a callback decides.
 
-    is_automatic: the run goes on from its latest checkpoint if it is started again.
+    is_automatic: whether a new start resumes from the latest checkpoint.
     """
 
     def __init__(self, trainer: TrainerParts, stop: StopSignal, *, is_automatic: bool = True):
@@ -40,10 +40,10 @@ class Loop:
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
         self._logged = trainer.counts.step
-        self._saved = trainer.counts.step or -1  # a run that resumes has saved where it stands
+        self._saved = trainer.counts.step or -1  # a resumed run has the checkpoint of this step
         self._trained_on = TrainedOn(trainer.loader.sources)
-        self._losses = 0.0  # of the steps that were logged, summed
-        self._batches: list[Batch] = []  # of the latest step
+        self._losses = 0.0  # sum of losses of logged steps
+        self._batches: list[Batch] = []  # batches of the latest step
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
         self._in_epoch = False
@@ -51,7 +51,7 @@ class Loop:
         self._is_time_to_save = False
 
     def run(self) -> None:
-        """To the end of the run, or to where a callback ends it."""
+        """Train to the end of the run, or until a callback ends the run."""
         trainer, num_empty = self.trainer, 0
         trainer.callbacks.begin_run()
         trainer.callbacks.control.should_evaluate |= trainer.config.eval_on_start and bool(trainer.data.evaluations)
@@ -81,7 +81,7 @@ class Loop:
         if trainer.config.best.load and best is not None and trainer.best.step != self._step:
             trainer.saver.wait()
             found = trainer.saver.find(best)
-            assert found is not None  # a named checkpoint that is missing is an error
+            assert found is not None  # a missing named checkpoint is an error
             trainer.saver.resume(found, lambda _: None)
         output = self._output()
         trainer.callbacks.log({"step": self._step, **output.metrics})
@@ -97,7 +97,7 @@ class Loop:
         return self.trainer.is_finished or self.trainer.callbacks.control.should_training_stop
 
     def _run_epoch(self) -> None:
-        """Steps to the end of the epoch, or to packs that are to be skipped."""
+        """Do steps to the end of the epoch, or to packs to skip."""
         callbacks, begun = self.trainer.callbacks, self._num_epochs
         if not self._in_epoch:
             self._in_epoch = True
@@ -125,7 +125,7 @@ class Loop:
         self._do_what_is_due()
 
     def _leave_epoch(self) -> None:
-        """Pass over what is left of the epoch, as a callback wants it."""
+        """Skip the rest of the epoch, after a callback has set should_epoch_stop."""
         loader = self.trainer.loader
         if not self.trainer.data.has_epochs:
             raise ConfigError(
@@ -139,11 +139,11 @@ class Loop:
 
     @property
     def _num_epochs(self) -> int:
-        """Epochs behind this position, of all sources."""
+        """Number of epochs finished by all sources."""
         return math.floor(min(self.trainer.loader.epochs.values(), default=0.0))
 
     def _skip(self) -> bool:
-        """Pass over the packs of the next steps that are to be skipped; whether there were any."""
+        """Skip the packs of next steps in skip_steps; return whether any packs were skipped."""
         loader, skipped = self.trainer.loader, False
         while any(first <= loader.step < stop for first, stop in self.trainer.config.skip_steps):
             loader.skip_steps(1)
@@ -151,7 +151,7 @@ class Loop:
         return skipped
 
     def train_step(self, batches: list[Batch]) -> bool:
-        """Do one step; whether a rank was told to stop."""
+        """Do a step; return whether a signal told any rank to stop."""
         trainer = self.trainer
         callbacks, config, counts = trainer.callbacks, trainer.config, trainer.counts
         self._flow.begin_step(callbacks.control)
@@ -198,7 +198,7 @@ class Loop:
             return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
     def _update(self, grad_norm: float, *, is_trained_on: bool) -> None:
-        """Update the parameters, or leave them if a gradient is not finite or nothing is trained on in the step."""
+        """Update the parameters, except if a gradient is not finite or the step trains on nothing."""
         trainer = self.trainer
         trainer.callbacks.call("on_pre_optimizer_step")
         if not is_trained_on:
@@ -247,7 +247,7 @@ class Loop:
             self._save()
 
     def log(self) -> None:
-        """Write the record of the steps since the last record, where there are any."""
+        """Write the record of the steps since the last record, if any."""
         trainer, counts = self.trainer, self.trainer.counts
         trainer.callbacks.control.should_log = False
         if self._logged == self._step:
@@ -270,11 +270,11 @@ class Loop:
         trainer.log(record)
 
     def _sample_ids(self) -> list[Any]:
-        """Sample ids of the global batch of the latest step, with their sources if there are several."""
+        """Return the sample ids of the latest global batch, with sources if a run has several."""
         return self._gathered_ids(ids_on_host(self._batches))
 
     def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
-        """Sample ids of this rank, each with its source -> those of all ranks, sorted."""
+        """Return the sample ids of all ranks, sorted. mine: (source, sample id) of this rank."""
         world, sources = self.trainer.world, self.trainer.loader.sources
         gathered: list[list[tuple[str, int]]] = [[] for _ in range(world.world_size)]
         dist.all_gather_object(gathered, list(mine), group=cpu_group())

@@ -1,4 +1,4 @@
-"""The parts of a trainer, built at their first use, and the methods that users override."""
+"""The parts of a trainer, built at their first use, and methods for users to override."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Finish = Callable[[torch.nn.Module], torch.nn.Module]  # a built model -> the mo
 
 
 class TrainerParts:
-    """A trainer's settings, its parts, each built at its first use, and the methods that users may override.
+    """Settings of a trainer, parts, each built at first use, and methods for users to override.
 
     All ranks use parts in the same order. The rest of a run (loop, evaluation, resuming) sees only this class.
     """
@@ -92,7 +92,7 @@ class TrainerParts:
 
     @cached_property
     def model(self) -> PackedModel:
-        """The created model with its losses on packs, sharded."""
+        """The created model with losses on packs, sharded."""
         made: Any = self.begin_model() if self.empty_model is None else self.empty_model
         processors = self.data.processors
         wrap = getattr(self.task, "wrap", None)  # see Task
@@ -110,7 +110,7 @@ class TrainerParts:
         return packed
 
     def _shard(self, model: PackedModel) -> None:
-        """Shard the model. If its weights are loaded, prove that the model keeps samples apart."""
+        """Shard the model. If weights are loaded, prove that the model keeps samples apart."""
         config, device = self.config, self.device
         set_tf32(config, device)
         if self.meshes.sp is not None:
@@ -120,13 +120,13 @@ class TrainerParts:
             self._prove(model)
 
     def begin_filled(self) -> None:
-        """Continue with a model that a checkpoint has filled; all ranks call it."""
+        """Continue with a model filled by a checkpoint; all ranks call this."""
         if self.empty_model is not None:
             self.empty_model = None
             self._prove(self.model)
 
     def _prove(self, model: PackedModel) -> None:
-        """Prove that a model keeps samples apart, and prove it again after compiling."""
+        """Prove that a model keeps samples apart, before and after compiling."""
         config, task, device = self.config, self.task, self.device
         with _cut_heads_told(config.tensor_parallel):
             task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
@@ -163,7 +163,7 @@ class TrainerParts:
 
     @cached_property
     def reference(self) -> Reference | None:
-        """The starting weights, for a task that compares the model with them; first used before any update."""
+        """The starting weights, for a task with a reference; first used before any update."""
         return reference_of(self)
 
     @cached_property
@@ -221,7 +221,7 @@ class TrainerParts:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Sets the learning rate, by the schedulers that the trainer creates."""
+        """Schedule of the learning rate, by the created scheduler."""
         return Schedule(self.config, self._built_optimizer, max_steps=self._max_steps(), create=self._new_scheduler)
 
     @property
@@ -278,7 +278,7 @@ class TrainerParts:
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """Return torch's scheduler of a run of num_training_steps (tokens, with max_tokens), stepped after each step.
 
-        A resumed run creates a new scheduler and steps it to its position: the scheduler's state is not saved.
+        A resumed run creates a new scheduler, stepped to the run's position: the state is not saved.
         """
         given = self.functions.optimizers[1]
         return given or build_scheduler(self.config, optimizer or self.optimizer, num_training_steps)
@@ -308,9 +308,9 @@ class TrainerParts:
         return self.steps.forward(pack)
 
     def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
-        """Write a record, and pass it to the callbacks. All ranks log the run's records, which have a "step".
+        """Write a record, and pass the record to callbacks. All ranks log the run's records, with "step".
 
-        A script may log its own figures on any rank; outside of `train` only callbacks get these.
+        A script may log other figures on any rank; outside of `train` only callbacks get these figures.
         """
         record = {"step": self.step, **logs}
         self.run_log.write(record, position=self.position)
@@ -325,7 +325,7 @@ class TrainerParts:
 
     @property
     def position(self) -> int:
-        """The position of the run in its schedule, in steps or tokens."""
+        """The position of the run in the schedule, in steps or tokens."""
         return self.schedule.position(step=self.counts.step, tokens_seen=self.counts.tokens_seen)
 
     @property
@@ -352,7 +352,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 def reference_of(trainer: TrainerParts) -> Reference | None:
-    """Return the reference of a trainer's task, or None. All ranks call it, before any update.
+    """Return the reference of a trainer's task, or None. All ranks call this, before any update.
 
     With a stored reference, samples without stored values are measured here.
     """

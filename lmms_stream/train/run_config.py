@@ -1,4 +1,4 @@
-"""A training run as one YAML file: datasets, model, training settings and task."""
+"""A training run in a YAML file: datasets, model, training settings and task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A training run as one YAML file, with one dataset or several named datasets. eval_dataset: evaluation data.
+    """A training run in a YAML file, with a dataset or several named datasets. eval_dataset: evaluation data.
 
     task: the name and options of a task, for example {type: flow_matching, vae: …} (default: the task of the datasets'
     processors).

@@ -1,7 +1,9 @@
-"""The torchrun command, extended: it passes SIGUSR1 on to its ranks, and nodes may return. Plain torchrun does neither.
-SIGUSR1 ends it without a save. torch 2.15 has one store for all starts of a job: ranks find the addresses of
-ended ranks, and a returning node waits for ever. With restarts, therefore, each start gets its own store, served by its
-rank 0. Without restarts torchrun's store is kept: it outlives rank 0, and other ranks can read how rank 0 ended.
+"""The torchrun command, extended: SIGUSR1 is passed on to ranks, and nodes may return.
+
+Plain torchrun does neither: SIGUSR1 ends plain torchrun without a save. torch 2.15 has a single store for all starts of
+a job: ranks find the addresses of ended ranks, and a returning node waits for ever. With restarts, therefore, each
+start gets a new store, served by rank 0. Without restarts torchrun's store is kept: it outlives rank 0, and other ranks
+can read how rank 0 ended.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ TOLD_STATUS = 1  # exit status of torchrun ended by a signal
 
 
 def main() -> int:
-    """Run torchrun with this process's arguments and return its exit status."""
+    """Run torchrun with this process's arguments and return the exit status."""
     try:
         gc.disable()  # objects of imports are kept; searching them for garbage takes 0.1 s or more
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -74,16 +76,16 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # se
 
 
 def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
-    """Return the command that trains with `nproc` processes on this machine.
+    """Return the command to train with `nproc` processes on this machine.
 
-    One process starts without torchrun, which would import torch before it starts the rank: the first step comes in
-    half the time, and exit status and signals are those of the run itself.
+    A single process starts without torchrun, because torchrun imports torch before starting the rank: the first step
+    comes in half the time, and exit status and signals belong to the run itself.
     """
     return module_command("lmms_stream.train", [str(config), *overrides], nproc=nproc)
 
 
 def module_command(module: str, arguments: Sequence[str], *, nproc: int) -> list[str]:
-    """Return the command that runs a module in one process, or in ranks of torchrun."""
+    """Return the command to run a module in a single process, or in ranks of torchrun."""
     if nproc == 1:
         return [sys.executable, "-m", module, *arguments]
     torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
@@ -100,7 +102,7 @@ def start(
 ) -> NoReturn:
     """Replace this process by the training command; never return.
 
-    nproc: processes to start; None: one process, or this process's rank of torchrun.
+    nproc: processes to start; None: a single process, or this process's rank of torchrun.
     """
     if nproc is not None:
         check_not_in_torchrun(environment, remedy=f"leave out --nproc {nproc}")

@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 class PackedTrainer(TrainerParts):
     """Trains a transformers model on packed samples, sharded with FSDP2.
 
-    The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
-    loss tokens), both sums over the global batch, so it does not depend on how packs fall to ranks. Resumes from the
-    latest checkpoint below config.output_dir when there is one.
+    The task computes the loss of a step (default: causal language modelling, the sum of token losses over the number of
+    loss tokens). Both are sums over the global batch: the loss does not depend on the ranks of the packs. By default, a
+    run resumes from the latest checkpoint in config.checkpoint_dir or below config.output_dir.
 
-    The constructor checks its inputs and joins the process group (one that is there is taken, and left alone). Model,
-    optimizer and the rest are built when they are first asked for, or by train, evaluate and save_model; all ranks ask
-    alike. Override create_model, create_optimizer, create_scheduler, compute_loss, training_step, evaluation_step and
-    log to change them.
+    The constructor checks the inputs and joins the process group (an existing group is used, and not ended). Model,
+    optimizer and other parts are built on first use, or by train, evaluate and save_model; all ranks use parts in the
+    same order. Override create_model, create_optimizer, create_scheduler, compute_loss, training_step, evaluation_step
+    and log to change them.
 
     Raises ConfigError, CheckpointError, CursorError, TrainingError, and StoppedError after a signal.
     """
@@ -91,23 +91,23 @@ class PackedTrainer(TrainerParts):
         )  # fmt: skip
         self.callbacks.given = {"processing_class": self.processing_class}
         if inputs.arguments is not None:
-            _ = self.callbacks.state  # its log_history is kept, which users of transformers read at the end
+            _ = self.callbacks.state  # keep log_history: users of transformers read it at the end
         self.callbacks.call("on_init_end")
 
     def begin_model(self) -> torch.nn.Module:
         return model_to_share(self, self._named, finish=self._finish)
 
     def callback_arguments(self) -> Any:
-        """The arguments that callbacks are given."""
+        """Return the arguments for callbacks."""
         return self.inputs.arguments or self.config
 
-    # What is done.
+    # Actions of a trainer.
 
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> TrainOutput:
-        """Run to the end, resuming first when there is a checkpoint, as args.resume says.
+        """Train to the end of the run, after resuming from a checkpoint by config.resume.
 
-        resume_from_checkpoint: True, from the latest, which must be there; the path or URL of one; False refuses to
-        start where there are any.
+        resume_from_checkpoint: replaces config.resume. True: resume from the latest checkpoint, an error without
+        checkpoints; a path or URL: resume from this checkpoint; False: refuse to start if checkpoints exist.
         """
         doing = self.phases.doing
         with StopSignal() as stop, self.data.worker_errors(), self.run_log.watched(self.phases):
@@ -136,10 +136,10 @@ class PackedTrainer(TrainerParts):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it.
+        """Return the mean loss over all loss tokens of the eval_dataset, and other figures; all ranks call this.
 
-        Several datasets also have an eval_NAME_loss each. Figures of compute_metrics are added. eval_dataset: replaces
-        the trainer's: a dataset, several by name, or the name of one of the trainer's.
+        With several datasets, each also has eval_NAME_loss. Figures of compute_metrics are added. eval_dataset: in
+        place of the trainer's datasets: a dataset, several by name, or the name of a dataset of the trainer.
         """
         named = self.data.to_evaluate(eval_dataset)
         if not named:
@@ -155,37 +155,38 @@ class PackedTrainer(TrainerParts):
     def predict(
         self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predictions and labels of all samples, by sample id, on every rank, and metrics; all ranks call it.
+        """Return predictions and labels of all samples, by sample id, on every rank, and metrics; all ranks call this.
 
-        predictions: the logits, or what preprocess_logits_for_metrics makes of them, padded with -100 to the longest
-        sample; label_ids: int64[samples, tokens]. metrics: as evaluate's.
+        predictions: the logits, or the result of preprocess_logits_for_metrics, padded with -100 to the longest sample.
+        label_ids: int64[samples, tokens]. metrics: see evaluate.
         """
         made = predict(self, self.data.one_to_evaluate(test_dataset)[1], prefix=metric_key_prefix)
         self.callbacks.call("on_predict", metrics=made.metrics)
         return made
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
-        """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it.
+        """Write the current model to a transformers folder (default: the output_dir); all ranks call this.
 
-        _internal_call: of transformers' Trainer, which then uploads nothing; nothing is uploaded here.
+        _internal_call: unused, an argument of transformers' Trainer against uploads; nothing is uploaded here.
         """
         self.saver.write_model(Path(output_dir or self.output_dir))
 
     def build(self, resume_from_checkpoint: bool | str | Path | None = False) -> None:
-        """Build all that training needs, which train does otherwise; all ranks call it.
+        """Build all parts for training ahead of train; all ranks call this.
 
-        resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
+        resume_from_checkpoint: the argument of the next call of train. Weights filled later by a checkpoint are not
+        built.
         """
         self._build(None if resume_from_checkpoint is False else self._chosen_checkpoint(resume_from_checkpoint))
 
     def _chosen_checkpoint(self, resume_from_checkpoint: bool | str | Path | None) -> Resumable | None:
-        """Choose the checkpoint to resume from, once for a call of build and the call of train after it."""
+        """Choose the checkpoint to resume from, once for a call of build and the next call of train."""
         if self._chosen is None or self._chosen[0] != resume_from_checkpoint:
             self._chosen = resume_from_checkpoint, checkpoint_to_resume(self, resume_from_checkpoint)
         return self._chosen[1]
 
     def _build(self, found: Resumable | None) -> None:
-        """Build all parts. found: the checkpoint that fills the model, which is then built without weights."""
+        """Build all parts. found: the checkpoint to fill the model, then built without weights if possible."""
         if "model" not in vars(self):
             self.empty_model = model_to_fill(self, self._named, found, finish=self._finish)
         self.build_parts()

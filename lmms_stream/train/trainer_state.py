@@ -1,4 +1,4 @@
-"""The state of a trainer in checkpoints, next to its tensors, and for callbacks; and the model of a resumed run."""
+"""The state of a trainer in checkpoints, next to the tensors, and for callbacks; and the model of a resumed run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 def state_of(trainer: TrainerParts) -> dict[str, Any]:
-    """State of a checkpoint next to its tensors, as JSON values; all ranks call it."""
+    """Return the state of a checkpoint next to the tensors, in JSON values; all ranks call this."""
     state = {"cursor": trainer.data.cursor(), **trainer.counts.state_dict()}
     if trainer.best.name is not None:
         state["best"] = trainer.best.state_dict()
@@ -37,7 +37,7 @@ def state_of(trainer: TrainerParts) -> dict[str, Any]:
 
 
 def checkpoint_to_resume(trainer: TrainerParts, resume_from_checkpoint: bool | str | Path | None) -> Resumable | None:
-    """Choose the checkpoint that train(resume_from_checkpoint) resumes from; all ranks call it."""
+    """Choose the checkpoint for train(resume_from_checkpoint); all ranks call this."""
     config = trainer.config
     url = checkpoints_url(config.output_dir, config.checkpoint_dir)
     choice = resume_choice(resume_from_checkpoint) or config.resume
@@ -49,7 +49,7 @@ def checkpoint_to_resume(trainer: TrainerParts, resume_from_checkpoint: bool | s
 
 
 def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> None:
-    """Load the chosen checkpoint, if any, and begin the run at its step; all ranks call it."""
+    """Load the chosen checkpoint, if any, and begin the run at the checkpoint's step; all ranks call this."""
     if found is None and trainer.empty_model is not None:
         raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
     state = None if found is None else trainer.saver.resume(found, lambda state: _begin_from(trainer, state))
@@ -93,14 +93,14 @@ def _tell_later_steps(trainer: TrainerParts) -> None:
 
 
 def _unit_of_length(config: TrainConfig) -> tuple[str, str]:
-    """Return the unit of a run's length, and the setting that determines the length."""
+    """Return the unit of a run's length, and the setting of the length."""
     if config.max_tokens is not None:
         return "tokens", "max_tokens"
     return "steps", "max_steps" if config.num_train_epochs is None else "num_train_epochs"
 
 
 def _begin_from(trainer: TrainerParts, state: Mapping[str, Any]) -> None:
-    """Let the loader resume from a checkpoint's cursor; CheckpointError if it had another reference."""
+    """Let the loader resume from a checkpoint's cursor; CheckpointError if the checkpoint had another reference."""
     reference = trainer.reference
     if reference is not None and state.get("reference", reference.digest) != reference.digest:
         raise CheckpointError(
@@ -111,7 +111,7 @@ def _begin_from(trainer: TrainerParts, state: Mapping[str, Any]) -> None:
 
 
 def trainer_state(trainer: TrainerParts) -> dict[str, Any]:
-    """The fields of transformers' TrainerState, as they are now; before the schedule is built, without its length."""
+    """Return the current fields of transformers' TrainerState; max_steps is 0 before the schedule is built."""
     config = trainer.config
     return {
         "global_step": trainer.counts.step,
@@ -131,22 +131,22 @@ def trainer_state(trainer: TrainerParts) -> dict[str, Any]:
     }
 
 
-# A model built without weights: a checkpoint fills the model, or each rank reads its part from the weight files.
+# A model built without weights: filled by a checkpoint, or by each rank from the weight files.
 
 
 def resume_choice(asked: bool | str | Path | None) -> str | None:
-    """The argument of train(resume_from_checkpoint) as a value of train.resume; None: use the setting."""
+    """Return the argument of train(resume_from_checkpoint) in the form of train.resume; None: use the setting."""
     return None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
 
 
 def model_to_fill(
     trainer: TrainerParts, given: object, found: Resumable | None, *, finish: Finish
 ) -> torch.nn.Module | None:
-    """Build the model that a checkpoint fills, without weights; None, on all ranks, if it is built with them.
+    """Build a model without weights, to be filled by a checkpoint; return None, on all ranks, to build with weights.
 
-    A model is built with its weights if the run begins; if the user, a task or diffusers makes the model; if it has an
-    adapter, because checkpoints hold only the adapter; and if a task compares with the starting weights. given: the
-    `model` argument of the trainer. finish: see there. All ranks call it.
+    Weights are needed if the run begins; if the user, a task or diffusers makes the model; if the model has an adapter,
+    because checkpoints hold only the adapter; and if a task compares with the starting weights. given: the `model`
+    argument of the trainer. finish: see the function finish. All ranks call this.
     """
     is_compared = getattr(trainer.task, "reference", None) is not None
     if found is None or is_compared or _is_others(trainer) or not isinstance(given, ModelConfig):
@@ -166,9 +166,10 @@ def model_to_fill(
 
 
 def model_to_share(trainer: TrainerParts, given: object, *, finish: Finish) -> torch.nn.Module:
-    """Build the model that a run begins with. Weights stay in their files if each rank can read its part from there. A
-    model of the user, a task or diffusers has its weights. given: see model_to_fill; None if create_model is
-    overridden.
+    """Build the model for the beginning of a run.
+
+    Weights stay in their files if each rank can read its part from the files. A model of the user, a task or diffusers
+    is built with weights. given: see model_to_fill; None if create_model is overridden.
     """
     if _is_others(trainer) or not isinstance(given, ModelConfig):
         return trainer.create_model()
@@ -195,7 +196,7 @@ def _is_others(trainer: TrainerParts) -> bool:
 
 
 def _computed(model: torch.nn.Module) -> list[str]:
-    """Tensors that a checkpoint does not fill, and that the model computed of weights which it does not have."""
+    """Return the names of tensors computed from missing weights: a checkpoint does not fill them."""
     return [
         name
         for module in model.modules()
