@@ -1,13 +1,14 @@
-"""A transformers model -> what each rank runs on packs.
+"""A transformers model -> the part of each rank, run on packs.
 
-attention   implementations of attention to try; attention of each sample of a pack by itself
-loss        hidden states -> a loss of each target token, a few logits at a time; the loss of a router of experts
-adapters    what is trained of a model with an adapter
-build       a model, built: of transformers, of diffusers, of the user's own class
-model       how it is run on packs; towers: its parts that read media
-isolation   the proof that it keeps the samples of a pack apart; choice: the fastest attention that passes
-            it, for a trainer and for a training loop that users write
-sharding    what each rank holds, and how it gets there; gradients of unused parameters;
-            when gradients of micro-batches are summed over ranks; pretrained: weights, read one by one
-flops       arithmetic of training, of models that make images too; media_flops: of parts that read media
+attention   implementations of attention to try; our own attention within each sample of a pack
+loss        hidden states -> loss of each target token, a few logits at a time; loss of a router of experts
+adapters    trained part of a model with an adapter
+build       model of transformers, of diffusers, or of the user's own class; slow_fast: LLaVA-OneVision with slow frames
+model       forward passes on packs; towers: parts of a model for media
+isolation   proof that a model keeps the samples of a pack apart; choice: the fastest attention to pass
+            the proof, for a trainer and for a user's own training loop
+by_sample   runs of layers on each sample alone; carried_state: search for layers that carry state between samples
+sharding    part of each rank, and weights from rank 0; gradients of unused parameters; time of the sum of
+            micro-batches' gradients over ranks; pretrained: weights, read tensor by tensor
+flops       arithmetic of training, also of models for images; media_flops: arithmetic of media towers
 """

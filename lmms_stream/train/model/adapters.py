@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "trained_adapter"  # attribute of a model with an adapter
 _OFF = "_disable_adapters"  # attribute of peft's layers
 _INSIDE = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")  # added to names by peft
-# Kinds that cannot be trained on packs by the model's own forward, and why.
+# Kinds of adapters that the model's own forward cannot train on packs, and reasons.
 _REFUSED = {
     "ADALORA": "has other ranks as it trains, by a call after each step that other adapters do not need",
     "ADAPTION_PROMPT": "puts tokens of its own in front of a sequence, which here holds several samples",
@@ -40,7 +40,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """The trained part of a model. config: peft's, as JSON values.
+    """Trained part of a model. config: of peft, in JSON values.
 
     tensors: names in the model's state_dict -> names in peft's file, without the prefix. base: digest of the weights
     outside `tensors`; empty before record_base.
@@ -112,7 +112,7 @@ def take_adapter(model: Any) -> PreTrainedModel:
 
 
 def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
-    """Return the module, or peft's trained copy (modules_to_save), or its original while the adapter is off."""
+    """Return the module; for peft's modules_to_save the trained copy, or the original while the adapter is off."""
     copies = getattr(module, "modules_to_save", None)
     if isinstance(copies, torch.nn.ModuleDict) and len(copies) == 1:
         original: Any = getattr(module, "original_module", None)
@@ -122,7 +122,7 @@ def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
 
 @contextmanager
 def without_adapter(model: torch.nn.Module) -> Iterator[None]:
-    """Run the model without its adapter inside the context.
+    """Run the model without the adapter inside this context.
 
     peft's disable_adapter also changes requires_grad of parameters, a state tracked by FSDP.
     """
@@ -138,9 +138,9 @@ def without_adapter(model: torch.nn.Module) -> Iterator[None]:
 
 
 def record_base(model: torch.nn.Module) -> None:
-    """Put the digest of the weights under a model's adapter, if any, into its Adapter; all ranks call it.
+    """Put the digest of the weights under a model's adapter, if any, into the Adapter; all ranks call it.
 
-    Only the weights of rank 0 are read; other ranks may lack them. Call it before sharding.
+    Only rank 0 needs weights. Call this function before sharding.
     """
     if (adapter := adapter_of(model)) is None:
         return
@@ -150,9 +150,9 @@ def record_base(model: torch.nn.Module) -> None:
 
 
 def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedTensors | None = None) -> str:
-    """xxh3 of the names, dtypes, shapes and bytes of the weights under an adapter. unread: weights still in files.
+    """Return xxh3 of names, dtypes, shapes and bytes of the weights under an adapter. unread: weights still in files.
 
-    Unread weights are in memory one tensor at a time.
+    Memory holds a single unread tensor at a time. Tensors on the meta device do not count.
     """
     digest = xxhash.xxh3_64()
     for name, each in model.state_dict().items():
@@ -166,7 +166,7 @@ def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedT
 
 
 def name_under(name: str) -> str:
-    """Return the name of a tensor in the model without an adapter, if the tensor exists there.
+    """Return the name of a tensor of the base in the model without an adapter.
 
     >>> name_under("model.layers.0.mlp.up_proj.base_layer.weight")
     'model.layers.0.mlp.up_proj.weight'
@@ -182,7 +182,7 @@ def _check_kind(config: PeftConfig) -> None:
 
 
 def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str, str]:
-    """Tensors that peft saves of a model, by its names; ConfigError if they are not the trained tensors."""
+    """Return names in the state_dict -> names in peft's file; ConfigError if peft leaves out or computes a tensor."""
     from peft import get_peft_model_state_dict
 
     state = model.state_dict()

@@ -33,7 +33,7 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention", "linear_attention", "mam
 def has_varlen(model_class: Any, config: Any) -> bool:
     """Return whether a transformers model can run with sdpa_varlen: tokens of text see all earlier tokens, or a window.
 
-    A model with media must have positions along axes: without axes media tokens may see later tokens, as in Gemma 3.
+    A model with media must have positions along axes: without axes media tokens may see later tokens (Gemma 3).
     """
     text = config.get_text_config()
     return (
@@ -45,12 +45,12 @@ def has_varlen(model_class: Any, config: Any) -> bool:
 
 
 def has_axes(config: Any) -> bool:
-    """Return whether positions have axes, such as time, height and width (Qwen2-VL)."""
+    """Return whether positions have axes, for example time, height and width (Qwen2-VL)."""
     return "mrope_section" in (getattr(config.get_text_config(), "rope_scaling", None) or {})
 
 
 def register_sdpa_varlen() -> None:
-    """Register this attention with transformers."""
+    """Register "sdpa_varlen" with transformers."""
     from transformers import AttentionInterface
 
     # Not compiled: the loop runs once per sample, and packs have any number of samples.
@@ -58,7 +58,7 @@ def register_sdpa_varlen() -> None:
 
 
 def may_be_set(attention: str) -> AbstractContextManager[None]:
-    """Allow setting this attention inside, also sdpa_varlen for a model without transformers' sdpa."""
+    """Allow setting an attention inside this context, also sdpa_varlen for a model without transformers' sdpa."""
     return attention_is_ours() if attention == SDPA_VARLEN else nullcontext()
 
 
@@ -72,7 +72,7 @@ def _attend_to_all(
     sequence_group: dist.ProcessGroup | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as _attend does. sequence_group: ranks with parts of the tokens; each rank computes some of the heads."""
+    """Attend by _attend. sequence_group: ranks with parts of the tokens; each rank computes some of the heads."""
     if sequence_group is None:
         return _attend(module, query, key, value, attention_mask, **others)
     attend_over_heads = imported("plugins.parallel.sequence:attend_over_heads")
@@ -94,11 +94,11 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within samples. query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T,
-    heads, d].
+    """Attend within samples: query float[1, heads, T, d] -> float[1, T, heads, d].
 
-    cu_seq_lens_q: int32[samples + 1] on the CPU, bounds of samples; a tensor, because a list of numbers would compile
-    a block again for each list. ValueError for options that sdpa does not have.
+    key, value: float[1, groups of heads, T, d]. cu_seq_lens_q: int32[samples + 1] on the CPU, bounds of samples; a
+    tensor, because a list of numbers would compile a block again for each list. ValueError for causal attention with a
+    mask, with a softcap or without bounds, and for other attention with a mask but without bounds.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -134,10 +134,11 @@ def _with_sink(
     sinks: torch.Tensor,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return a sample with a first token that takes the attention of the heads' sinks, and adds nothing to the result.
+    """Return a sample with a new first token that takes the attention of the heads' sinks, and has a value of zeros.
 
-    A sink is a further score in the softmax (gpt-oss). sinks: float[heads]. Each query gets its head's sink as one more
-    number, and only the first key has this number, too; heads grow by 8, as kernels need multiples of 8.
+    A sink is a further score in the softmax (gpt-oss). sinks: float[heads]. Each query gets the head's sink for a last
+    number. The last number of the first key is 1 / scaling, of other keys 0: the score of the first key is the sink.
+    Heads grow by 8 numbers, because kernels need multiples of 8.
     """
     queries, keys, values = (torch.nn.functional.pad(each, (0, _MORE, 1, 0)) for each in (queries, keys, values))
     queries[..., -1] = sinks.to(queries.dtype)[None, :, None]
@@ -158,10 +159,10 @@ def _attend_both_ways(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attend within each pair of bounds, in both directions, as towers of sound do.
+    """Attend within each pair of bounds, in both directions, for towers of sound.
 
     For Qwen3-Omni, transformers before 5.9 gives sdpa and eager no mask, and clips see each other; here clips are kept
-    apart. A mask applies within its pair of bounds.
+    apart. A mask applies within each pair of bounds.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -191,7 +192,7 @@ VARLEN = "varlen"
 
 
 def reason_against_varlen() -> str | None:
-    """Return the reason why this machine cannot train with "varlen", or None."""
+    """Return the reason against "varlen" on this machine, or None."""
     if find_spec("torch.nn.attention.varlen") is None:
         return "needs torch 2.10 or later"
     return None if torch.cuda.is_available() else "needs CUDA"
@@ -220,11 +221,10 @@ def _attend_by_kernel(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within samples. query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T,
-    heads, d].
+    """Attend within samples: query float[1, heads, T, d] -> float[1, T, heads, d].
 
-    cu_seq_lens_q: int32[samples + 1], bounds of samples; max_length_q: length of the longest sample. ValueError for
-    options that the kernel does not have.
+    key, value: float[1, groups of heads, T, d]. cu_seq_lens_q: int32[samples + 1], bounds of samples. max_length_q:
+    length of the longest sample. ValueError without bounds, for a mask, and for a softcap, sinks and dropout.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -277,9 +277,10 @@ def implementations(
 
 
 def missing_in(attention: str, config: PretrainedConfig, parameters: Iterable[str] = ()) -> str | None:
-    """Return the part of a model's attention that an implementation leaves out, in some transformers without an error.
+    """Return the reason against an implementation that leaves out a part of a model's attention, or None.
 
-    parameters: names of the model's parameters. No proof finds the omission: samples alone and in packs are equal.
+    Some versions of transformers raise no error, and no proof finds the omission: samples alone and in packs are equal.
+    parameters: names of the model's parameters.
     """
     if attention == "flash_attention_2" and any(name.endswith(".sinks") for name in parameters):
         return "leaves out the sinks of its heads"
@@ -290,7 +291,7 @@ def missing_in(attention: str, config: PretrainedConfig, parameters: Iterable[st
 
 
 def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str | None:
-    """Return why a class cannot use an implementation on this machine, or None."""
+    """Return the reason against an implementation for a class on this machine, or None."""
     if reason := _reason_of_machine(attention):
         return reason
     if reason := missing_in(attention, config):

@@ -39,10 +39,10 @@ DIFFUSERS_CLASS = "_class_name"  # in a config of diffusers
 
 
 class PlainModel(torch.nn.Module):
-    """A wrapper of a model whose task calls the model's parts.
+    """Wrapper of a model for tasks that call parts of the model.
 
-    FSDP counts a call of the wrapper as one forward pass: a task makes one call for all packs of a batch, and runs
-    parts of the model inside this call only.
+    FSDP takes each call of the wrapper for a forward pass: a task makes a single call for all packs of a batch, and
+    runs parts of the model inside this call only.
     """
 
     family = None
@@ -61,9 +61,9 @@ class PlainModel(torch.nn.Module):
 
     @property
     def kept_whole(self) -> list[torch.nn.Module]:
-        """Blocks that FSDP must not shard separately, because the model calls their parts from outside.
+        """Blocks not sharded separately by FSDP, because the model calls parts of these blocks from outside.
 
-        diffusers' DiT takes the condition of its last layer from its first block.
+        diffusers' DiT computes the condition of the last layer with a part of the first block.
         """
         if type(self.model).__name__ == "DiTTransformer2DModel":
             blocks: Any = self.model.transformer_blocks
@@ -99,9 +99,10 @@ _UNBUILT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A causal language model or a model of images and text: exactly one of pretrained, config and class_path is set.
+    """Model of a run: set exactly one of pretrained, config and class_path.
 
-    Or a diffusers model: pretrained is its folder, or config has its `_class_name`.
+    pretrained and config name a causal language model, a model of images and text, or a diffusers model. A diffusers
+    model has `_class_name` in config, or in config.json of the local folder `pretrained`.
     """
 
     pretrained: str | None = None  # a local folder or hub id
@@ -141,16 +142,16 @@ class ModelConfig:
     def build(self) -> PreTrainedModel:
         """Return the model, on the CPU of rank 0, and without weights on the meta device of other ranks.
 
-        The trainer shards the model and gives each rank its part. Without a process group the model has its weights.
+        The trainer shards the model and gives each rank a part. Without a process group the model has weights.
         """
         is_empty = dist.is_initialized() and dist.get_rank() != 0
         return self._made(torch.device("meta") if is_empty else None)
 
     def build_unread(self) -> PreTrainedModel:
-        """Return the model; weights of `pretrained` stay in their files for now if they can be read one by one.
+        """Return the model; weights of `pretrained` stay in files for now if tensors can be read separately.
 
-        Then the parameters of rank 0 are on the meta device, too, and pretrained.unread_weights names their files.
-        Otherwise rank 0 loads all weights, and logs the reason if there are several ranks.
+        Then the parameters of rank 0 are on the meta device, too, and pretrained.unread_weights returns their places.
+        Otherwise rank 0 loads all weights, and logs the reason if the run has several ranks.
         """
         if self.pretrained is None or (dist.is_initialized() and dist.get_rank() != 0):
             return self.build()
@@ -162,7 +163,7 @@ class ModelConfig:
             return self.build()
 
     def _unread(self) -> PreTrainedModel:
-        """Raise WholeOnlyError if the result would differ from `build`."""
+        """Return the model with unread weights; WholeOnlyError if the result would differ from `build`."""
         if reason := self._is_special():
             raise WholeOnlyError(reason)
         try:
@@ -173,7 +174,7 @@ class ModelConfig:
         return model
 
     def _is_special(self) -> str | None:
-        """Return the reason why a model cannot be built before its weights are loaded; None if it can."""
+        """Return the reason against building the model before loading weights; None without a reason."""
         if self.class_path is not None or diffusers_config(self.pretrained, self.config) is not None:
             return "it is not built by transformers"
         return None if self.adapter is None else "it gets an adapter"
@@ -182,8 +183,9 @@ class ModelConfig:
         """Return the model without weights, for a checkpoint to fill; None for models that need their weights.
 
         Parameters are on the meta device. Buffers are on the CPU of rank 0, with from_pretrained's values: a checkpoint
-        holds only some buffers. saved: a folder with the checkpoint's config, for a missing config of `pretrained`.
-        None: models of diffusers, and models with an adapter, whose checkpoints lack the weights under the adapter.
+        holds only some buffers. saved: folder with the checkpoint's generation config, and with a config if the config
+        of `pretrained` is missing. None: models of class_path and of diffusers, and models with an adapter, because
+        checkpoints lack the weights under an adapter.
         """
         if self._is_special():
             return None
@@ -210,7 +212,7 @@ class ModelConfig:
         return model
 
     def _made(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:
-        """Return the model. empty: context in which parameters have no values; None builds the weights."""
+        """Return the model. empty: context for parameters without values; None: build the weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             try:
@@ -266,7 +268,7 @@ class ModelConfig:
         return built
 
     def _classes(self, config: PretrainedConfig) -> tuple[Any, Any]:
-        """Return transformers' auto class for a config, and the model's class; ConfigError if it writes no text."""
+        """Return transformers' auto class for a config, and the model's class; ConfigError for a model without text."""
         import transformers
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -285,7 +287,7 @@ class ModelConfig:
         )
 
     def _family_class(self) -> Any:
-        """Return the transformers class that the model's family names; None if an auto class loads the model."""
+        """Return the transformers class named by the model's family; None if an auto class loads the model."""
         from transformers import PretrainedConfig
 
         said = PretrainedConfig.get_config_dict(self.pretrained)[0] if self.pretrained is not None else self.config
@@ -337,7 +339,7 @@ def _has_config(pretrained: str) -> bool:
 
 
 def class_of_family(model_type: str) -> Any:
-    """Return the transformers class that the family of this model type names; None if an auto class loads it."""
+    """Return the transformers class named by the family of a model type; None if an auto class loads the model."""
     import transformers
 
     family = family_of_model(model_type)
@@ -369,8 +371,8 @@ def check_config(config: PretrainedConfig) -> None:
 def use_liger_kernels(model: PreTrainedModel) -> None:
     """Run a model's norms, rotary positions and MLPs with liger-kernel.
 
-    Its losses are not used: they replace the forward pass, and loss.py already computes logits in chunks. ConfigError
-    without liger-kernel or CUDA, and for an unknown model type.
+    liger-kernel's losses stay unused: the losses replace the forward pass, and loss.py already computes logits in
+    chunks. ConfigError without liger-kernel or CUDA, and for an unknown model type.
     """
     if find_spec("liger_kernel") is None:
         raise ConfigError("model.use_liger_kernel needs liger-kernel: pip install liger-kernel, or set it to false")
@@ -386,7 +388,7 @@ def use_liger_kernels(model: PreTrainedModel) -> None:
 
 
 def build_own(class_path: str, args: Mapping[str, Any], *, dtype: torch.dtype, is_empty: bool) -> torch.nn.Module:
-    """Return the model that a class or function makes of the arguments; on the meta device if is_empty.
+    """Return the model made by a class or function from the arguments; on the meta device if is_empty.
 
     ConfigError for an unknown name, and for a result other than a torch.nn.Module.
     """

@@ -1,7 +1,7 @@
-"""Layers that are run on each sample of a pack alone, because transformers cannot tell them where samples begin.
+"""Run layers on each sample of a pack alone, if transformers cannot pass the bounds of samples to these layers.
 
 Recurrent layers (Mamba, gated delta rule, RWKV), short convolutions and attention to compressed blocks carry state from
-token to token, also from one sample into the next. carried_state finds them.
+token to token, also from a sample into the next. carried_state finds these layers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path, tree_unflatten
 
-# Arguments that tell attention, or kernels of recurrent layers, where the samples of a pack begin.
+# Arguments with the bounds of the samples of a pack, for attention and for kernels of recurrent layers.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-_SHORTEST = 0.75  # of the samples of a group, as a share of the longest
+_SHORTEST = 0.75  # length of the shortest sample in a group, divided by the longest
 
 
 class Group:
-    """Samples as the rows of a batch, padded on the right. spans: half-open ranges of tokens, the longest first."""
+    """Samples in the rows of a batch, padded on the right. spans: half-open ranges of tokens, the longest first."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], device: torch.device):
         self.spans, self.size, self.length = spans, len(spans), spans[0][1] - spans[0][0]
@@ -30,7 +30,10 @@ class Group:
         self._places = torch.cat(offsets).to(device)
 
     def rows(self, values: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Values of all tokens -> those of these samples; [1, T, …] -> [size, length, …] of several samples."""
+        """Return values of the group's samples from values of all tokens: [1, T, …] -> [size, length, …].
+
+        axes: axes of tokens; a group of several samples has only axis 1.
+        """
         if self.size == 1:
             for axis in axes:
                 values = values.narrow(axis, self.spans[0][0], self.length)
@@ -42,13 +45,13 @@ class Group:
         return chosen.view(self.size, self.length, *chosen.shape[1:])
 
     def values(self, rows: torch.Tensor) -> torch.Tensor:
-        """[size, length, …] -> [tokens, …], without padding, in the order of `tokens`."""
+        """Return values without padding, in the order of `tokens`: [size, length, …] -> [tokens, …]."""
         flat = rows.flatten(0, 1)
         return flat if len(self._places) == len(flat) else flat.index_select(0, self._places)
 
 
 class PackSamples:
-    """The samples of a pack. bounds: the offset in tokens of each sample, and the end."""
+    """Samples of a pack. bounds: the offset in tokens of each sample, and the end."""
 
     def __init__(self, bounds: Sequence[int], device: torch.device):
         self._spans = sorted(
@@ -65,7 +68,7 @@ class PackSamples:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Samples of similar length together."""
+        """Groups of samples of similar length."""
         found: list[list[tuple[int, int]]] = []
         for start, stop in self._spans:
             if not found or stop - start < _SHORTEST * (found[-1][0][1] - found[-1][0][0]):
@@ -75,9 +78,9 @@ class PackSamples:
 
 
 class Calls(NamedTuple):
-    """How the layers of a class are called: which axes of the tensors count tokens.
+    """Axes of tokens in the tensors of a class of layers.
 
-    inputs, outputs: path in the arguments, or in what is returned -> these axes, for each tensor that has any.
+    inputs: path in the arguments -> axes of tokens, for tensors with any. outputs: paths in the result.
     """
 
     inputs: dict[str, tuple[int, ...]]
@@ -85,10 +88,10 @@ class Calls(NamedTuple):
 
 
 class BySample:
-    """Runs some layers of a model on each sample alone, while the model runs with the samples of a pack.
+    """Run of some layers of a model on each sample alone, during a run of the model on a pack.
 
-    The samples are given to the model, or to a part of it that is called alone, as the argument `samples_of_pack`.
-    Layers that take tokens as [1, T, …] get samples of similar length as a batch; others, with masks, one at a time.
+    The model, or a part called alone, takes the samples in the argument `samples_of_pack`. Layers with all inputs of
+    shape [1, T, …] run on batches of samples of similar length; other layers, with masks, on a sample at a time.
     """
 
     ARGUMENT = "samples_of_pack"
@@ -101,11 +104,11 @@ class BySample:
 
     @property
     def names(self) -> list[str]:
-        """The class names of the layers."""
+        """Class names of the layers."""
         return sorted(each.__name__ for each in self.calls)
 
     def add(self, model: nn.Module, calls: Mapping[type[nn.Module], Calls]) -> None:
-        """Run all layers of these classes by sample."""
+        """Run all layers of the classes in `calls` by sample."""
         self.calls |= calls
         for layer in model.modules():
             if type(layer) in calls:
@@ -117,7 +120,7 @@ class BySample:
                 object.__setattr__(layer, "_gradient_checkpointing_func", partial(self._checkpointed, checkpoint))
 
     def remove(self) -> None:
-        """Run the layers as the model does."""
+        """Restore the forward passes of the layers."""
         for layer in self.layers:
             del layer.forward
         for hook in self._hooks:
@@ -137,7 +140,7 @@ class BySample:
         return args, kwargs
 
     def _checkpointed(self, checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
-        """Activation checkpointing of a block, which runs again in the backward pass, with the same samples."""
+        """Checkpoint the activations of a block: the second run, in the backward pass, gets the same samples."""
         samples = self._current
 
         def run(*args: Any) -> Any:
@@ -175,7 +178,7 @@ class BySample:
 
 
 class _OfGroups:
-    """Tensors that a layer returns of each group, which the next layer may be given, such as indices of tokens."""
+    """Tensors returned by a layer, a tensor per group, for later layers; for example indices of tokens."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self.tensors = tensors

@@ -1,8 +1,8 @@
-"""Finds the layers of a model that carry a state from one sample of a pack into the next.
+"""Find the layers of a model that carry state from a sample of a pack into the next.
 
-A layer carries state if it is given the same for a sample in two packs, or in a pack and alone, and returns something
-else. A layer carries state, too, if its output for one sample has a gradient in its input for another: small weights
-hide differences among roundings, and no gradient.
+A layer carries state if equal inputs for a sample, in two packs or in a pack and alone, give different outputs. A layer
+carries state, too, if a gradient of the output for a sample reaches the input for another sample: small weights hide
+differences among roundings, but hide no gradient.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .isolation import (
 )
 from .model import PackedModel
 
-_ROUNDS = 4  # of the search; a layer is found once the layers below it are run by sample
-_AMPLIFIED = 30  # times: by more, no layer amplifies how its input differs
-_NUMBERS = 8  # that stand for the values of a token
+_ROUNDS = 4  # of the search: a layer is found after the layers below run by sample
+_AMPLIFIED = 30  # largest factor from a difference of inputs to a difference of outputs
+_NUMBERS = 8  # random sums in place of the values of a token
 
 
 def run_by_sample(model: PackedModel, tolerances: Tolerances, device: torch.device) -> None:
-    """Run the layers of a model that carry state between samples by sample; all ranks call it.
+    """Find layers of a model that carry state between samples, and run these layers by sample; all ranks call it.
 
-    model.by_sample says which layers were found.
+    model.by_sample has the layers.
     """
     model.by_sample = by_sample = BySample([model.model, *filter(None, [model.base_model])])
     for _ in range(_ROUNDS):
@@ -46,21 +46,21 @@ def run_by_sample(model: PackedModel, tolerances: Tolerances, device: torch.devi
 
 
 def leave_by_sample(model: PackedModel) -> None:
-    """Run all layers as the model does."""
+    """Undo run_by_sample: run all layers on whole packs."""
     if model.by_sample is not None:
         model.by_sample.remove()
         model.by_sample = None
 
 
 class _Leaf(NamedTuple):
-    """A tensor that a layer is given or returns. numbers: a few of each token of the second sample, float[t, k]."""
+    """Tensor in the input or output of a layer. numbers: sums for each token of the second sample, float[t, k]."""
 
     shape: tuple[int, ...]
     is_floating: bool
     numbers: torch.Tensor | None
 
     def difference(self, other: _Leaf) -> float:
-        """The largest, as a share of the spread of the numbers."""
+        """Return the largest difference of numbers, divided by the spread; 0 without numbers."""
         if self.numbers is None or other.numbers is None:
             return 0.0
         largest = float((self.numbers - other.numbers).abs().max())
@@ -72,7 +72,7 @@ class _Call(NamedTuple):
     outputs: dict[str, _Leaf]
 
     def carries_state(self, other: _Call, tolerance: float) -> bool:
-        """Whether a layer is given the same for the second sample in another pack, and returns something else."""
+        """Return whether outputs of two calls differ by more than tolerance and _AMPLIFIED times the inputs."""
         given = max((each.difference(other.inputs[path]) for path, each in self.inputs.items()), default=0.0)
         outputs = {path: each for path, each in self.outputs.items() if each.is_floating}
         returned = max((each.difference(other.outputs[path]) for path, each in outputs.items()), default=0.0)
@@ -80,7 +80,7 @@ class _Call(NamedTuple):
 
 
 class _Search:
-    """Finds the classes of layers that carry state between samples, and how they are called."""
+    """Search for the classes of layers that carry state between samples, and for axes of tokens in their tensors."""
 
     def __init__(self, model: PackedModel, tolerances: Tolerances, device: torch.device):
         self._model, self._tolerances, self._device = model, tolerances, device
@@ -122,7 +122,7 @@ class _Search:
         return calls
 
     def _reaching(self) -> set[str]:
-        """Return the layers that pass a gradient of the second sample on to another, at their first call."""
+        """Return layers whose first call has a gradient of other samples in the input, but not in the output."""
         of_given: dict[str, list[bool]] = {}
         of_returned: dict[str, list[bool]] = {}
         _, is_other = second_of(self._samples, self._model)
@@ -162,7 +162,7 @@ class _Search:
         return {name for name, heard in of_given.items() if any(heard) and not any(of_returned.get(name, []))}
 
     def _calls(self, samples: Sequence[Processed]) -> dict[str, _Call]:
-        """The first call of each layer, by its name, when the model runs on a pack."""
+        """Run the model on a pack; return the first call of each layer by name."""
         found: dict[str, _Call] = {}
         lengths = [len(each["input_ids"]) for each in samples]
         start = lengths[0] if len(samples) > 1 else 0
@@ -191,7 +191,7 @@ class _Search:
 
 
 def _numbers(leaf: torch.Tensor, tokens: slice, num_tokens: int) -> torch.Tensor | None:
-    """Random sums of the values of some tokens, in which any difference shows; None of what is not [1, T, …]."""
+    """Return random sums of the values of each token, to show any difference; None for shapes other than [1, T, …]."""
     if leaf.shape[:2] != (1, num_tokens) or not leaf.numel():
         return None
     chosen = leaf.detach()[0, tokens].float()
@@ -201,7 +201,7 @@ def _numbers(leaf: torch.Tensor, tokens: slice, num_tokens: int) -> torch.Tensor
 
 
 def _axes_of_tokens(pack: Mapping[str, _Leaf], shorter: Mapping[str, _Leaf]) -> dict[str, tuple[int, ...]]:
-    """Path -> the axes that differ between two packs of other lengths, of the tensors that have any."""
+    """Return path -> axes with different sizes in two packs of different lengths, for tensors with any."""
     found = {}
     for path in sorted(pack.keys() & shorter.keys()):
         sizes = zip(pack[path].shape, shorter[path].shape, strict=True)

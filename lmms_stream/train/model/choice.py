@@ -1,4 +1,4 @@
-"""Choose the attention that keeps the samples of a pack apart, and the way to compute logits."""
+"""Choose an attention that keeps the samples of a pack apart, and the way to compute logits."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ logger = logging.getLogger("lmms_stream")
 def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False, trial: Trial | None = None) -> None:
     """Choose the model's attention and the way to its logits; all ranks call it.
 
-    Without a named attention, take the first implementation that passes the proof, on a GPU the fastest, and log the
-    reasons against the others. trial: measures the speed of an implementation (default: a short step on a GPU, nothing
-    on the CPU). bf16: the model computes in bfloat16 whatever its parameters are. ConfigError if no implementation
-    keeps samples apart.
+    For attention "auto", set the first implementation to pass the proof, on a GPU the fastest, and log the reasons
+    against other implementations. A named attention must pass the proof. trial: returns seconds of a step with an
+    implementation (default: step_seconds on a GPU, no trial on the CPU). bf16: the model computes in bfloat16, with
+    parameters of any dtype. ConfigError if no implementation keeps samples apart.
     """
     tolerances = tolerances_of(model, bf16=bf16)
     if trial is None and device.type == "cuda":
@@ -69,7 +69,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
 
 
 def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
-    """Raise ConfigError if a model does not keep samples apart after its blocks were compiled; all ranks call it."""
+    """Raise ConfigError if a model with compiled blocks does not keep samples apart; all ranks call it."""
     with proving(model):  # with gradients, as in training: without gradients other code would be compiled
         fault = agreed(find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True))
     if fault is not None:
@@ -83,7 +83,7 @@ def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = Fal
 def _choose_attention(
     model: PackedModel, tolerances: Tolerances, device: torch.device, trial: Trial | None
 ) -> Mapping[str, str]:
-    """Set the first implementation that passes the proof, or the fastest by trial; return refused names and reasons."""
+    """Set the first implementation to pass the proof, or the fastest by trial; return refused names and reasons."""
     inner = model.model
     refused: dict[str, str] = dict(getattr(inner, "attention_left_out", {}))
     choices: list[str] = getattr(inner, "attention_choices", [])
@@ -106,8 +106,7 @@ def _choose_attention(
 
 
 class AttentionTrials(NamedTuple):
-    """Results of a choice. refused: name of each attention that was not chosen -> reason. faults: of refused, failed
-    proofs."""
+    """Results of a choice. refused: name of a refused attention -> reason. faults: refusals by a failed proof."""
 
     is_chosen: bool
     refused: dict[str, str]
@@ -123,11 +122,12 @@ def keep_apart(
     trial: Trial | None = None,
     with_backward: bool = True,
 ) -> AttentionTrials:
-    """Set the first attention and way to keep samples apart that pass the proof; all ranks call it.
+    """Set the first way to keep samples apart under which an attention passes the proof, and set this attention.
 
-    Ways: positions of tokens, as in transformers; bounds of samples, for kernels of recurrent layers; and running
-    layers that carry state on each sample alone. choices: implementations of attention (default: the current one).
-    with_backward: compare gradients, too, of implementations with a backward pass of their own.
+    Ways: positions of tokens, used by transformers; bounds of samples, for kernels of recurrent layers; and a run on
+    each sample alone, for layers that carry state. Return the results for the chosen way; if no way passes, for the
+    first way. All ranks call this function. choices: implementations of attention (default: the current attention).
+    with_backward: check gradients also for implementations with their own backward pass.
     """
     first: AttentionTrials | None = None
     for way in _ways(model):
@@ -161,7 +161,7 @@ def _choose(
     trial: Trial | None,
     with_backward: bool,
 ) -> AttentionTrials:
-    """Set the first attention that passes the proof; with a trial the fastest."""
+    """Set the first attention to pass the proof; with a trial, the fastest."""
     inner = model.model
     refused: dict[str, str] = {}
     faults: dict[str, str] = {}
@@ -188,7 +188,7 @@ def _choose(
 
 
 def _run_by_sample(model: PackedModel, choices: Sequence[str], tolerances: Tolerances, device: torch.device) -> None:
-    """Run layers that carry state on each sample alone, if these layers are found with any attention."""
+    """Run layers that carry state on each sample alone, if a search under any attention finds layers."""
     for choice in choices or [model.model.config._attn_implementation]:
         fault = _set_fault(model, choice)
         if fault is None:
@@ -214,7 +214,7 @@ def _remedy(model: PackedModel, choices: Sequence[str]) -> str:
 
 
 def _take_fastest(model: PackedModel, passed: Mapping[str, float]) -> dict[str, str]:
-    """Set the fastest implementation; return how much slower the others are. passed: name -> seconds of a step."""
+    """Set the fastest implementation; return reasons against the rest by name. passed: name -> seconds of a step."""
     best = min(passed, key=lambda name: passed[name])
     if fault := agreed(_set_fault(model, best)):
         raise ConfigError(f"attention {best} {fault}, after it passed the proof: set model.attention to another")
@@ -245,7 +245,7 @@ def _set_fault(model: PackedModel, attention: str) -> str | None:
 
 
 def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch.device) -> None:
-    """Set the way with the least memory that gives the losses of the model's own logits."""
+    """Set the way with the least memory; its losses must match losses of the model's own logits."""
     batch = pack_of(text_samples(model)).to(device)
     learnt, targets = model.learnt(batch.labels)
     logits = model.logits(batch)[0, learnt]
@@ -267,7 +267,7 @@ def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch
 
 @contextmanager
 def proving(model: PackedModel) -> Iterator[None]:
-    """Run the model without randomness inside; restore the mode of each module, and shard it again, afterwards."""
+    """Run the model without randomness inside this context; then restore the modules' modes, and reshard the model."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -288,7 +288,7 @@ _REPEATS = 3
 def step_seconds(model: PackedModel, device: torch.device) -> float:
     """Return the shortest time of a few steps, after a first step for compilation; infinity if memory runs out.
 
-    Gradients are zeroed.
+    Afterwards the model has no gradients.
     """
     segments = segments_of(model)
     repeats = max(1, NUM_TOKENS // sum(map(len, segments)))
@@ -353,12 +353,12 @@ def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -
 
 
 def check_isolation(model: Any, batch: Batch, processor: Processor | None = None) -> None:
-    """Prove that a transformers model keeps the samples of a pack apart, given Batch.for_model; or raise ConfigError.
+    """Raise ConfigError unless a transformers model keeps the samples of a pack apart, given Batch.for_model.
 
-    The proof runs the model on random tokens, in packs and sample by sample, with its attention, device and number
-    format (of autocast, too), and with a media processor on random media. The model, its gradients and the state of
-    random numbers do not change. Then the batch is checked: the model must have all its tokens, and positions for its
-    longest sample. All ranks of a process group call it together.
+    First the batch is checked: the model must have all tokens of the batch, and positions for the longest sample. Then
+    the proof runs the model on random tokens, in packs and sample by sample, with the current attention, device and
+    number format (also of autocast); with a media processor, on random media, too. The model, gradients and the state
+    of random numbers do not change. All ranks of a process group call this function together.
     """
     known = _known(model, batch, processor)
     check_lengths(known.packed.model.config, batch)
@@ -367,7 +367,10 @@ def check_isolation(model: Any, batch: Batch, processor: Processor | None = None
 
 
 def _known(model: Any, batch: Batch, processor: Processor | None) -> _Known:
-    """Return the state of the transformers model inside wrappers; ConfigError for another model."""
+    """Return the state of the transformers model inside wrappers.
+
+    ConfigError for other models, and for media without a processor.
+    """
     from transformers import PreTrainedModel
 
     inner = model

@@ -1,16 +1,16 @@
 """FLOPs of training a model, and peak FLOP/s of devices. model, lengths -> FLOPs.
 
 The formula is from PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T per token, with N parameters, L layers, H
-heads of size Q, and T tokens in the token's segment. The backward pass counts as two forward passes, recomputation does
-not count, and attention counts as if it were not causal. T is the segment's own length: the sum over a pack is exact. N
-leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target. Experts count by
-the share that a token passes. A frozen parameter counts 4 instead of 6, and 2 if no parameter before it is trained,
-because gradients end there: with an adapter, at the matrices that read the input of the first block. media_flops.py
-counts media towers.
+heads of size Q, and T tokens in the token's segment. The backward pass counts twice the forward pass. Recomputation
+does not count. Causal attention counts all pairs of tokens. T is the segment's own length: the sum over a pack is
+exact. N leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target. Experts
+count by the share that a token passes. A frozen parameter counts 4 instead of 6, and 2 if no earlier parameter is
+trained, because gradients end before this parameter: with an adapter, at the matrices that read the input of the first
+block. media_flops.py counts media towers.
 
-Tests compare the formulas with torch's FlopCounterMode. FlopCounterMode cannot replace the formulas: on the meta device
-it fails at towers that read grids (14 of 21 kinds of media of 13 families) and at most models of transformers 4, it
-counts pairs beyond a window, and it takes 1 s at 7B parameters and 4 s at 671B; the formulas take 2 to 6 ms.
+Tests compare the formulas with torch's FlopCounterMode. FlopCounterMode cannot replace the formulas. On the meta device
+it fails at towers that read grids (14 of 21 kinds of media of 13 families) and at most models of transformers 4. It
+counts pairs beyond a window. It takes 1 s at 7B parameters and 4 s at 671B; the formulas take 2 to 6 ms.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ModelFlops:
     def of(
         self, lengths: NDArray[np.int64], *, num_loss_tokens: int, inputs: Sequence[Mapping[str, torch.Tensor]] = ()
     ) -> float:
-        """Return FLOPs, forward and backward, of segments of these lengths, and of the media in batches' inputs."""
+        """Return FLOPs, forward and backward, of segments with given lengths, and of the media in batches' inputs."""
         total = self.per_token * float(lengths.sum()) + self.per_loss_token * num_loss_tokens
         for window, flops in self.per_pair.items():
             seen = lengths if window is None else np.minimum(lengths, window)
@@ -116,7 +116,7 @@ def model_flops(model: PreTrainedModel, *, towers: Mapping[str, torch.nn.Module]
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Return peak TFLOP/s of a device by its name in torch; None for a device outside the table.
+    """Return peak TFLOP/s of a device by torch's name; None for a device outside the table.
 
     >>> peak_tflops("NVIDIA A100-SXM4-80GB")
     312.0
@@ -152,7 +152,7 @@ class _Stages:
         return parameter.numel() * (2.0 + 2.0 * (not has_plain_input) + 2.0 * parameter.requires_grad)
 
     def backward_share(self, layer: int) -> float:
-        """Return the share of a layer's attention FLOPs, forward and backward, that training computes."""
+        """Return the computed share of a layer's attention FLOPs: 1/3 without a backward pass."""
         return 1.0 if layer + 1 >= self.first else 1 / 3
 
     def _stage(self, name: str) -> int:
@@ -162,7 +162,10 @@ class _Stages:
 
 
 def _pairs(config: Any, stages: _Stages) -> dict[int | None, float] | None:
-    """Return 12 H Q, summed over the layers of each window; Q is the mean size of keys and values."""
+    """Return 12 H Q, summed over the layers of each window; None for layers without pairs, or an unknown kind.
+
+    Q is the mean size of keys and values. A layer without a backward pass counts a third.
+    """
     num_layers = getattr(config, "num_hidden_layers", None) or 0
     of_layers = getattr(config, "per_layer_config", None) or [config] * num_layers
     kinds = getattr(config, "layer_types", None) or [None] * num_layers
@@ -190,7 +193,7 @@ def _sizes_of_heads(config: Any) -> float:
 
 
 def _experts(config: Any) -> tuple[int, float] | None:
-    """Return the number of experts and the share that a token passes; None if layers have different numbers."""
+    """Return the number of experts and the share that a token passes; None without experts, or if layers differ."""
     names = (*_NUM_EXPERTS, "num_experts_per_tok")
     if not {*names}.isdisjoint(getattr(config, "per_layer_attributes", None) or ()):
         return None
@@ -223,7 +226,7 @@ class ImageFlops:
 def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None]) -> ImageFlops | None:
     """Return the FLOPs of an image; None if the task has no forward pass, or the model cannot run on the meta device.
 
-    run: the task's forward pass of an image on the meta device. A model that cannot run there is logged.
+    run: the task's forward pass of an image on the meta device. A failure on the meta device is logged.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode

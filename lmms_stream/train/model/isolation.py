@@ -1,18 +1,18 @@
-"""Prove that a model keeps the samples of a pack apart, and refuse packs that it would not keep apart.
+"""Prove that a model keeps the samples of a pack apart, and refuse packs of unsupported lengths.
 
-The proof uses the model of the run with its device and number format. It runs segments of random tokens as a pack, as
+The proof uses the model, device and number format of the run. The model runs on segments of random tokens in a pack, in
 packs of the same shape with other tokens in the other segments, and segment by segment.
 
-In packs of one shape, a model that keeps samples apart computes the same values for a segment whatever the other
-segments hold, also in bfloat16 and with many layers. (With experts, the number of tokens per expert depends on the
-whole pack.) A segment alone is another shape with other roundings, and deep models amplify roundings. If the difference
-is larger than in shallow models, the model's own noise decides. Noise is measured on the same tokens without packing:
-with roundings added to their embeddings, and with other tokens after them.
+A model that keeps samples apart computes the same values for a segment in all packs of the same shape, also in bfloat16
+and with many layers. (With experts, the number of tokens per expert depends on the whole pack.) A segment alone has
+another shape with other roundings, and deep models amplify roundings. If the difference is larger than in shallow
+models, the model's own noise decides. Noise is measured on the same tokens without packing: with roundings added to the
+embeddings, and with other tokens after the segment.
 
-With small weights, as in an untrained model, a leak may be smaller than roundings. Therefore the gradient of a
-segment's predictions in the embeddings of the other segments is computed, too: it must be zero to the bit.
+With small weights, for example in an untrained model, a leak may be smaller than roundings. Therefore the proof also
+computes the gradient of a segment's predictions in the embeddings of the other segments: it must be zero to the bit.
 
-Measured with 28 architectures of two layers on a CPU, as shares of the spread of the logits: 23 keep samples apart.
+Measured with 28 architectures of two layers on a CPU, in shares of the spread of the logits: 23 keep samples apart.
 Their predictions for a segment are equal to the bit in two packs, and differ between a pack and the segment alone by at
 most 5e-7 (9e-3 in bfloat16). The other five mix samples, and differ by 1e-3 or more in both.
 """
@@ -55,9 +55,9 @@ FAILURES = (RuntimeError, ValueError, TypeError, ImportError, LookupError, Asser
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerances:
-    """Largest difference of a token's logits that counts as noise, as a share of the spread of the logits.
+    """Largest difference of a token's logits that counts as noise, divided by the spread of the logits.
 
-    two_packs: between two packs of one shape. alone: between a pack and the segment alone.
+    two_packs: between two packs of the same shape. alone: between a pack and the segment alone.
     """
 
     two_packs: float
@@ -69,7 +69,7 @@ _BFLOAT16 = Tolerances(two_packs=1e-3, alone=5e-2)
 
 
 def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
-    """Return the tolerances of a model's number format. bf16: it computes in bfloat16 whatever its parameters are."""
+    """Return the tolerances of a model's number format. bf16: it computes in bfloat16, with parameters of any dtype."""
     parameter = next(model.parameters())
     is_exact = parameter.dtype in (torch.float32, torch.float64) and not uses_tf32(parameter.device)
     return _FLOAT32 if is_exact and not bf16 else _BFLOAT16
@@ -78,7 +78,7 @@ def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
 def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.device, backward: bool) -> str | None:
     """Return the reason against training on packs, to follow the model's name, or None; all ranks call it.
 
-    backward: compare gradients, too, which finds the smallest leak. A model without a backward pass is refused.
+    backward: check gradients, too, for the smallest leaks. A model without a backward pass is refused.
     """
     if model.by_sample is None and "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
@@ -103,9 +103,9 @@ def _fault_of(
 
 
 class _Proof:
-    """Compares a model's predictions for samples in packs and alone.
+    """Proof by comparison of a model's predictions for samples in packs and alone.
 
-    Samples with media alone run as users of transformers run them, without restarting positions.
+    A sample with media alone runs without packing and without restarting positions, like a user's call of the model.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class _Proof:
         return None
 
     def _mixes_samples(self) -> bool:
-        """Compare each segment in two packs with different tokens in the other segments."""
+        """Return whether a segment's logits differ between packs with different tokens in the other segments."""
         if has_experts(self._model.model.config):
             # The first and last segment have equal lengths: each expert has as many tokens in the reversed pack.
             turned = self._run(*reversed(self._segments))
@@ -150,7 +150,7 @@ class _Proof:
         return False
 
     def _looks_ahead(self) -> bool:
-        """Compare the last segment in two packs with different last tokens."""
+        """Return whether the last token of the last segment changes the logits of the segment's earlier tokens."""
         *others, last = self._segments
         changed = self._run(*others, with_last(last, other(self._model, last)["input_ids"][-1]))
         rows = self._rows[-1]
@@ -167,18 +167,21 @@ class _Proof:
     def _differs(
         self, one: torch.Tensor, two: torch.Tensor, *, allowed: float | None = None, noise: Callable[[], float]
     ) -> bool:
-        """Return whether some token's logits differ by more than allowed, and the mean difference exceeds the noise."""
+        """Return whether a token's logits differ by more than allowed, and the mean difference exceeds the noise.
+
+        allowed: default two_packs. The mean difference must exceed twice the noise, or _MOST_NOISE if smaller.
+        """
         found = (one - two).square().mean(dim=-1) / self._spread**2
         if not _on_any_rank(not float(found.max()) ** 0.5 <= (allowed or self._tolerances.two_packs)):
             return False
         return _on_any_rank(not float(found.mean()) ** 0.5 <= min(2 * noise(), _MOST_NOISE))
 
     def _noise_of_experts(self) -> float:
-        """Return the noise in packs of one shape: 0, except for experts, whose inputs have other shapes."""
+        """Return the noise in packs of the same shape: 0 without experts; inputs of experts have different shapes."""
         return self._noise_of_roundings() if has_experts(self._model.model.config) else 0.0
 
     def _noise_of_shapes(self) -> float:
-        """Return the change of a segment's logits when other tokens follow in the same sample."""
+        """Return the change of a segment's logits by following tokens in the same sample, or by roundings if larger."""
         longer = self._run_alone(followed(self._segments))[self._rows[0]]
         return max(self._noise_of_roundings(), self._mean_difference(longer, self._alone[0]))
 
@@ -201,9 +204,9 @@ class _Proof:
 
 
 def gradient_reaches_others(model: PackedModel, samples: Sequence[Processed], device: torch.device) -> bool:
-    """Return whether what is predicted in the second sample has a gradient in the embeddings of another.
+    """Return whether predictions in the second sample have a gradient in the embeddings of another sample.
 
-    The gradient is zero to the bit in a model that keeps samples apart, whatever the weights.
+    In a model that keeps samples apart, the gradient is zero to the bit for any weights.
     """
     embeddings: list[torch.Tensor] = []
 
@@ -243,7 +246,7 @@ def second_of(samples: Sequence[Processed], model: PackedModel) -> tuple[slice, 
 
 
 def reaches(gradient: torch.Tensor, is_other: torch.Tensor) -> bool:
-    """Return whether a gradient, [1, T, …], is not zero for some of these tokens; for any value in other shapes."""
+    """Return whether a gradient, [1, T, …], is not zero for a token in the mask; in other shapes, for any value."""
     if gradient.shape[:2] == (1, len(is_other)):
         gradient = gradient[0, is_other.to(gradient.device)]
     return bool((gradient.abs() > 0).any())
@@ -255,7 +258,7 @@ def _no_noise() -> float:
 
 @contextmanager
 def _rounded_embeddings(model: PackedModel) -> Iterator[None]:
-    """Change each value of an embedding by the last bit of its number format, up or down at random."""
+    """Change each value of embeddings by the last bit of the number format, up or down at random."""
     rng = torch.Generator().manual_seed(0)
 
     def change(_: torch.nn.Module, __: Any, embeddings: torch.Tensor) -> torch.Tensor:
@@ -295,10 +298,11 @@ def positions_of(config: Any) -> int | None:
 
 
 def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
-    """Raise ConfigError for a pack whose lengths change the model's results for its samples.
+    """Raise ConfigError if lengths in a pack change the model's results for samples, or exceed the model's positions.
 
-    Before 5.23 transformers counts the chunks of chunked attention from the start of the pack. It scales "dynamic" and
-    "longrope" positions by the longest sample of the pack. Trained position embeddings are limited in number.
+    Before 5.23 transformers counts the chunks of chunked attention from the start of the pack. transformers scales
+    "dynamic" and "longrope" positions by the longest sample of the pack. The number of trained position embeddings is
+    limited.
     """
     text = config.get_text_config()
     chunk = None if COUNTS_CHUNKS_BY_SAMPLE else getattr(text, "attention_chunk_size", None)
@@ -325,8 +329,8 @@ def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
 
 # Samples of the proof: random tokens, and media among random tokens.
 #
-# The media are several of a family's smallest, with random values. Their tokens' positions on the family's axes differ
-# from a text's; any positions will do if they are equal in the pack and alone.
+# Media have the smallest size of the family and random values. Positions of media tokens on the family's axes differ
+# from positions of text; any positions will do if they are equal in the pack and alone.
 
 Segment = NDArray[np.int64]
 _LENGTHS = (131, 157, 131)  # tokens of the segments: below 128 flex_attention uses other kernels
@@ -340,7 +344,7 @@ _ROW = 3  # tokens in a row of a medium
 
 
 def segments_of(model: PackedModel, *, least: int = 4) -> list[Segment]:
-    """Return three segments of random tokens, shorter for a model of few positions. least: tokens of each."""
+    """Return three segments of random tokens, shorter for a model of few positions. least: smallest length."""
     text = model.model.config.get_text_config()
     limits = [limit for name in _LIMITS if isinstance(limit := getattr(text, name, None), int) and limit > 0]
     share = min([1.0, *(limit / sum(_LENGTHS) for limit in limits)])
@@ -349,7 +353,7 @@ def segments_of(model: PackedModel, *, least: int = 4) -> list[Segment]:
 
 
 def plain_tokens(model: PackedModel) -> Segment:
-    """Return the token ids of a model in order, without special tokens such as image or end."""
+    """Return the token ids of a model in order, without special tokens (image, end, …)."""
     config = model.model.config
     fields = {**config.get_text_config().to_dict(), **config.to_dict()}
     special = [
@@ -366,9 +370,10 @@ def text_samples(model: PackedModel) -> list[Processed]:
 
 
 def media_samples(model: PackedModel, device: torch.device) -> list[list[Processed]]:
-    """Return three samples: media of all kinds, only text, media of all kinds in another order; all ranks call it.
+    """Return lists of three samples: media of all kinds, only text, media of all kinds in reverse order.
 
-    A family whose model cannot read two kinds together has two such lists: without the one kind, without the other.
+    A family usually has a single list. If a model cannot read two kinds of media together (`never_together`), each of
+    two lists leaves out a kind. All ranks call this function.
     """
     num_tokens = model.dummy_tokens(device)
     left_out: tuple[str | None, ...] = getattr(model.family, "never_together", ()) or (None,)
@@ -393,7 +398,7 @@ def _of_text(ids: Segment) -> Processed:
 def _with_media(
     model: PackedModel, ids: Segment, kinds: Sequence[str], num_tokens: dict[str, int], rng: np.random.Generator
 ) -> Processed:
-    """Return random tokens with media of each kind among them, and text around the media."""
+    """Return a sample of the tokens `ids` with media of each kind, and text around the media."""
     assert model.family is not None
     ids = ids.copy()
     media: dict[str, NDArray[Any]] = {}
@@ -418,7 +423,7 @@ def _with_media(
 
 
 def _random(smallest: NDArray[Any], num_media: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Return several of the smallest media, joined: random values, sizes unchanged."""
+    """Return num_media copies of the smallest medium, joined: random values, sizes unchanged."""
     several: NDArray[Any] = np.concatenate([smallest] * num_media)
     if np.issubdtype(several.dtype, np.floating):
         several[:] = rng.standard_normal(several.shape)
@@ -445,7 +450,7 @@ def with_last(sample: Processed, last: int) -> Processed:
 
 
 def followed(samples: Sequence[Processed]) -> Processed:
-    """Join samples to one."""
+    """Join samples into a single sample."""
     joined: dict[str, Any] = dict(_of_text(np.concatenate([sample["input_ids"] for sample in samples])))
     if "media" not in samples[0]:
         return joined

@@ -1,8 +1,8 @@
 """Losses of packed sequences: a loss per target, to be summed over the global batch.
 
-Logits are computed only for predicted targets, some tokens at a time, and again in the backward pass: the logits of a
-whole pack are never in memory together. Only the last chunk of logits is kept, as the backward pass begins with it and
-nothing in between needs memory.
+Logits are computed only for tokens that predict a target, in chunks, and again in the backward pass: the logits of a
+whole pack are never in memory together. Only the last chunk of logits is kept: the backward pass begins with this
+chunk, and nothing in between needs memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def learnt_tokens(
 def token_losses(
     hidden: torch.Tensor, targets: torch.Tensor, head: Head, *, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cross entropy of each target, and the logsumexp of its logits: float32[n] each.
+    """Return the cross entropy of each target and the logsumexp of the logits: float32[n] each.
 
     hidden: float[n, H]; targets: int64[n]. The result is differentiable even for n = 0.
     """
@@ -63,7 +63,7 @@ def token_losses(
 
 
 def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cross entropies and logsumexps, as token_losses, from logits float[n, V]."""
+    """Return cross entropies and logsumexps, float32[n] each, from logits float[n, V]."""
     losses, logs = _CrossEntropy.apply(logits.float(), targets)
     return losses, logs
 
@@ -73,7 +73,7 @@ def _losses(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> tuple[to
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy whose gradient takes one tensor of the logits' size; autograd's own takes five."""
+    """Cross entropy with a gradient in a single tensor of the logits' size; autograd takes five tensors."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,13 +89,13 @@ class _CrossEntropy(torch.autograd.Function):
         return made.scatter_add_(1, targets[:, None], -of_losses[:, None]), None
 
 
-# Gradients of a head that computes logits in chunks: summed in float32, whatever the head's format.
+# Gradients of a head that computes logits in chunks: summed in float32, for heads of any format.
 #
 # In bfloat16 each of many sums would lose bits: with 128 chunks the gradient is 1 % off.
 
 
 class SharedParameters:
-    """Parameters of a module that is called several times before a backward pass. module: None for no module."""
+    """Parameters of a module called several times before a backward pass. module: None if there is no module."""
 
     def __init__(self, module: torch.nn.Module | None):
         self._module = module
@@ -123,7 +123,7 @@ class _Sum:
 
 
 class _Share(torch.autograd.Function):
-    """Return a parameter unchanged; its gradient is the sum over its uses."""
+    """Return a parameter unchanged; the gradient is the sum over all uses."""
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, total: _Sum) -> torch.Tensor:
@@ -138,7 +138,7 @@ class _Share(torch.autograd.Function):
 
 
 class _Use(torch.autograd.Function):
-    """Return the shared parameter; add its gradient to the sum, and pass no gradient on."""
+    """Return the shared parameter; add the gradient to the sum, and return no gradient."""
 
     @staticmethod
     def forward(ctx: Any, shared: torch.Tensor, total: _Sum) -> torch.Tensor:
@@ -152,14 +152,14 @@ class _Use(torch.autograd.Function):
         return None, None
 
 
-# Hidden states of a model that inserts its towers' outputs into the text outside of its base model.
+# Hidden states of models that insert outputs of towers into the text outside of the base model.
 #
-# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni insert them in the forward pass that also computes logits. This
+# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni insert outputs in the forward pass that also computes logits. This
 # forward pass runs with an identity in place of the head, and a hook on the text decoder keeps the hidden states.
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the part that turns embedded tokens into hidden states; None if it is unknown or holds the head, too."""
+    """Return the part from embedded tokens to hidden states; None if the part is unknown or contains the head."""
     find = getattr(model, "get_decoder", None)
     decoder: Any = None if find is None else find()
     head = run_module(model.get_output_embeddings())
@@ -170,7 +170,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def run_to_hidden(model: PreTrainedModel, decoder: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the output of the model, with hidden states as logits, and the output of its decoder."""
+    """Return the output of the model, with hidden states in place of logits, and the output of the decoder."""
     found: list[Any] = []
     listening = decoder.register_forward_hook(lambda _, __, output: found.append(output))
     try:
@@ -195,10 +195,10 @@ def _aside(head: Any) -> Iterator[None]:
             head.forward = before
 
 
-# The auxiliary loss of a mixture of experts, which keeps its router from sending most tokens to few experts.
+# Auxiliary loss of a mixture of experts, against a router that sends most tokens to few experts.
 #
-# The loss of a pack is from Switch Transformer (arXiv 2101.03961, equations 4 to 6), as in transformers, over the
-# pack's tokens without padding: it does not depend on other packs, and therefore not on the number of ranks.
+# The loss of a pack follows Switch Transformer (arXiv 2101.03961, equations 4 to 6) and transformers, over the pack's
+# tokens without padding: other packs, and therefore the number of ranks, do not change the loss.
 
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # fields of configs
 _NUM_CHOSEN = ("num_experts_per_tok", "moe_k")
@@ -212,8 +212,8 @@ def has_experts(config: Any) -> bool:
 def router_weight(model: torch.nn.Module) -> float:
     """Return the weight of the auxiliary loss from the model's config.
 
-    0 without a weight, for models that do not return router logits, and for models without experts in any layer,
-    whatever their config says (Flint, Doge).
+    0 without a weight or known numbers of experts, for models without router logits in the output, and for models
+    without experts in any layer, even if the config has a weight (Flint, Doge).
     """
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     returns_router = "output_router_logits" in inspect.signature(model.forward).parameters

@@ -61,13 +61,13 @@ class TokenParts(Protocol):
         """Number of ranks in the group."""
 
     def own(self, inputs: Mapping[str, Any], *, of_tokens: Sequence[str]) -> dict[str, Any]:
-        """Return a model's arguments for this rank's part. of_tokens: names of those with a number for each token."""
+        """Return a model's arguments for this rank's part. of_tokens: names of arguments with a number per token."""
 
     def part(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the last dimension."""
 
     def labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the labels of this rank's part and of the token after it: int64[1, n]."""
+        """Return the labels of this rank's part and of the next token: int64[1, n]."""
 
     def whole(self, part: torch.Tensor, num_tokens: int, *, dim: int = 0) -> torch.Tensor:
         """Return the parts of all ranks, joined, without padding. dim: the dimension of tokens."""
@@ -83,7 +83,7 @@ class TokenParts(Protocol):
         """Return the loss and the logsumexp of each target of a pack: float32[num_loss_tokens] each."""
 
     def leave_out(self, choices: list[str], named: str) -> dict[str, str]:
-        """Leave attentions without a mask in `choices`; returns the reason for each other one."""
+        """Keep only attentions without a mask in `choices`; return the reason against each other name."""
 
 
 class PackedModel(torch.nn.Module):

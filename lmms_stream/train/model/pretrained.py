@@ -1,8 +1,8 @@
-"""Weights of a pretrained folder or repository -> a tensor at a time, by the names that they have in a model.
+"""Weights of a pretrained folder or repository -> a tensor at a time, by name in a model.
 
-`from_pretrained` makes all weights of a model at once. Here a model is built without weights, and each is read from
-files of safetensors when it is asked for. What from_pretrained does besides copying is not done: whatever would need
-it is refused (WholeOnlyError), so that a tensor is read as from_pretrained would make it, or not at all.
+`from_pretrained` makes all weights of a model at once. Here a model is built without weights, and each tensor is read
+from safetensors files on request. Tensors are copied, or converted by transformers' rules for weights in files. Models
+with further steps in from_pretrained are refused (WholeOnlyError): a tensor equals from_pretrained's, or is not read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ...versions.transformers import HAS_RULES_FOR_NAMES, made_of_files
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ATTRIBUTE = "unread_weights"  # of a model that was built without its weights
+_ATTRIBUTE = "unread_weights"  # attribute of a model built without weights
 _FLOATS = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
 
 
 class WholeOnlyError(ConfigError):
-    """The weights of a model cannot be read one by one, and why."""
+    """Reason against reading the weights of a model tensor by tensor."""
 
 
 class _InFile(NamedTuple):
@@ -36,7 +36,7 @@ class _InFile(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Parts of a model's tensor in files. make: of tensors of the files; None where the only one is copied."""
+    """Parts of a model's tensor in files. make: files' tensors -> the model's tensor; None: copy the only part."""
 
     parts: tuple[_InFile, ...]
     shape: tuple[int, ...]
@@ -45,14 +45,14 @@ class _Held(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """Place of a tensor in files, and its number format in the model."""
+    """Place of a tensor in files, and the number format in the model."""
 
     held: _Held
     dtype: torch.dtype
 
 
 class PretrainedTensors:
-    """The tensors of a model's state_dict by their names there; names that are tied have the same tensor."""
+    """Tensors of a model by name in the state_dict; tied names have the same tensor."""
 
     def __init__(self, stored: Mapping[str, _Stored]):
         self._stored = stored
@@ -61,7 +61,7 @@ class PretrainedTensors:
         return name in self._stored
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor, on the CPU, in memory of its own, in the model's number format. Raises KeyError."""
+        """Return the tensor, on the CPU, in new memory, in the model's number format; KeyError for an unknown name."""
         held, dtype = self._stored[name]
         tensors = [_read(part, dtype) for part in held.parts]
         return tensors[0] if held.make is None else held.make(tensors).clone(memory_format=torch.contiguous_format)
@@ -70,27 +70,27 @@ class PretrainedTensors:
 def _read(part: _InFile, dtype: torch.dtype) -> torch.Tensor:
     from safetensors import safe_open
 
-    with safe_open(part.file, framework="pt") as opened:  # opened anew: what was read stays mapped while it is open
+    with safe_open(part.file, framework="pt") as opened:  # opened for each tensor: read bytes stay mapped while open
         found: torch.Tensor = opened.get_tensor(part.key)
     return found.to(dtype, copy=True) if found.is_floating_point() else found.clone()
 
 
 def unread_weights(model: torch.nn.Module) -> PretrainedTensors | None:
-    """Places of the weights of a model that was built without them; None for a model with weights."""
+    """Return the unread weights of a model built without weights; None for a model with weights."""
     found: PretrainedTensors | None = getattr(model, _ATTRIBUTE, None)
     return found
 
 
 def leave_unread(model: PreTrainedModel, tensors: PretrainedTensors) -> None:
-    """Note on a model without weights where they are."""
+    """Set unread weights of a model built without weights."""
     setattr(model, _ATTRIBUTE, tensors)
 
 
 def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
     """Find the weights of a model in a folder or repository, without reading them.
 
-    model: without weights, of the number format that they are to have. Raises WholeOnlyError, also where there is no
-    such folder: `from_pretrained` says then what is wrong.
+    model: without weights, in the number format to read. WholeOnlyError if from_pretrained does more than copy and
+    convert tensors, and for a missing folder: `from_pretrained` then reports the error.
     """
     from safetensors import SafetensorError
 
@@ -111,7 +111,7 @@ def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
 
 
 def _check_class(model: PreTrainedModel) -> None:
-    """WholeOnlyError for a model whose class does more than copy what is read."""
+    """Raise WholeOnlyError for a class with its own steps of loading, and for weights kept in float32 beside others."""
     from transformers import PreTrainedModel
 
     kind: Any = type(model)
@@ -131,7 +131,10 @@ def _check_class(model: PreTrainedModel) -> None:
 
 
 def _files(source: str) -> Sequence[str]:
-    """The paths of a source's files of safetensors, as from_pretrained chooses them; a repository's are downloaded."""
+    """Return paths of the safetensors files that from_pretrained chooses; download the files of a repository.
+
+    WholeOnlyError for an adapter, and without safetensors files.
+    """
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
     def find(name: str) -> str | None:
@@ -154,14 +157,14 @@ def _held(files: Sequence[str]) -> list[_InFile]:
     held = []
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118  # it is no mapping
+            for key in opened.keys():  # noqa: SIM118  # not a mapping
                 part = opened.get_slice(key)
                 held.append(_InFile(file, key, tuple(part.get_shape()), part.get_dtype() in _FLOATS))
     return held
 
 
 def _renames(model: Any) -> list[Callable[[str], str]]:
-    """Ways in which names in files may become names in a model: the same, by the class's own rules, with its prefix."""
+    """Return functions from names in files to names in a model: unchanged, by the class's rules, with a prefix."""
     rules: Mapping[str, str] = getattr(type(model), "_checkpoint_conversion_mapping", None) or {}
 
     def by_rules(key: str) -> str:
@@ -179,7 +182,7 @@ def _renamed(rename: Callable[[str], str], _: torch.nn.Module, held: Sequence[_I
 
 
 def _by_rules_of_5(model: torch.nn.Module, held: Sequence[_InFile]) -> dict[str, _Held]:
-    """Contents of files by names in a model: conversions run on tensors without values, to learn shapes."""
+    """Return parts in files by name in a model. Conversions run on tensors without values, to find shapes."""
     by_key = {each.key: each for each in held}
     found: list[tuple[str, _Held]] = []
     for name, (keys, convert) in made_of_files(model, by_key):
@@ -189,7 +192,7 @@ def _by_rules_of_5(model: torch.nn.Module, held: Sequence[_InFile]) -> dict[str,
             continue
         try:
             made = convert([torch.empty(part.shape, device="meta") for part in parts])
-        except Exception as error:  # of conversions in transformers, which raise many kinds
+        except Exception as error:  # conversions in transformers raise many kinds of errors
             raise WholeOnlyError(f"{name} cannot be made of {keys[0]} and others by itself ({error})") from error
         is_float = all(part.is_float for part in parts)
         found += [
@@ -214,8 +217,10 @@ def _distinct(named: Iterable[tuple[str, _Held]]) -> dict[str, _Held]:
 
 
 def _stored(model: torch.nn.Module, named: Mapping[str, _Held]) -> dict[str, _Stored]:
-    """Place of each tensor of a model; WholeOnlyError unless each exists once, with its shape, and nothing else
-    does."""
+    """Return the place of each tensor of a model.
+
+    WholeOnlyError if files lack a tensor, repeat a tied tensor, have further tensors, or other shapes.
+    """
     state = model.state_dict()
     if strange := sorted(named.keys() - state.keys()):
         raise WholeOnlyError(f"its files hold {strange[0]}, which {type(model).__name__} does not have")

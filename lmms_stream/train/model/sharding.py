@@ -206,7 +206,7 @@ def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[to
 
 
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """Stop the training of parameters whose names match any pattern (fnmatch); a tied one has several names.
+    """Stop the training of parameters whose names match any pattern (fnmatch); a tied parameter has several names.
 
     Raise ConfigError if a pattern matches no parameter, or no parameter is left to train.
     """
@@ -324,7 +324,7 @@ def _name_in_files(full_name: str) -> str:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
-    """Yield parameters, buffers and plain tensors (of rotary embeddings): module, name in it, full name, tensor."""
+    """Yield parameters, buffers and plain tensors (of rotary embeddings): module, own name, full name, tensor."""
     for path, module in model.named_modules():
         named = (
             module.named_parameters(recurse=False, remove_duplicate=False),
@@ -369,7 +369,7 @@ _STATES = 3 * 4  # bytes per parameter: a gradient and two states of AdamW, in f
 
 
 class Accumulation:
-    """Tells a sharded model when to sum gradients of micro-batches. All ranks make the same calls.
+    """Schedule of the sum of micro-batches' gradients in a sharded model. All ranks make the same calls.
 
     is_unsharded: gradients stay on their rank until the last micro-batch. stays_gathered: parameters stay gathered
     until then, too.
@@ -436,7 +436,7 @@ def _num_own(parameter: torch.Tensor) -> int:
     return int(local().numel() if local is not None else parameter.numel())
 
 
-# Zero gradients for parameters that a rank did not use, for torch below 2.15, whose FSDP2 does not make them.
+# Zero gradients for parameters that a rank did not use. FSDP2 of torch before 2.15 does not make zero gradients.
 #
 # Ranks reduce the gradients of a block together: all ranks need gradients of the same parameters.
 
@@ -462,7 +462,7 @@ def with_zeros(tensor: torch.Tensor, unused: Iterable[torch.Tensor]) -> torch.Te
 
 
 def _own_parameters(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Trained parameters of the module, without those of inner blocks that are sharded separately."""
+    """Yield trained parameters of the module, without inner blocks that are sharded separately."""
     yield from (each for each in module.parameters(recurse=False) if each.requires_grad)
     for child in module.children():
         if not isinstance(child, FSDPModule):
@@ -470,7 +470,7 @@ def _own_parameters(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 
 
 class _Zeros(torch.autograd.Function):
-    """Its first argument; the others get gradients of zeros."""
+    """Return the first argument; give all other arguments gradients of zeros."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""LLaVA-OneVision with slow and fast frames of videos, as in LLaVA-Video: transformers' model, changed in place.
+"""LLaVA-OneVision with LLaVA-Video's slow and fast frames of videos: transformers' model, changed in place.
 
-One frame of a few has all its pooled features, the others a quarter of them, and a learnt vector ends each frame.
+Each n-th frame is slow and has all pooled features; fast frames have a quarter. A trained vector ends each frame.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from transformers.models.llava_onevision import modeling_llava_onevision as thei
 from ...errors import ConfigError
 from ...versions.transformers import ENDS_FEATURES_OF_LLAVA_VIDEOS
 
-STRIDE = "faster_token_stride"  # in a model's config, as LMMS Engine writes it: frames from one slow frame to the next
-SLOW, FAST = 2, 4  # features of a side become one
+STRIDE = "faster_token_stride"  # LMMS Engine's field in a model's config: frames from a slow frame to the next
+SLOW, FAST = 2, 4  # features of a side, pooled into a single feature
 
 
-class LlavaOnevisionModel(theirs.LlavaOnevisionModel):  # transformers finds rules for weights by its name
-    """Its part that reads media. faster_token: float[H], behind the features of each frame."""
+class LlavaOnevisionModel(theirs.LlavaOnevisionModel):  # transformers finds rules for weights by the class name
+    """Base model, which reads media. faster_token: float[H], behind the features of each frame."""
 
     faster_token: nn.Parameter
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Whether transformers keeps its rules for the weights of files from this class."""
+        """Return False: transformers then applies rules for weights in files to this class."""
         return False
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Give faster_token its first values where no file holds them; transformers calls it for each module."""
+        """Initialise faster_token if no file holds values; transformers calls this method for each module."""
         if module is not self:
             super()._init_weights(module)
         elif not getattr(self.faster_token, "_is_hf_initialized", False):
             nn.init.normal_(self.faster_token, std=len(self.faster_token) ** -0.5)
 
     def apply_pooling(self, image_features: torch.Tensor) -> torch.Tensor:
-        """The features as they are: get_video_features pools them, by frame."""
+        """Return the features unchanged: get_video_features pools frame by frame."""
         return image_features
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of transformers' method, with features [videos, tokens of a video, H]."""
+        """Return the result of transformers' method, with slow and fast features [videos, tokens of a video, H]."""
         found = super().get_video_features(*args, **kwargs)
         features = getattr(found, "pooler_output", found)
         rows = features[:, :-1] if ENDS_FEATURES_OF_LLAVA_VIDEOS else features
@@ -57,7 +57,7 @@ class LlavaOnevisionModel(theirs.LlavaOnevisionModel):  # transformers finds rul
         return found
 
     def _joined(self, frames: torch.Tensor) -> torch.Tensor:
-        """Features of the frames of a video, [n, side, side, H] -> [tokens, H]."""
+        """Return the pooled features of a video, faster_token behind each frame: [n, side, side, H] -> [tokens, H]."""
         end = self.faster_token[None].to(frames)
         stride = getattr(self.config, STRIDE)
         pieces: list[torch.Tensor] = []
@@ -67,7 +67,7 @@ class LlavaOnevisionModel(theirs.LlavaOnevisionModel):  # transformers finds rul
 
 
 class LlavaOnevisionForConditionalGeneration(theirs.LlavaOnevisionForConditionalGeneration):
-    """The whole model. Its weights are LLaVA-OneVision's and `model.faster_token`, which begins at random."""
+    """Whole model: weights of LLaVA-OneVision, and `model.faster_token`, initialised at random."""
 
     def __init__(self, config: LlavaOnevisionConfig):
         super().__init__(config)
@@ -82,7 +82,7 @@ class LlavaOnevisionForConditionalGeneration(theirs.LlavaOnevisionForConditional
 
 
 def with_slow_frames(config: Any, slow_every: int) -> None:
-    """Write the stride into a model's config; ConfigError for a model that is no LLaVA-OneVision."""
+    """Write the stride into a model's config; ConfigError for models other than LLaVA-OneVision."""
     if config.model_type != LlavaOnevisionConfig.model_type:
         raise ConfigError(
             f"model.slow_every {slow_every} is of LLaVA-OneVision's videos, and the model is {config.model_type}: "
@@ -92,7 +92,7 @@ def with_slow_frames(config: Any, slow_every: int) -> None:
 
 
 def _pooled(frame: torch.Tensor, stride: int) -> torch.Tensor:
-    """[side, side, H] -> [ceil(side / stride) ** 2, H], by bilinear interpolation as transformers pools frames."""
+    """Pool [side, side, H] -> [ceil(side / stride) ** 2, H] by bilinear interpolation, like transformers."""
     size = math.ceil(len(frame) / stride)
     rows = interpolate(frame.permute(2, 0, 1)[None], size=(size, size), mode="bilinear")
     return rows[0].flatten(1).T

@@ -36,7 +36,7 @@ class Dummies:
     def zero(self, base: Any, inputs: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return 0, computed from the towers' features of each kind missing in inputs: float32[].
 
-        Call it before the model runs, so that all ranks run the towers first.
+        Call this method before the model runs: all ranks must run the towers first.
         """
         present = self._family.kinds_of(inputs)
         total = torch.zeros((), device=device)
@@ -51,7 +51,7 @@ class Dummies:
         """Run all towers in the same order on all ranks, on media of inputs or on the smallest; yield 0, like `zero`.
 
         Inside, the model receives the towers' features and does not run the towers again. For a family with several
-        towers: ranks gather the towers' parameters one after another. If one kind were read before the model runs and
+        towers: ranks gather the parameters of towers one after another. If a kind were read before the model runs and
         another kind within, two ranks could gather in different orders.
         """
         total = torch.zeros((), device=device)
@@ -77,11 +77,11 @@ class Dummies:
                 del vars(base)[name]
 
     def num_tokens(self, base: Any, device: torch.device) -> dict[str, int]:
-        """Number of tokens of the smallest medium of each kind."""
+        """Return the number of tokens of the smallest medium of each kind."""
         return {kind: _num_rows(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
 
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
-        """Features replacing the tokens of a medium, from get_image_features, get_video_features, … of transformers."""
+        """Return the features of the smallest medium, from the family, or from transformers' get_image_features, …"""
         self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
         inputs = model_inputs(self._family, base, self.of_kind[kind])
         own = getattr(self._family, "features", None)  # for models without get_…_features
@@ -90,7 +90,7 @@ class Dummies:
 
 
 def features_of(found: Any) -> Any:
-    """Return the features in a result of get_image_features, …: replacing the tokens of media, or added later."""
+    """Return the features in a result of get_image_features, …: in place of media tokens, or added in later layers."""
     if not hasattr(found, "last_hidden_state"):  # of transformers 4
         return found
     # Until 5.21 the towers of sound of Omni models have no pooler_output.
@@ -107,7 +107,7 @@ def without_bounds_of_text(_: Any, inputs: tuple[Any, ...], named: dict[str, Any
 
 
 def _num_rows(features: torch.Tensor) -> int:
-    """Number of rows of features; an axis of tiles may precede the axis of tokens."""
+    """Return the number of rows of features; an axis of tiles may precede the axis of tokens."""
     return features.numel() // features.shape[-1]
 
 
@@ -128,9 +128,9 @@ def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.T
 
 
 def positions_along_axes(model: Any, batch: Batch, given: Mapping[str, Any]) -> torch.Tensor:
-    """Positions of a pack with media: the position in the sample, then the model's n axes, int64[1 + n, 1, T].
+    """Return positions of a pack with media, int64[1 + n, 1, T]: position in the sample, then the model's n axes.
 
-    given: the model's arguments. The model counts the pack as one long sample; here each sample begins at 0.
+    given: the model's arguments. The model counts through the pack; here each sample begins at 0.
     """
     names = inspect.signature(model.get_rope_index).parameters.keys() - {"attention_mask"}
     known = {name: given[name].cpu() for name in names if given.get(name) is not None}
@@ -141,13 +141,13 @@ def positions_along_axes(model: Any, batch: Batch, given: Mapping[str, Any]) -> 
 
 
 def parts_of(model: Any) -> list[str]:
-    """Names of the child modules of a model's base model, and of the modules next to it."""
+    """Return names of the child modules of a model's base model, and of the model."""
     inner = model.base_model if model.base_model is not model else getattr(model, "model", model)
     return [*dict.fromkeys(name for each in (inner, model) for name, _ in each.named_children())]
 
 
 def has_modules(model: torch.nn.Module, paths: Iterable[str]) -> bool:
-    """Whether a model has modules at all these paths."""
+    """Return whether a model has modules at all paths."""
     try:
         return all(model.get_submodule(path) is not None for path in paths)
     except AttributeError:
@@ -181,7 +181,7 @@ def _name_of(family: Any) -> str:
 
 
 def check_text(model: Any, what: str) -> None:
-    """Raise ConfigError for a model that reads media: its ranks cannot compute logits of every pack."""
+    """Raise ConfigError for a model that reads media: ranks cannot compute logits of every pack."""
     if model.family is not None:
         raise ConfigError(
             f"{what} is given the logits of texts, and this model reads media: override evaluation_step, or leave it "
