@@ -14,7 +14,7 @@ OLDEST_TESTS ?= tests
 OTHER := $(VENV)/$(notdir $(PYTHON))
 OTHER_PYTHONS ?= python3.12 python3.13
 
-.PHONY: setup demo test test-all test-times test-oldest test-python test-minimal test-long check compiled docs bench clean
+.PHONY: setup demo test test-all test-times test-oldest test-python test-minimal test-long check compiled docs bench gpu-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -92,6 +92,15 @@ test-long: check $(AZURITE)
 # The site, in build/site: strict, and of files that need no network.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Packages for benchmarks/gpu.py on a machine without a network; a GPU machine has torch and transformers.
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES := annotated-types orjson pydantic pydantic-core simplejpeg typing-inspection
+
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+		--implementation cp $(foreach n,17 27 28,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64 \
+		--constraint constraints.txt --dest build/gpu-wheels $(GPU_PACKAGES)
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"

@@ -99,7 +99,7 @@ def token_samples(
 
 def write_texts(folder: Path, count: int, *, shard_bytes: int, seed: int = 0) -> None:
     """`text_samples` as MDS shards."""
-    from streaming import MDSWriter
+    from lmms_stream import MDSWriter
 
     columns = {"text": "str"}
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
@@ -112,7 +112,7 @@ def write_tokens(
 ) -> None:
     """`token_samples` as MDS shards with their lengths index."""
     from lmms_stream.converters.rows import schemas
-    from streaming import MDSWriter
+    from lmms_stream import MDSWriter
 
     columns = dict(schemas.TOKENS.columns)
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:

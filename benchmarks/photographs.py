@@ -79,7 +79,7 @@ def varied_chats(count: int, *, sides: tuple[int, int], answers: Sequence[int], 
 
 
 def write_mds(folder: Path, samples: Iterable[Mapping[str, Any]], *, shard_bytes: int) -> None:
-    from streaming import MDSWriter
+    from lmms_stream import MDSWriter
 
     columns = {"messages": "str", "media": "bytes"}
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
