@@ -17,12 +17,15 @@ on the machine can come as wheels, made elsewhere by `make gpu-wheels`:
 from __future__ import annotations
 
 import argparse
+import cProfile
 import collections
+import faulthandler
 import gc
 import itertools
 import json
 import logging
 import os
+import pstats
 import statistics
 import subprocess
 import sys
@@ -130,9 +133,7 @@ def image_dataset(folder: Path, *, packing_length: int, count: int, sides: tuple
 def image_model(folder: Path, *, packing_length: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
     from lmms_stream.tools.demo.tiny_vlm import model_fields
 
-    return model_fields(
-        folder / "processor", positions=packing_length, hidden_size=hidden_size, num_layers=num_layers
-    )
+    return model_fields(folder / "processor", positions=packing_length, hidden_size=hidden_size, num_layers=num_layers)
 
 
 # Runs
@@ -165,15 +166,21 @@ def losses_of(output: Path, *args: Any, **settings: Any) -> list[float]:
     return [record["loss"] for record in train(output, *args, **settings)]
 
 
-def on_the_cpu(function: str, *args: Any) -> Any:
-    """The result, as JSON, of a function of this file in a process without a GPU."""
-    command = [sys.executable, __file__, "--call", function, json.dumps(args)]
-    made = subprocess.run(
-        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        raise RuntimeError(f"{function} on the CPU: {made.stderr[-800:]}")
-    return json.loads(made.stdout.splitlines()[-1])
+class OnTheCpu:
+    """A function of this file, in a process without a GPU beside this one; its result is of JSON values."""
+
+    def __init__(self, function: str, *args: Any):
+        command = [sys.executable, __file__, "--call", function, json.dumps(args)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def result(self) -> Any:
+        said, errors = self._process.communicate(timeout=2 * LIMIT_S)
+        if self._process.returncode:
+            raise RuntimeError(f"on the CPU: {errors[-800:]}")
+        return json.loads(said.splitlines()[-1])
 
 
 def tried(name: str, act: Callable[[], str]) -> None:
@@ -189,7 +196,7 @@ def tried(name: str, act: Callable[[], str]) -> None:
 
 def beside(ours: Sequence[float], theirs: Sequence[float]) -> str:
     apart = max(abs(one - two) / two for one, two in zip(ours, theirs, strict=True))
-    return f"losses {ours[0]:.4f} to {ours[-1]:.4f}, at most {apart:.2%} from the CPU's in float32"
+    return f"losses at most {apart:.2%} from the CPU's in float32"
 
 
 # Checks
@@ -202,7 +209,23 @@ def attentions_of(model: Mapping[str, Any]) -> list[str]:
     built: Any = ModelConfig(config=model).build()
     for name, reason in built.attention_left_out.items():
         tell(f"attention {name}: {reason}")
-    return [*built.attention_choices]
+    return sorted(built.attention_choices, key=lambda name: name == "flex_attention")  # which is compiled: last
+
+
+def with_each_attention(folder: Path, model: Mapping[str, Any], dataset: Any, reference: str) -> None:
+    """Compare the losses of four steps with those on the CPU."""
+    expected = OnTheCpu(reference, str(folder))
+    found: dict[str, list[float]] = {}
+
+    def run(attention: str) -> str:
+        found[attention] = losses_of(folder / attention, model, dataset, steps=4, attention=attention)
+        return shown(found[attention])
+
+    for attention in ["auto", *attentions_of(model)]:
+        tried(f"attention {attention}", partial(run, attention))
+    of_cpu = expected.result()
+    for attention, losses in found.items():
+        tell(f"attention {attention}: {beside(losses, of_cpu)}")
 
 
 def cpu_text(folder: str) -> list[float]:
@@ -224,27 +247,13 @@ def text(folder: Path) -> None:
     """A small Qwen3 with each attention."""
     model = sized(TEXT)
     dataset = text_dataset(folder / "text", packing_length=tokens(2048), num_packs=32)
-    expected = on_the_cpu("cpu_text", str(folder))
-    for attention in ["auto", *attentions_of(model)]:
-        tried(
-            f"attention {attention}",
-            lambda attention=attention: beside(
-                losses_of(folder / attention, model, dataset, steps=4, attention=attention), expected
-            ),
-        )
+    with_each_attention(folder, model, dataset, "cpu_text")
 
 
 def vision(folder: Path) -> None:
     """A small Qwen2.5-VL with each attention."""
     dataset, model = small_vision(folder)
-    expected = on_the_cpu("cpu_vision", str(folder))
-    for attention in ["auto", *attentions_of(model)]:
-        tried(
-            f"attention {attention}",
-            lambda attention=attention: beside(
-                losses_of(folder / attention, model, dataset, steps=4, attention=attention), expected
-            ),
-        )
+    with_each_attention(folder, model, dataset, "cpu_vision")
 
 
 def settings(folder: Path) -> None:
@@ -333,6 +342,39 @@ def syncs(folder: Path) -> None:
     )
     tell(f"{sum(places.values()) / counted:.1f} waits a step: "
          + (", ".join(f"{count / counted:g} at {place}" for place, count in places.most_common(12)) or "none"))  # fmt: skip
+
+
+def profiled(folder: Path) -> None:
+    """Where the time of two steps goes, on the host and on the device: half a billion parameters."""
+    import torch
+    from transformers import TrainerCallback
+
+    model = sized(HALF_BILLION)
+    dataset = text_dataset(folder / "text", packing_length=tokens(8192), num_packs=48)
+    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if has_gpu() else [])]
+    profiler = torch.profiler.profile(activities=kinds)
+    calls = cProfile.Profile()
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == WARM_UP:
+                profiler.start()
+            if state.global_step == WARM_UP + 2:
+                profiler.stop()
+                calls.enable()
+            if state.global_step == WARM_UP + 4:
+                calls.disable()
+
+    tell(figures(train(folder / "run", model, dataset, steps=WARM_UP + 6, global_batch=4, learning_rate=1e-5,
+                       callbacks=[Watch()])))  # fmt: skip
+    device = "self_device_time_total" if has_gpu() else "self_cpu_time_total"
+    for order in dict.fromkeys((device, "self_cpu_time_total")):
+        print(profiler.key_averages().table(sort_by=order, row_limit=14, max_name_column_width=50), file=sys.stderr)
+        top = sorted(profiler.key_averages(), key=lambda each: -getattr(each, order))[:6]
+        tell(f"{order} of two steps: " + ", ".join(
+            f"{each.key[:48]} {getattr(each, order) / 1e3:.0f} ms in {each.count}" for each in top))  # fmt: skip
+    pstats.Stats(calls, stream=sys.stderr).sort_stats("tottime").print_stats(25)
+    pstats.Stats(calls, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
 
 
 def figures(records: Sequence[Mapping[str, Any]]) -> str:
@@ -469,9 +511,7 @@ def images(folder: Path) -> None:
     count = 24 if is_toy() else 256
     dataset = image_dataset(folder / "vision", packing_length=4096, count=count, sides=None)
     for workers in (1,) if is_toy() else (4, 12):
-        loader = PackedLoader(
-            dataset, global_batch=1, num_workers=workers, pin_memory=True, weights={SOURCE: 1.0}
-        )
+        loader = PackedLoader(dataset, global_batch=1, num_workers=workers, pin_memory=True, weights={SOURCE: 1.0})
         batches = iter(loader)
         for _ in range(2 * workers):
             next(batches)
@@ -488,6 +528,7 @@ def images(folder: Path) -> None:
 CHECKS = {"text": text, "vision": vision, "settings": settings, "tasks": tasks}
 MEASURED: dict[str, Callable[[Path], None]] = {
     "speed-8k": partial(speed, packing_length=8192),
+    "profile": profiled,
     "syncs": syncs,
     "checkpoints": checkpoints,
     "speed-32k": partial(speed, packing_length=32_768),
@@ -515,8 +556,14 @@ class Section:
         self.name, self.began = name, time.monotonic()
         self._log = (logs / f"{name}.log").open("w")
         command = [sys.executable, __file__, "--section", name, "--folder", str(folder / name)]
+        threads = {"OMP_NUM_THREADS": "4"} if name in CHECKS else {}  # which share the cores
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True
+            command,
+            env={**threads, **os.environ},
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
         )
         self._printing = threading.Thread(target=self._print, daemon=True)
         self._printing.start()
@@ -565,11 +612,12 @@ def main() -> None:
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--call", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
     if args.call:
         print(json.dumps(globals()[args.call[0]](*json.loads(args.call[1]))))
     elif args.section:
         SECTION = args.section
+        faulthandler.dump_traceback_later(10, repeat=True)  # where a section is that takes long
         (CHECKS | MEASURED)[args.section](args.folder)
     else:
         if unknown := {*args.sections} - {*every}:

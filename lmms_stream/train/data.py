@@ -220,6 +220,14 @@ class RunData:
         )
         return loader
 
+    def usual_lengths(self) -> list[int]:
+        """Return the tokens of the samples of the run's first pack; [] in lanes, whose packs are unknown."""
+        if self.loader.state_is_per_rank:
+            return []
+        mixture = self.loader.mixture
+        lengths: list[int] = mixture.packs(mixture.step(mixture.start(), global_batch=1).ranges).lengths.tolist()
+        return lengths
+
     def tell_positions(self, positions: int | None) -> None:
         """Warn once of samples longer than the model's number of positions; None for a model without a limit."""
         if self._world.rank == 0 and not self.loader.state_is_per_rank:

@@ -28,29 +28,42 @@ def build(model_type: str, **fields: Any) -> PackedModel:
 
 def varlen_on_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
-    max_q: int, max_k: int, *, scale: float, window_size: tuple[int, int], enable_gqa: bool,
+    max_q: int, max_k: int, *, scale: float, window_size: tuple[int, int], enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """What torch.nn.attention.varlen documents of varlen_attn, which runs on GPUs alone: float[T, heads, d]."""
     assert cu_seq_q is cu_seq_k
+    assert enable_gqa == (query.shape[1] != key.shape[1])
     assert max_q == max_k == int(cu_seq_q.diff().max())
     made, (left, right) = [], window_size
     for start, stop in pairwise(cu_seq_q.tolist()):
         q, k, v = (each[start:stop].transpose(0, 1) for each in (query, key, value))
-        seen = torch.ones(stop - start, stop - start, dtype=torch.bool).tril(right)
+        seen = torch.ones(stop - start, stop - start, dtype=torch.bool)
+        seen = seen if right < 0 else seen.tril(right)
         seen = seen if left < 0 else seen.triu(-left)
         made.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=enable_gqa))
     return torch.cat(made, dim=1).transpose(0, 1)
 
 
+def varlen_of_torch_2_11(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
+    max_q: int, max_k: int, *, scale: float, window_size: tuple[int, int],
+) -> torch.Tensor:  # fmt: skip
+    return varlen_on_cpu(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
 @pytest.mark.parametrize(
-    ("model_type", "fields"),
-    [("llama", {"num_key_value_heads": 2}), ("mistral", {"sliding_window": 4})],
+    ("model_type", "fields", "kernel"),
+    [
+        ("llama", {"num_key_value_heads": 2}, varlen_on_cpu),
+        ("llama", {"num_key_value_heads": 2}, varlen_of_torch_2_11),
+        ("mistral", {"sliding_window": 4}, varlen_on_cpu),
+    ],
 )
 def test_torchs_kernel_for_packs_is_given_what_it_documents(
-    model_type: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    model_type: str, fields: dict[str, Any], kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses and gradients are those of a mask; the kernel itself is stood in for by its documentation."""
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_on_cpu)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     model = build(model_type, attention_dropout=0.0, **fields)
     rng = np.random.default_rng(3)
     samples = [{"input_ids": (ids := rng.integers(5, 60, length)), "labels": ids} for length in (5, 23, 1, 9)]

@@ -30,6 +30,7 @@ from tests.versions import IS_5
 
 from .one_by_one import check_pack, gradients_of, unequal
 from .test_attention import fault_of
+from .test_fast_attention import varlen_on_cpu
 from .vision import KINDS, MODEL_TYPES, Family, build, plain_logits, samples_of
 
 CPU = torch.device("cpu")
@@ -115,6 +116,32 @@ def test_samples_with_media_are_proven_to_be_kept_apart(model_type: str, attenti
     prove_packing(model, device=CPU)
     assert model.model.config._attn_implementation == chosen
     prove_compiled(model, device=CPU)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_kernel_for_packs_runs_once_for_each_layer_of_a_tower(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all images and windows together; transformers 4 knows no kernel by that name, and runs image by image."""
+    of_towers: list[int] = []
+
+    def kernel(*args: Any, window_size: tuple[int, int], **others: Any) -> torch.Tensor:
+        of_towers.append(window_size == (-1, -1))
+        return varlen_on_cpu(*args, window_size=window_size, **others)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    packed, plain = packed_model(model_type), build(model_type)
+    packed.model.attention_choices[:] = ["varlen", "sdpa"]
+    prove_packing(packed, device=CPU)
+    assert packed.model.config._attn_implementation == "varlen"
+    samples = samples_of(plain, "images")
+    of_towers.clear()
+    packed(collate(samples, range(len(samples))))
+    layers = len(packed.model.model.visual.blocks)
+    assert sum(of_towers) == (2 * layers if IS_5 else 0)  # images, and the smallest video
+    check_pack(packed, plain, samples, pad_to=140)
+    packed.model.set_attn_implementation("sdpa")
+    assert {tower.config._attn_implementation for tower in packed.towers.values()} == {"sdpa"}
 
 
 class Positions(PackedModel):

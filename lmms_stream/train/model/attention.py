@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,9 +39,13 @@ def has_varlen(model_class: Any, config: Any) -> bool:
     return (
         bool(getattr(model_class, "_supports_attention_backend", False))
         and (text is config or has_axes(config))
-        and not getattr(config, "attention_chunk_size", None)
-        and set(getattr(config, "layer_types", None) or ()) <= _PLAIN_LAYERS
+        and _has_plain_layers(config)
     )
+
+
+def _has_plain_layers(config: Any) -> bool:
+    is_chunked = bool(getattr(config, "attention_chunk_size", None))
+    return not is_chunked and set(getattr(config, "layer_types", None) or ()) <= _PLAIN_LAYERS
 
 
 def has_axes(config: Any) -> bool:
@@ -187,15 +191,14 @@ def _window(length: int, sliding_window: int | None, device: torch.device) -> to
 
 # Attention of each sample of a pack by itself, by torch's own kernel for GPUs: "varlen", for float16 and bfloat16.
 # The proof (isolation.py) runs it before a run may train with it.
+#
+# Media towers of transformers attend image by image, or window by window, except with an attention with "flash" in its
+# name: a tower then calls the attention once per layer, with the bounds of all images or windows.
 
 VARLEN = "varlen"
-
-
-def reason_against_varlen() -> str | None:
-    """Return the reason against "varlen" on this machine, or None."""
-    if find_spec("torch.nn.attention.varlen") is None:
-        return "needs torch 2.10 or later"
-    return None if torch.cuda.is_available() else "needs CUDA"
+_OF_TOWERS = "flash_varlen"
+# Kernels that take the bounds of samples, the best first: with no score between samples, nothing is faster.
+BY_BOUNDS = ("flash_attention_3", "flash_attention_2", VARLEN)
 
 
 def register_varlen() -> None:
@@ -203,6 +206,14 @@ def register_varlen() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(VARLEN, _attend_by_kernel)
+    AttentionInterface.register(_OF_TOWERS, _attend_by_kernel)
+
+
+def run_towers_by_bounds(towers: Iterable[Any]) -> None:
+    """Let media towers attend by the kernel of "varlen", if their code can."""
+    for tower in towers:
+        if getattr(tower, "_supports_flash_attn", False):
+            tower.config._attn_implementation = _OF_TOWERS
 
 
 def _attend_by_kernel(
@@ -224,15 +235,28 @@ def _attend_by_kernel(
     """Attend within samples: query float[1, heads, T, d] -> float[1, T, heads, d].
 
     key, value: float[1, groups of heads, T, d]. cu_seq_lens_q: int32[samples + 1], bounds of samples. max_length_q:
-    length of the longest sample. ValueError without bounds, for a mask, and for a softcap, sinks and dropout.
+    length of the longest sample. ValueError for a mask, for causal attention without bounds, and for a softcap, sinks
+    and dropout.
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    is_causal = getattr(module, "is_causal", True)
+    if cu_seq_lens_q is None and attention_mask is None and not is_causal:  # a tower, on a medium
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        found, _ = sdpa_attention_forward(module, query, key, value, None, dropout=dropout, scaling=scaling)
+        return found, None
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
         raise ValueError(f"{VARLEN} is for packs, of models that tell their attention where samples begin")
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
-    behind = 0 if getattr(module, "is_causal", True) else -1  # later tokens that each token sees; -1: all
+    behind = 0 if is_causal else -1  # later tokens that each token sees; -1: all
+    groups: dict[str, Any] = {}
+    if (repeats := query.shape[1] // key.shape[1]) > 1:
+        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            groups["enable_gqa"] = True
+        else:  # torch 2.11
+            key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
     found = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -243,20 +267,26 @@ def _attend_by_kernel(
         max_length_q,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, behind),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **groups,
     )
     assert isinstance(found, torch.Tensor)
     return found[None], None
 
 
-Attention = Literal["auto", "sdpa", "sdpa_varlen", "varlen", "eager", "flash_attention_2", "flex_attention"]
+Attention = Literal[
+    "auto", "sdpa", "sdpa_varlen", "varlen", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
+]  # fmt: skip
+_FLASH = ("_supports_flash_attn", "_supports_flash_attn_2")
 _FLAGS = {
-    "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2"),
+    "flash_attention_3": _FLASH,
+    "flash_attention_2": _FLASH,
+    VARLEN: _FLASH,  # in place of these
+    SDPA_VARLEN: (),
     "flex_attention": ("_supports_flex_attn",),
     "sdpa": ("_supports_sdpa",),
 }
 _OF_TEXT = (VARLEN, SDPA_VARLEN)  # for packs of text: see has_varlen
-_BEST_FIRST = ("flash_attention_2", VARLEN, "flex_attention", SDPA_VARLEN, "sdpa")
+_BEST_FIRST = (*BY_BOUNDS, "flex_attention", SDPA_VARLEN, "sdpa")
 
 
 def implementations(
@@ -282,7 +312,7 @@ def missing_in(attention: str, config: PretrainedConfig, parameters: Iterable[st
     Some versions of transformers raise no error, and no proof finds the omission: samples alone and in packs are equal.
     parameters: names of the model's parameters.
     """
-    if attention == "flash_attention_2" and any(name.endswith(".sinks") for name in parameters):
+    if attention in BY_BOUNDS and any(name.endswith(".sinks") for name in parameters):
         return "leaves out the sinks of its heads"
     has_softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     if has_softcap and attention in ("sdpa", *_OF_TEXT):  # sdpa: without an error before transformers 5.21
@@ -296,23 +326,25 @@ def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str |
         return reason
     if reason := missing_in(attention, config):
         return reason
+    has = any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
     if attention in _OF_TEXT:
-        if has_varlen(model_class, config):
+        if has_varlen(model_class, config) or (has and _has_plain_layers(config.get_text_config())):
             return None
         return (
             f"is for models of text whose layers see all before them, or a window, and {model_class.__name__} is none"
         )
-    has = any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
     return None if has else f"is not in transformers' {model_class.__name__}"
 
 
 def _reason_of_machine(attention: str) -> str | None:
-    from transformers.utils.import_utils import is_flash_attn_2_available
+    from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 
     if attention == "flash_attention_2" and not is_flash_attn_2_available():
         return "needs CUDA and pip install flash-attn"
+    if attention == "flash_attention_3" and not is_flash_attn_3_available():
+        return "needs a Hopper GPU and flash-attn's hopper package"
     if attention == "flex_attention" and not torch.cuda.is_available():
         return "has no backward pass on the CPU"
-    if attention == VARLEN:
-        return reason_against_varlen()
+    if attention == VARLEN and not torch.cuda.is_available():
+        return "needs CUDA"
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,7 +20,7 @@ from ...loader.collate import collate
 from ...processors.base import Processor
 from ...types import Batch
 from ..run.distributed import gather
-from .attention import VARLEN, may_be_set, missing_in
+from .attention import BY_BOUNDS, VARLEN, may_be_set, missing_in, run_towers_by_bounds
 from .carried_state import leave_by_sample, run_by_sample
 from .isolation import (
     FAILURES,
@@ -47,8 +48,8 @@ logger = logging.getLogger("lmms_stream")
 def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False, trial: Trial | None = None) -> None:
     """Choose the model's attention and the way to its logits; all ranks call it.
 
-    For attention "auto", set the first implementation to pass the proof, on a GPU the fastest, and log the reasons
-    against other implementations. A named attention must pass the proof. trial: returns seconds of a step with an
+    For attention "auto", set the first implementation to pass the proof, and log the reasons against other
+    implementations. On a GPU without a kernel of BY_BOUNDS that passes, set the fastest. A named attention must pass the proof. trial: returns seconds of a step with an
     implementation (default: step_seconds on a GPU, no trial on the CPU). bf16: the model computes in bfloat16, with
     parameters of any dtype. ConfigError if no implementation keeps samples apart.
     """
@@ -89,7 +90,7 @@ def _choose_attention(
     choices: list[str] = getattr(inner, "attention_choices", [])
     if model.family is not None:
         refused |= _bound(choices, model.family.attentions)
-        if not choices and inner.config._attn_implementation not in model.family.attentions:
+        if not choices and not _is_known(inner.config._attn_implementation, model.family.attentions):
             raise ConfigError(
                 f"attention {inner.config._attn_implementation} is none that keeps samples with media apart in "
                 f"{type(inner).__name__}: set model.attention to {' or '.join(model.family.attentions)}, or to auto"
@@ -161,7 +162,7 @@ def _choose(
     trial: Trial | None,
     with_backward: bool,
 ) -> AttentionTrials:
-    """Set the first attention to pass the proof; with a trial, the fastest."""
+    """Set the first attention to pass the proof; with a trial, the fastest, unless a kernel of BY_BOUNDS passes."""
     inner = model.model
     refused: dict[str, str] = {}
     faults: dict[str, str] = {}
@@ -176,7 +177,7 @@ def _choose(
                 fault = "cannot be set"
             elif fault := agreed(find_fault(model, tolerances, device=device, backward=backward)):
                 faults[attention] = fault
-            elif trial is None or len(choices) < 2:
+            elif trial is None or len(choices) < 2 or attention in BY_BOUNDS:
                 return AttentionTrials(is_chosen=True, refused=refused, faults=faults)
             else:
                 passed[attention] = slowest(trial(model, device))
@@ -225,9 +226,14 @@ def _take_fastest(model: PackedModel, passed: Mapping[str, float]) -> dict[str, 
 
 def _bound(choices: list[str], attentions: Sequence[str]) -> dict[str, str]:
     """Keep only a family's attentions in `choices`; return the reason against each other name."""
-    others = {name: "is none for the media of this model" for name in choices if name not in attentions}
-    choices[:] = [name for name in choices if name in attentions]
+    others = {name: "is none for the media of this model" for name in choices if not _is_known(name, attentions)}
+    choices[:] = [name for name in choices if name not in others]
     return others
+
+
+def _is_known(attention: str, attentions: Sequence[str]) -> bool:
+    """Return whether a family has an attention; the kernels of BY_BOUNDS attend alike."""
+    return attention in attentions or (attention in BY_BOUNDS and "flash_attention_2" in attentions)
 
 
 def _set_fault(model: PackedModel, attention: str) -> str | None:
@@ -239,6 +245,8 @@ def _set_fault(model: PackedModel, attention: str) -> str | None:
     try:
         with may_be_set(attention):
             model.model.set_attn_implementation(attention)
+        if attention == VARLEN:
+            run_towers_by_bounds({*model.towers.values()})
     except FAILURES as error:
         return f"cannot be set ({one_line(error)})"
     return None
@@ -288,10 +296,14 @@ _REPEATS = 3
 def step_seconds(model: PackedModel, device: torch.device) -> float:
     """Return the shortest time of a few steps, after a first step for compilation; infinity if memory runs out.
 
-    Afterwards the model has no gradients.
+    The steps are of a usual pack of the run, if known. Afterwards the model has no gradients.
     """
     segments = segments_of(model)
-    repeats = max(1, NUM_TOKENS // sum(map(len, segments)))
+    if model.usual_lengths:
+        every = np.concatenate(segments)
+        segments, repeats = [np.resize(every, length) for length in model.usual_lengths], 1
+    else:
+        repeats = max(1, NUM_TOKENS // sum(map(len, segments)))
     samples = [{"input_ids": ids, "labels": ids} for ids in segments * repeats]
     pack = collate(samples, range(len(samples))).to(device)
     try:

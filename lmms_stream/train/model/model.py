@@ -18,7 +18,7 @@ from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
-from .attention import SDPA_VARLEN, VARLEN, has_axes
+from .attention import BY_BOUNDS, SDPA_VARLEN, VARLEN, has_axes
 from .build import check_config
 from .by_sample import BySample, PackSamples
 from .loss import (
@@ -103,6 +103,8 @@ class PackedModel(torch.nn.Module):
     is_causal: whether a token sees only earlier tokens and predicts the next token. A subclass whose tokens see their
     whole sample and predict themselves sets is_causal to False.
 
+    usual_lengths: tokens of the samples of a usual pack, for the trial of attentions; empty if unknown.
+
     read_logits: if set, forward passes with cheap logits of all tokens of a batch call it with the batch and these
     logits, before they end.
     """
@@ -121,6 +123,7 @@ class PackedModel(torch.nn.Module):
         self.sequence: TokenParts | None = None
         self.by_sample: BySample | None = None
         self.gives_bounds = False
+        self.usual_lengths: Sequence[int] = ()
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
         self.logits_way: LogitsWay = self.logits_ways[0]
@@ -369,7 +372,7 @@ class PackedModel(torch.nn.Module):
         """Return the arguments with which a transformers model keeps the segments of a pack apart.
 
         sdpa, eager and flex_attention separate segments by restarting position_ids, but only without an attention mask
-        and a cache; flash_attention_2, varlen and sdpa_varlen take the bounds of the segments.
+        and a cache; sdpa_varlen and the kernels of BY_BOUNDS take the bounds of the segments.
         """
         positions = batch.position_ids
         inputs: dict[str, Any] = {
@@ -390,7 +393,7 @@ class PackedModel(torch.nn.Module):
             inputs |= {"cu_seq_lens_q": batch.cu_seqlens, "seq_idx": _numbers_of_samples(batch.cu_seqlens)}
         if self.model.config._attn_implementation == SDPA_VARLEN:
             inputs["cu_seq_lens_q"] = batch.cu_seqlens
-        elif self.model.config._attn_implementation in ("flash_attention_2", VARLEN):
+        elif self.model.config._attn_implementation in BY_BOUNDS:
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
         return inputs
