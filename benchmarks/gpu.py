@@ -1,7 +1,7 @@
 """The trainer on a GPU: attentions, losses beside the CPU's, speed, waits for the device, checkpoints, images.
 
-Each section runs in a process of its own with a limit of 60 s. Sections of checks run side by side; sections that
-measure time run alone, in order of their worth. Each prints its results line by line: a run that is cut still tells.
+Each section runs in a process of its own with a limit of 60 s. Sections of checks run side by side, with a limit of 90
+s; sections that measure time run alone, in order of their worth. Each prints its results line by line: a run that is cut still tells.
 Without a GPU all sections run at toy size, which shows only that they work.
 
     python benchmarks/gpu.py
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import collections
+import contextlib
 import faulthandler
 import gc
 import itertools
@@ -26,6 +27,8 @@ import json
 import logging
 import os
 import pstats
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,7 +36,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MethodType
@@ -42,6 +45,7 @@ from typing import Any
 import numpy as np
 
 LIMIT_S = 60.0  # of a section
+FEWEST_S = 10.0  # for a section to begin
 WARM_UP = 3  # steps that are not counted
 TEXT: dict[str, Any] = {
     "model_type": "qwen3",
@@ -139,6 +143,13 @@ def image_model(folder: Path, *, packing_length: int, hidden_size: int, num_laye
 # Runs
 
 
+def on_device() -> Any:
+    """Let models be built on the GPU: random weights of half a billion parameters take a core 10 s."""
+    import torch
+
+    return torch.device("cuda") if has_gpu() else contextlib.nullcontext()
+
+
 def trained(
     output: Path, model: Mapping[str, Any], dataset: Any, *, steps: int, attention: Any = "auto", **others: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
@@ -148,9 +159,11 @@ def trained(
     from lmms_stream.train.run.settings import TrainConfig
 
     adapter, callbacks = others.pop("adapter", None), others.pop("callbacks", ())
+    built_in = others.pop("built_in", contextlib.nullcontext())
     settings = {"global_batch": 2, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "num_workers": 0}
     config = TrainConfig(**{**settings, "output_dir": str(output), "max_steps": steps, "save_steps": "no", **others})
-    built = ModelConfig(config=model, attention=attention, adapter=adapter).build()
+    with built_in:
+        built = ModelConfig(config=model, attention=attention, adapter=adapter).build()
     trainer = FSDP2SFTTrainer(built, config, dataset, callbacks=callbacks)
     trainer.train()
     lines = (output / "train_log.jsonl").read_text().splitlines()
@@ -297,9 +310,6 @@ def tasks(folder: Path) -> None:
     from hybrids import MODELS, SIZES
 
     dataset = text_dataset(folder / "text", packing_length=tokens(2048), num_packs=16)
-    for name in ("qwen3_5_text", "lfm2", "mamba2"):
-        model = {"model_type": name, **SIZES, **MODELS[name]}
-        tried(name, lambda name=name, model=model: shown(losses_of(folder / name, model, dataset, steps=4)))
     experts = {**sized(TEXT), "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
                "moe_intermediate_size": 256, "output_router_logits": True, "vocab_size": 512}  # fmt: skip
     tried("qwen3_moe", lambda: shown(losses_of(folder / "moe", experts, dataset, steps=4)))
@@ -308,6 +318,9 @@ def tasks(folder: Path) -> None:
     sinks = {**sized(TEXT), "model_type": "gpt_oss", "sliding_window": 128, "vocab_size": 512,
              "num_local_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
     tried("gpt_oss", lambda: shown(losses_of(folder / "gpt_oss", sinks, dataset, steps=4)))
+    for name in ("qwen3_5_text", "lfm2"):
+        model = {"model_type": name, **SIZES, **MODELS[name]}
+        tried(name, lambda name=name, model=model: shown(losses_of(folder / name, model, dataset, steps=4)))
 
 
 def shown(losses: Sequence[float]) -> str:
@@ -344,42 +357,43 @@ def syncs(folder: Path) -> None:
          + (", ".join(f"{count / counted:g} at {place}" for place, count in places.most_common(12)) or "none"))  # fmt: skip
 
 
-def profiled(folder: Path) -> None:
-    """Where the time of two steps goes, on the host and on the device: half a billion parameters."""
-    import torch
-    from transformers import TrainerCallback
+class Profile:
+    """Where the time of steps goes: of step `first` by operator, of the next by function of Python."""
 
-    model = sized(HALF_BILLION)
-    dataset = text_dataset(folder / "text", packing_length=tokens(8192), num_packs=48)
-    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if has_gpu() else [])]
-    profiler = torch.profiler.profile(activities=kinds)
-    calls = cProfile.Profile()
+    def __init__(self, first: int):
+        import torch
+        from transformers import TrainerCallback
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == WARM_UP:
-                profiler.start()
-            if state.global_step == WARM_UP + 2:
-                profiler.stop()
-                calls.enable()
-            if state.global_step == WARM_UP + 4:
-                calls.disable()
+        kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if has_gpu() else [])]
+        self.operators, self.functions = torch.profiler.profile(activities=kinds), cProfile.Profile()
+        steps = {
+            first: self.operators.start,
+            first + 1: lambda: (self.operators.stop(), self.functions.enable()),
+            first + 2: self.functions.disable,
+        }
 
-    tell(figures(train(folder / "run", model, dataset, steps=WARM_UP + 6, global_batch=4, learning_rate=1e-5,
-                       callbacks=[Watch()])))  # fmt: skip
-    device = "self_device_time_total" if has_gpu() else "self_cpu_time_total"
-    for order in dict.fromkeys((device, "self_cpu_time_total")):
-        print(profiler.key_averages().table(sort_by=order, row_limit=14, max_name_column_width=50), file=sys.stderr)
-        top = sorted(profiler.key_averages(), key=lambda each: -getattr(each, order))[:6]
-        tell(f"{order} of two steps: " + ", ".join(
-            f"{each.key[:48]} {getattr(each, order) / 1e3:.0f} ms in {each.count}" for each in top))  # fmt: skip
-    pstats.Stats(calls, stream=sys.stderr).sort_stats("tottime").print_stats(25)
-    pstats.Stats(calls, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+        class Watch(TrainerCallback):  # type: ignore[misc]
+            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                steps.get(state.global_step, lambda: None)()
+
+        self.callback = Watch()
+
+    def tell(self) -> None:
+        averages = self.operators.key_averages()
+        for order in dict.fromkeys(("self_device_time_total" if has_gpu() else "self_cpu_time_total",
+                                    "self_cpu_time_total")):  # fmt: skip
+            print(averages.table(sort_by=order, row_limit=20, max_name_column_width=60), file=sys.stderr)
+            top = sorted(averages, key=lambda each: -getattr(each, order))[:6]
+            total = sum(getattr(each, order) for each in averages)
+            tell(f"{order} of a step {total / 1e3:.0f} ms: " + ", ".join(
+                f"{each.key[:40]} {getattr(each, order) / 1e3:.0f} ms in {each.count}" for each in top))  # fmt: skip
+        for order in ("tottime", "cumulative"):
+            pstats.Stats(self.functions, stream=sys.stderr).sort_stats(order).print_stats(45)
 
 
-def figures(records: Sequence[Mapping[str, Any]]) -> str:
-    """Medians of the steps after the warm-up."""
-    counted = records[WARM_UP:]
+def figures(records: Sequence[Mapping[str, Any]], stop: int | None = None) -> str:
+    """Medians of the steps after the warm-up. stop: the first that is not counted."""
+    counted = records[WARM_UP:stop]
 
     def median(name: str) -> float:
         return statistics.median(record.get(name, 0.0) for record in counted)
@@ -395,10 +409,14 @@ def speed(folder: Path, packing_length: int) -> None:
     length = tokens(packing_length)
     model, steps = sized(HALF_BILLION), WARM_UP + (2 if is_toy() else 8)
     batch = max(2, 32_768 // packing_length)
-    dataset = text_dataset(folder / "text", packing_length=length, num_packs=batch * (steps + 1))  # fmt: skip
-    common: dict[str, Any] = {"steps": steps, "global_batch": batch, "learning_rate": 1e-5}
-    trainer, records = trained(folder / "run", model, dataset, num_workers=2, **common)
-    tell(f"trainer: {figures(records)}")
+    dataset = text_dataset(folder / "text", packing_length=length, num_packs=batch * (steps + 4))  # fmt: skip
+    profile = Profile(steps)
+    trainer, records = trained(
+        folder / "run", model, dataset, num_workers=2, steps=steps + 3, global_batch=batch, learning_rate=1e-5,
+        built_in=on_device(), callbacks=[profile.callback],
+    )  # fmt: skip
+    tell(f"trainer: {figures(records, steps)}")
+    profile.tell()
     attention = trainer.model.config._attn_implementation
     del trainer
     gc.collect()
@@ -422,7 +440,8 @@ class BareLoop:
 
         _, self.device = init_distributed(60)
         torch.set_float32_matmul_precision("high")
-        self.model = PackedModel(ModelConfig(config=config, attention=attention).build().to(self.device))
+        with on_device():
+            self.model = PackedModel(ModelConfig(config=config, attention=attention).build().to(self.device))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if has_gpu() else None, reduce_dtype=torch.float32)
         for block in blocks_to_shard(self.model.model):
             fully_shard(block, mp_policy=policy)
@@ -472,7 +491,8 @@ def compiled(folder: Path) -> None:
     model, length = sized(HALF_BILLION), tokens(8192)
     steps = WARM_UP + 5
     dataset = text_dataset(folder / "text", packing_length=length, num_packs=4 * (steps + 1))
-    common: dict[str, Any] = {"steps": steps, "global_batch": 4, "learning_rate": 1e-5, "pad_to": length}
+    common: dict[str, Any] = {"steps": steps, "global_batch": 4, "learning_rate": 1e-5, "pad_to": length,
+                              "built_in": on_device()}  # fmt: skip
     for name, chosen in {"blocks as they are": {}, "compiled blocks": {"torch_compile": True}}.items():
         made = partial(train, folder / name.replace(" ", "-"), model, dataset, **common, **chosen)
         tried(name, lambda made=made: figures(made()))
@@ -493,13 +513,15 @@ def checkpoints(folder: Path) -> None:
     """Steps beside a save of half a billion parameters with their moments."""
     model = sized(HALF_BILLION)
     dataset = text_dataset(folder / "text", packing_length=tokens(4096), num_packs=64)
-    records = train(folder / "run", model, dataset, steps=12, save_steps=6, save_total_limit=1, learning_rate=1e-5)
+    records = train(folder / "run", model, dataset, steps=12, save_steps=6, save_total_limit=1, learning_rate=1e-5,
+                    built_in=on_device())  # fmt: skip
     seconds = [record["seconds"] for record in records]
     size = sum(each.stat().st_size for each in (folder / "run" / "checkpoints").rglob("*") if each.is_file())
     others = statistics.median(seconds[WARM_UP:6])
     tell(f"a checkpoint of {size / 1e9:.2f} GB: steps take {others:.3f} s, after its save "
          f"{', '.join(f'{each:.3f}' for each in seconds[6:10])} s; records: {sorted(records[6])}")  # fmt: skip
-    again = partial(train, folder / "run", model, dataset, steps=14, save_steps=0, save_total_limit=1)
+    again = partial(train, folder / "run", model, dataset, steps=14, save_steps=0, save_total_limit=1,
+                    built_in=on_device())  # fmt: skip
     tried("resumed", lambda: shown([record["loss"] for record in again()]))
 
 
@@ -528,7 +550,6 @@ def images(folder: Path) -> None:
 CHECKS = {"text": text, "vision": vision, "settings": settings, "tasks": tasks}
 MEASURED: dict[str, Callable[[Path], None]] = {
     "speed-8k": partial(speed, packing_length=8192),
-    "profile": profiled,
     "syncs": syncs,
     "checkpoints": checkpoints,
     "speed-32k": partial(speed, packing_length=32_768),
@@ -536,16 +557,22 @@ MEASURED: dict[str, Callable[[Path], None]] = {
     "images": images,
     "compiled": compiled,
 }
-SECTION = "machine"
+SECTION = ""
 
 
-def machine() -> Iterator[str]:
+def machine(folder: Path) -> None:
+    """The machine, and the compilation of the project's loops, which other sections then find."""
     import torch
     import transformers
+    from lmms_stream.loader.loader import PackedLoader
 
     device = torch.cuda.get_device_name() if has_gpu() else "no GPU: toy sizes"
-    yield f"{device}; Python {sys.version.split()[0]}, torch {torch.__version__}, transformers {transformers.__version__}"
-    yield f"NumPy {np.__version__}, {len(os.sched_getaffinity(0))} cores"
+    tell(f"{device}; Python {sys.version.split()[0]}, torch {torch.__version__}, "
+         f"transformers {transformers.__version__}, NumPy {np.__version__}, {len(os.sched_getaffinity(0))} cores")  # fmt: skip
+    began = time.perf_counter()
+    next(iter(PackedLoader(text_dataset(folder / "text", packing_length=256, num_packs=8), global_batch=2)))
+    next(iter(PackedLoader(small_vision(folder)[0], global_batch=2)))
+    tell(f"loops compiled in {time.perf_counter() - began:.1f} s")
 
 
 class Section:
@@ -579,6 +606,8 @@ class Section:
             code = self._process.wait(max(0.1, limit_s - (time.monotonic() - self.began)))
             said = "" if code == 0 else f"exit status {code}"
         except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGUSR1)  # writes where it is to its log
+            time.sleep(0.5)
             os.killpg(self._process.pid, 9)
             self._process.wait()
             said = f"cut after {limit_s:.0f} s"
@@ -591,14 +620,14 @@ class Section:
 
 def run_sections(names: Sequence[str], folder: Path, *, logs: Path, minutes: float) -> None:
     ends = time.monotonic() + 60 * minutes
-    together = [Section(name, folder, logs) for name in CHECKS if name in names]
-    for section in together:
-        section.wait(min(2 * LIMIT_S, ends - time.monotonic()))  # they share the cores
-    for name in MEASURED:
-        if name in names and time.monotonic() < ends - 5:
-            section = Section(name, folder, logs)
-            section.wait(min(LIMIT_S, ends - time.monotonic()))
-            print(f"[{name}] took {time.monotonic() - section.began:.0f} s", flush=True)
+    for name, group in itertools.groupby(["machine", *names], lambda name: name not in CHECKS and name):
+        if (left := ends - time.monotonic()) < FEWEST_S:
+            print(f"no time left for {', '.join(group)} and those after it")
+            return
+        sections = [Section(each, folder, logs) for each in group]
+        for section in sections:
+            section.wait(min(LIMIT_S if name else 1.5 * LIMIT_S, left))  # checks share the cores
+        print(f"{', '.join(each.name for each in sections)}: {time.monotonic() - sections[0].began:.0f} s", flush=True)
 
 
 def main() -> None:
@@ -617,14 +646,13 @@ def main() -> None:
         print(json.dumps(globals()[args.call[0]](*json.loads(args.call[1]))))
     elif args.section:
         SECTION = args.section
-        faulthandler.dump_traceback_later(10, repeat=True)  # where a section is that takes long
-        (CHECKS | MEASURED)[args.section](args.folder)
+        faulthandler.register(signal.SIGUSR1)
+        ({"machine": machine} | CHECKS | MEASURED)[args.section](args.folder)
     else:
         if unknown := {*args.sections} - {*every}:
             parser.error(f"unknown sections {', '.join(unknown)}: choose from {', '.join(every)}")
-        if not has_gpu():
+        if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             os.environ.update(LMMS_GPU_TOY="1", OMP_NUM_THREADS="1")
-        print(*machine(), sep="\n", flush=True)
         with tempfile.TemporaryDirectory(dir=args.folder) as name:
             logs = args.logs or Path(name)
             logs.mkdir(parents=True, exist_ok=True)
