@@ -1,8 +1,8 @@
 """The trainer on a GPU: attentions, losses beside the CPU's, speed, waits for the device, checkpoints, images.
 
-Each section runs in a process of its own with a limit of 60 s. Sections of checks run side by side, with a limit of 90
-s; sections that measure time run alone, in order of their worth. Each prints its results line by line: a run that is cut still tells.
-Without a GPU all sections run at toy size, which shows only that they work.
+Each section runs in a process of its own with a limit of 60 s. Sections of checks run side by side, with a limit of
+90 s; sections that measure time run alone. The order is that of their worth. Each prints its results line by line: a
+run that is cut still tells. Without a GPU all sections run at toy size, which shows only that they work.
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py text speed-8k --folder /scratch
@@ -201,7 +201,7 @@ def tried(name: str, act: Callable[[], str]) -> None:
     began = time.perf_counter()
     try:
         said = act()
-    except Exception as error:  # noqa: BLE001 - the other parts still run
+    except Exception as error:  # the other parts still run
         logging.getLogger("gpu").exception("%s", name)
         said = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     tell(f"{name}: {said} ({time.perf_counter() - began:.1f} s)")

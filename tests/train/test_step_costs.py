@@ -74,11 +74,9 @@ def test_targets_whose_number_is_known_are_those_that_are_looked_for(labels: lis
 
 
 @pytest.mark.parametrize(
-    ("num_trained", "num_own", "free_gb", "is_so"),
-    [(10**9, 10**9 // 8, 70, True), (8 * 10**9, 10**9, 50, False), (10**9, 10**9, 27, False), (10**9, 10**9, 29, True)],
+    ("num_gb", "free_gb", "is_so"), [(4, 68, True), (32, 38, False), (4, 15, False), (4, 16, True), (1, -2, False)]
 )
 def test_gradients_stay_on_their_ranks_where_they_take_a_quarter_of_the_free_memory_at_most(
-    num_trained: int, num_own: int, free_gb: int, is_so: bool
+    num_gb: int, free_gb: int, is_so: bool
 ) -> None:
-    """Of what is free once a rank's own gradients and two states of an optimizer are counted."""
-    assert fits(num_trained, num_own=num_own, free_bytes=free_gb * 10**9) is is_so
+    assert fits(num_gb * 10**9, free_gb * 10**9) is is_so

@@ -141,7 +141,8 @@ def test_the_kernel_for_packs_runs_once_for_each_layer_of_a_tower(
     assert sum(of_towers) == (2 * layers if IS_5 else 0)  # images, and the smallest video
     check_pack(packed, plain, samples, pad_to=140)
     packed.model.set_attn_implementation("sdpa")
-    assert {tower.config._attn_implementation for tower in packed.towers.values()} == {"sdpa"}
+    towers: list[Any] = [*packed.towers.values()]
+    assert {tower.config._attn_implementation for tower in towers} == {"sdpa"}
 
 
 class Positions(PackedModel):

@@ -252,11 +252,8 @@ def _attend_by_kernel(
         raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
     behind = 0 if is_causal else -1  # later tokens that each token sees; -1: all
     groups: dict[str, Any] = {}
-    if (repeats := query.shape[1] // key.shape[1]) > 1:
-        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-            groups["enable_gqa"] = True
-        else:  # torch 2.11
-            key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+    if query.shape[1] != key.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        groups["enable_gqa"] = True  # torch 2.11 takes groups of heads without being told
     found = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),

@@ -49,8 +49,9 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     """Choose the model's attention and the way to its logits; all ranks call it.
 
     For attention "auto", set the first implementation to pass the proof, and log the reasons against other
-    implementations. On a GPU without a kernel of BY_BOUNDS that passes, set the fastest. A named attention must pass the proof. trial: returns seconds of a step with an
-    implementation (default: step_seconds on a GPU, no trial on the CPU). bf16: the model computes in bfloat16, with
+    implementations. On a GPU without a kernel of BY_BOUNDS that passes, set the fastest. A named attention must pass
+    the proof. trial: returns seconds of a step with an implementation (default: step_seconds on a GPU, no trial on the
+    CPU). bf16: the model computes in bfloat16, with
     parameters of any dtype. ConfigError if no implementation keeps samples apart.
     """
     tolerances = tolerances_of(model, bf16=bf16)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
 LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
+MEMORY_PER_LOGITS = 256  # bytes of a GPU's memory per value at once: 1 GiB of logits on 80 GiB
 
 
 def learnt_tokens(
@@ -55,11 +57,19 @@ def token_losses(
 
     hidden: float[n, H]; targets: int64[n]. The result is differentiable even for n = 0.
     """
-    size = max(64, LOGITS_AT_ONCE // vocab_size)
+    size = max(64, logits_at_once(hidden.device) // vocab_size)
     *others, last = (slice(start, start + size) for start in range(0, max(1, len(targets)), size))
     parts = [checkpoint(_losses, hidden[part], targets[part], head, use_reentrant=False) for part in others]
     losses, logs = zip(*parts, _losses(hidden[last], targets[last], head), strict=True)
     return torch.cat(losses), torch.cat(logs)
+
+
+@cache
+def logits_at_once(device: torch.device) -> int:
+    """Return the number of logits in memory at once: more on a GPU, where each chunk costs launches of kernels."""
+    if device.type != "cuda":
+        return LOGITS_AT_ONCE
+    return max(LOGITS_AT_ONCE, torch.cuda.get_device_properties(device).total_memory // MEMORY_PER_LOGITS)
 
 
 def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.fx.experimental._config as shape_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...errors import ConfigError
 from ...freed_memory import give_back_memory
@@ -58,10 +57,10 @@ def shard_model(
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     _divide(model, meshes, policy=policy, config=config)
     for part in (*blocks, model):
-        if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
-            use_all_parameters(part)
-        again = None if part is model else fsdp.reshard_after_forward  # the root's own parameters stay gathered
-        fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
+        again = None if part is model else bool(fsdp.reshard_after_forward)  # the root's own parameters stay gathered
+        sharded = fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
+        if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+            reduce_unused_parameters(sharded)
     if dtype is not None:
         for block in blocks:
             cast_hidden_states(block, dtype)
@@ -91,7 +90,7 @@ def _divide(
         split_experts = imported("plugins.parallel.expert_parallel:split_experts")
         shard_experts = imported("plugins.parallel.expert_parallel:shard_experts")
         for experts in split_experts(model.model, meshes.ep):
-            shard_experts(experts, meshes.experts, policy=policy, reshard=config.fsdp.reshard_after_forward)
+            shard_experts(experts, meshes.experts, policy=policy, reshard=bool(config.fsdp.reshard_after_forward))
 
 
 def cast_hidden_states(block: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -393,42 +392,43 @@ class Accumulation:
 def accumulation_of(
     model: torch.nn.Module, config: TrainConfig, *, device: torch.device, num_micro_batches: int, world_size: int
 ) -> Accumulation:
-    """Return the Accumulation of train.fsdp.accumulate; "auto" depends on the memory of GPUs.
+    """Return the Accumulation of train.fsdp: "auto" of accumulate and reshard_after_forward by the memory of GPUs.
 
     All ranks call this with the sharded model.
     """
-    is_unsharded = config.fsdp.accumulate == "unsharded"
-    if config.fsdp.accumulate == "auto" and num_micro_batches > 1:
-        is_unsharded = _fits(model, device, world_size)
-    stays_gathered = not config.fsdp.reshard_after_forward and num_micro_batches > 1
-    return Accumulation(model, is_unsharded=is_unsharded, stays_gathered=stays_gathered)
-
-
-def _fits(model: torch.nn.Module, device: torch.device, world_size: int) -> bool:
-    """Return whether all ranks have memory for the gradients of the whole model; False on CPUs."""
-    if device.type != "cuda":
-        return False
+    fsdp, several = config.fsdp, num_micro_batches > 1
     trained = [each for each in model.parameters() if each.requires_grad]
-    free, _ = torch.cuda.mem_get_info(device)
-    is_so = fits(sum(each.numel() for each in trained), num_own=sum(map(_num_own, trained)), free_bytes=free)
-    everywhere = bool(gather([float(is_so)], world_size).all())
-    if dist.get_rank() == 0:
+    gathered_bytes = sum(each.numel() for each in model.parameters()) * (2 if config.bf16 else 4)
+    gradient_bytes = sum(each.numel() for each in trained) * 4
+    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    free_bytes -= sum(map(_num_own, trained)) * _STATES
+    fit_gradients, fit_both = (
+        gather([fits(gradient_bytes, free_bytes), fits(gradient_bytes + gathered_bytes, free_bytes)], world_size)
+        .all(dim=0)
+        .tolist()
+    )
+    is_unsharded = fsdp.accumulate == "unsharded" or (fsdp.accumulate == "auto" and several and fit_gradients)
+    stays_gathered = fit_both if fsdp.reshard_after_forward == "auto" else not fsdp.reshard_after_forward
+    if stays_gathered and isinstance(model, FSDPModule):
+        model.set_reshard_after_forward(False)
+    if dist.get_rank() == 0 and device.type == "cuda":
         logger.info(
-            "gradients of micro-batches are summed over ranks %s: accumulate is auto, and those of the model take %.2f "
-            "GB", "once a step" if everywhere else "each time", sum(each.numel() for each in trained) * 4 / 1e9,
+            "sharding: gradients of micro-batches are summed over ranks %s; blocks are gathered %s (train.fsdp; the "
+            "model's gradients take %.2f GB, its gathered blocks %.2f GB)",
+            "once a step" if is_unsharded else "each time",
+            "once a step" if stays_gathered else "for each forward and backward pass",
+            gradient_bytes / 1e9, gathered_bytes / 1e9,
         )  # fmt: skip
-    return everywhere
+    return Accumulation(model, is_unsharded=is_unsharded, stays_gathered=stays_gathered and several)
 
 
-def fits(num_trained: int, *, num_own: int, free_bytes: int) -> bool:
-    """Return whether gradients of all trained parameters, in float32, take a small share of the free memory.
+def fits(num_bytes: int, free_bytes: int) -> bool:
+    """Return whether tensors take a small share of the free memory.
 
-    num_own: trained parameters in this rank's shard, whose gradients and states are not allocated yet.
-
-    >>> fits(10**9, num_own=10**9 // 8, free_bytes=70 * 10**9), fits(8 * 10**9, num_own=10**9, free_bytes=50 * 10**9)
+    >>> fits(4 * 10**9, 68 * 10**9), fits(32 * 10**9, 38 * 10**9)
     (True, False)
     """
-    return num_trained * 4 <= MEMORY_SHARE * (free_bytes - num_own * _STATES)
+    return num_bytes <= MEMORY_SHARE * free_bytes
 
 
 def _num_own(parameter: torch.Tensor) -> int:
@@ -436,37 +436,38 @@ def _num_own(parameter: torch.Tensor) -> int:
     return int(local().numel() if local is not None else parameter.numel())
 
 
-# Zero gradients for parameters that a rank did not use. FSDP2 of torch before 2.15 does not make zero gradients.
+# Zero gradients for parameters that a rank did not use.
 #
-# Ranks reduce the gradients of a block together: all ranks need gradients of the same parameters.
+# Ranks reduce the gradients of a block together: all ranks need gradients of the same parameters. FSDP2 of torch before
+# 2.15 leaves unused parameters out.
 
 
-def use_all_parameters(block: torch.nn.Module) -> None:
-    """Let all parameters of a block take part in its backward pass; call this before the block is sharded."""
-    block.register_forward_hook(_use)  # FSDP's own hook, which frees the parameters, comes later
+def reduce_unused_parameters(part: FSDPModule) -> None:
+    """Let a sharded module reduce zeros for its parameters without a gradient; for torch before 2.15."""
+    group = part._get_fsdp_state()._fsdp_param_group
+    if group is None:
+        return
+    reduce_and_reshard = group.post_backward
 
+    def post_backward(*args: Any) -> None:
+        for parameter in group.fsdp_params if group.reduce_grads else ():
+            whole = getattr(parameter, "_unsharded_param", None)
+            if (
+                whole is not None
+                and whole.requires_grad
+                and whole.grad is None
+                and parameter.unsharded_accumulated_grad is None
+            ):
+                whole.grad = torch.zeros_like(whole)
+        reduce_and_reshard(*args)
 
-def _use(block: torch.nn.Module, _: Any, output: Any) -> Any:
-    leaves, spec = tree_flatten(output)
-    first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
-    if first is None:
-        return output
-    leaves[first] = with_zeros(leaves[first], _own_parameters(block))
-    return tree_unflatten(leaves, spec)
+    group.post_backward = post_backward  # type: ignore[method-assign]
 
 
 def with_zeros(tensor: torch.Tensor, unused: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the tensor; the backward pass gives the unused tensors gradients of zeros."""
     made: torch.Tensor = _Zeros.apply(tensor, *unused)
     return made
-
-
-def _own_parameters(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Yield trained parameters of the module, without inner blocks that are sharded separately."""
-    yield from (each for each in module.parameters(recurse=False) if each.requires_grad)
-    for child in module.children():
-        if not isinstance(child, FSDPModule):
-            yield from _own_parameters(child)
 
 
 class _Zeros(torch.autograd.Function):

@@ -89,8 +89,9 @@ class FsdpConfig:
     # this memory free (docs/speed.md)
     accumulate: Literal["auto", "sharded", "unsharded"] = "auto"
     # true: gather blocks again for the backward pass; false: keep blocks gathered until the backward pass, and from a
-    # micro-batch to the next, which takes the memory of the whole model
-    reshard_after_forward: bool = True
+    # micro-batch to the next, which takes the memory of the whole model; "auto": false on GPUs with four times this
+    # memory free
+    reshard_after_forward: bool | Literal["auto"] = "auto"
     prefetch_blocks: int = 0  # blocks to gather ahead of the running block (0: torch's order)
 
     def __post_init__(self) -> None:
