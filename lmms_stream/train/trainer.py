@@ -27,7 +27,7 @@ from .run.counts import RunCounts
 from .run.flow import Best
 from .run.mesh import join_world
 from .run.phases import Phases
-from .run.precision import with_precision
+from .run.precision import set_deterministic, with_precision
 from .run.settings import TrainConfig
 from .tasks.task import Task
 from .trainer_state import (
@@ -71,6 +71,7 @@ class PackedTrainer(TrainerParts):
         self._chosen: tuple[bool | str | Path | None, Resumable | None] | None = None  # the checkpoint of a resume
         self.functions = functions or Functions()
         self.config: TrainConfig = with_precision(inputs.config)
+        set_deterministic(self.config)
         self.processing_class = inputs.processing_class
         super().__init__(partial(finish, token_ids=inputs.token_ids, has_dropout=inputs.has_dropout))
         self._named = inputs.model if type(self).create_model is PackedTrainer.create_model else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from lmms_stream.train.run.precision import set_tf32, uses_tf32, with_precision
+from lmms_stream.train.run.precision import set_deterministic, set_tf32, uses_tf32, with_precision
 from lmms_stream.train.run.settings import TrainConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -20,9 +21,11 @@ def config(**settings: Any) -> TrainConfig:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before, fills = torch.get_float32_matmul_precision(), torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.set_float32_matmul_precision(before)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 @pytest.mark.parametrize(("said", "has_gpu", "has_bf16", "computed"), [
@@ -52,6 +55,18 @@ def test_products_of_float32_are_in_tf32_beside_bfloat16_or_where_a_run_asks_for
     computed = "bfloat16" if settings["bf16"] else "the format of the parameters"
     said = f"numbers: computed in {computed}; products of float32 numbers in TF32: {'yes' if after == 'high' else 'no'}"
     assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_a_deterministic_run_has_only_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    set_deterministic(config())
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    set_deterministic(config(deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+        torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
 
 
 def test_on_a_cpu_nothing_is_set_or_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,7 +63,6 @@ def token_losses(
     return torch.cat(losses), torch.cat(logs)
 
 
-@cache
 def logits_at_once(device: torch.device) -> int:
     """Return the number of logits in memory at once: more on a GPU, where each chunk costs launches of kernels."""
     if device.type != "cuda":
@@ -246,7 +244,7 @@ def router_loss(logits: Sequence[torch.Tensor], packs: Sequence[Batch], *, confi
             "set the model's router_aux_loss_coef to 0"
         )
     shares = torch.stack([each.reshape(-1, num_experts).float() for each in logits]).softmax(dim=-1)  # [layers, T, E]
-    chosen = torch.nn.functional.one_hot(shares.topk(num_chosen, dim=-1).indices, num_experts).sum(dim=2).float()
+    chosen = torch.zeros_like(shares).scatter_(-1, shares.topk(num_chosen, dim=-1).indices, 1.0)
     total = shares.sum() * 0  # a pack without samples takes part in the backward pass
     start = 0
     for pack in packs:

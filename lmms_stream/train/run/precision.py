@@ -1,8 +1,9 @@
-"""Number formats of a run's computation."""
+"""Number formats and determinism of a run's computation."""
 
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,18 @@ def with_precision(config: TrainConfig) -> TrainConfig:
     if config.bf16 is not None:
         return config
     return replace(config, bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported())
+
+
+def set_deterministic(config: TrainConfig) -> None:
+    """Let torch run only deterministic kernels in this process, if config asks; call this before the first kernel.
+
+    torch raises a RuntimeError with the name of an operation without a deterministic kernel. On GPUs the sums of
+    attention's backward pass have another order in each run otherwise.
+    """
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its start
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def set_tf32(config: TrainConfig, device: torch.device) -> None:

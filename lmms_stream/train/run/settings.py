@@ -322,6 +322,9 @@ class TrainConfig:
     gradient_checkpointing: bool = False  # run blocks again in the backward pass, to keep less in memory
     torch_compile: bool = False  # compile each block
     seed: int = 0  # seed of the model's random numbers, such as dropout
+    # kernels with equal results in each run, for a resume equal to the bit on GPUs, too; slower; an operation without
+    # such a kernel ends the run with its name
+    deterministic: bool = False
 
     # Checkpoints
     # steps between checkpoints, 0: only at the end; "epoch": at the end of each epoch; "best": after each evaluation
