@@ -274,7 +274,7 @@ def _lines_of_narrow() -> list[str]:
         if passed:
             groups.setdefault((_narrow(model_type), ", ".join(passed)), []).append(f"`{model_type}`")
     rows = [f"| {narrow} | {passed} | {', '.join(types)} |" for (narrow, passed), types in sorted(groups.items())]
-    title = "Layers that do not see all before them, and scores with sinks or a softcap:"
+    title = "Layers that see only a part of the earlier tokens, and scores with sinks or a softcap:"
     return [title, "", "| layers have | attention in packs | models |", "|---|---|---|", *rows, ""]
 
 
