@@ -111,8 +111,8 @@ def write_tokens(
     folder: Path, lengths: Lengths, *, shard_bytes: int, seed: int = 0, vocabulary: int = VOCABULARY
 ) -> None:
     """`token_samples` as MDS shards with their lengths index."""
-    from lmms_stream.converters.rows import schemas
     from lmms_stream import MDSWriter
+    from lmms_stream.converters.rows import schemas
 
     columns = dict(schemas.TOKENS.columns)
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:

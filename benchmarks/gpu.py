@@ -17,9 +17,9 @@ on the machine can come as wheels, made elsewhere by `make gpu-wheels`:
 from __future__ import annotations
 
 import argparse
-import cProfile
 import collections
 import contextlib
+import cProfile
 import faulthandler
 import gc
 import itertools
@@ -353,8 +353,8 @@ def syncs(folder: Path) -> None:
         for each in found
         if "synchroniz" in str(each.message)
     )
-    tell(f"{sum(places.values()) / counted:.1f} waits a step: "
-         + (", ".join(f"{count / counted:g} at {place}" for place, count in places.most_common(12)) or "none"))  # fmt: skip
+    listed = ", ".join(f"{count / counted:g} at {place}" for place, count in places.most_common(12))
+    tell(f"{sum(places.values()) / counted:.1f} waits a step: {listed or 'none'}")
 
 
 class Profile:
@@ -567,8 +567,10 @@ def machine(folder: Path) -> None:
     from lmms_stream.loader.loader import PackedLoader
 
     device = torch.cuda.get_device_name() if has_gpu() else "no GPU: toy sizes"
-    tell(f"{device}; Python {sys.version.split()[0]}, torch {torch.__version__}, "
-         f"transformers {transformers.__version__}, NumPy {np.__version__}, {len(os.sched_getaffinity(0))} cores")  # fmt: skip
+    tell(
+        f"{device}; Python {sys.version.split()[0]}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, NumPy {np.__version__}, {len(os.sched_getaffinity(0))} cores"
+    )
     began = time.perf_counter()
     next(iter(PackedLoader(text_dataset(folder / "text", packing_length=256, num_packs=8), global_batch=2)))
     next(iter(PackedLoader(small_vision(folder)[0], global_batch=2)))
