@@ -21,11 +21,11 @@ def config(**settings: Any) -> TrainConfig:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    before, fills = torch.get_float32_matmul_precision(), torch.utils.deterministic.fill_uninitialized_memory
+    before, fills = torch.get_float32_matmul_precision(), torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     yield
     torch.set_float32_matmul_precision(before)
     torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = fills
+    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("said", "has_gpu", "has_bf16", "computed"), [
