@@ -20,7 +20,7 @@ from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .run.counts import TrainedOn
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
-from .run.optimizers import clip_gradients
+from .run.optimizers import clip_gradients, step_if_finite
 from .run.votes import Votes, agree, read
 from .trainer_state import state_of
 
@@ -178,9 +178,8 @@ class Loop:
         seed_step(config.seed, step=counts.step, group=trainer.world.rank // config.tensor_parallel)
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
-        grad_norm, losses = read(self._grad_norm(), losses)
         self._learning_rate = trainer.schedule.learning_rate
-        self._update(grad_norm, is_trained_on=is_trained_on)
+        grad_norm, losses = self._update(self._grad_norm(), losses, is_trained_on=is_trained_on)
         counts.step += 1
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
@@ -197,15 +196,25 @@ class Loop:
         with trainer.phases.doing("grad_norm"):
             return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
-    def _update(self, grad_norm: float, *, is_trained_on: bool) -> None:
-        """Update the parameters, except if a gradient is not finite or the step trains on nothing."""
+    def _update(self, norm: torch.Tensor, losses: torch.Tensor, *, is_trained_on: bool) -> tuple[float, torch.Tensor]:
+        """Update the parameters, except if a gradient is not finite or the step trains on nothing.
+
+        Return the norm, and the losses on the CPU. The device decides if the optimizer can leave the update out there:
+        the host then waits after all work of the step is queued. Otherwise, and for an average, the host decides.
+        """
         trainer = self.trainer
         trainer.callbacks.call("on_pre_optimizer_step")
+        is_updated = False
+        if is_trained_on and trainer.average is None:
+            with trainer.phases.doing("optimizer"):
+                is_updated = step_if_finite(trainer.optimizer, norm)
+        grad_norm, losses = read(norm, losses)
         if not is_trained_on:
             pass  # weight decay and momentum would change the parameters
         elif math.isfinite(grad_norm):
             with trainer.phases.doing("optimizer"):
-                trainer.optimizer.step()
+                if not is_updated:
+                    trainer.optimizer.step()
                 if trainer.average is not None:
                     trainer.average.update()
         else:
@@ -217,6 +226,7 @@ class Loop:
                 )
         trainer.callbacks.call("on_optimizer_step")
         trainer.optimizer.zero_grad()
+        return grad_norm, losses
 
     def _end_step(self, *, is_stopped: bool) -> None:
         trainer = self.trainer

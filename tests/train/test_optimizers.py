@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.optimizers import build_optimizer
+from lmms_stream.train.run.optimizers import build_optimizer, step_if_finite
 from lmms_stream.train.run.settings import TrainConfig
 
 from tests.conftest import last_words
@@ -172,3 +172,24 @@ def test_an_optimizer_has_the_eps_of_optim_args(optim: str) -> None:
 def test_an_optimizer_that_is_not_installed_is_named_with_the_command(name: str) -> None:
     with pytest.raises(ConfigError, match=f"train.optim {name} needs torchao: pip install torchao, or set it to adamw"):
         build_optimizer(small_model(), config(optim=name))
+
+
+@pytest.mark.parametrize("settings", [{}, {"optim": "adamw_torch"}, {"optim": "sgd"}, {"optim": "muon"}], ids=str)
+@pytest.mark.parametrize("norm", [1.0, float("inf"), float("nan")])
+def test_an_update_is_left_out_on_the_device_by_optimizers_that_can(settings: dict[str, Any], norm: float) -> None:
+    """Parameters and moments keep their bits; an optimizer that cannot does nothing, and says so."""
+    model = small_model()
+    gradients = some_gradients(model)
+    optimizer = build_optimizer(model, config(**settings))
+    step_with(model, gradients[:1], [optimizer])
+    before = copy.deepcopy([*model.state_dict().values()]), copy.deepcopy(optimizer.state_dict()["state"])
+    for parameter, gradient in zip(model.parameters(), gradients[1], strict=True):
+        parameter.grad = gradient.clone()
+    assert step_if_finite(optimizer, torch.tensor(norm)) is (settings == {})
+    after = [*model.state_dict().values()], optimizer.state_dict()["state"]
+    is_same = all(torch.equal(one, other) for one, other in zip(before[0], after[0], strict=True))
+    assert is_same == (settings != {} or norm != 1.0)
+    for number, state in before[1].items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, after[1][number][name]) == is_same

@@ -159,6 +159,26 @@ _MAKERS: dict[str, Maker] = {
 }
 
 
+_DECIDE_ON_DEVICE = (torch.optim.Adam, torch.optim.AdamW)  # if fused
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> bool:
+    """Update, except if the norm of the gradients, float32[], is not finite; the device decides, without the host.
+
+    Without an update, parameters and moments keep their bits. Return False, without an update, for an optimizer that
+    cannot decide on the device: only torch's fused Adam and AdamW can, for sharded parameters.
+    """
+    if type(optimizer) not in _DECIDE_ON_DEVICE or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    of_scaler: Any = optimizer
+    of_scaler.found_inf = (~norm.isfinite()).float()  # as torch's GradScaler tells it
+    try:
+        optimizer.step()
+    finally:
+        del of_scaler.found_inf
+    return True
+
+
 # Muon for matrices that are sharded, and AdamW for the other parameters, as one optimizer.
 #
 # Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) updates a matrix by its orthogonalized momentum.
