@@ -63,7 +63,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"metric_for_best_model": "f1"}, {"best": {"metric": "f1"}}),
     ({"greater_is_better": True}, {"best": {"mode": "max"}}),
     ({"greater_is_better": False}, {"best": {"mode": "min"}}),
-    ({"alert_spike": 0, "alert_window": 9}, {"alerts": {"spike": 0, "window": 9}}),
+    ({"alert_spike": 0, "alert_window": 9}, {"alerts": {"spike": 0}}),
+    ({"alerts": {"window": 9}}, {}),
     ({"warmup_steps": 7}, {"warmup": 7}),
     ({"warmup_ratio": 0.25, "warmup_steps": 0}, {"warmup": 0.25}),
     ({"max_steps": None, "max_tokens": 99, "warmup_tokens": 7}, {"max_steps": None, "max_tokens": 99, "warmup": 7}),
@@ -206,6 +207,6 @@ def test_settings_of_a_checkpoint_with_old_keys_are_compared_by_their_new_ones()
     saved |= {"save_strategy": "steps", "eval_strategy": "steps", "logging_strategy": "steps"}
     saved |= {"bad_samples": {"action": "error", "max": 100, "timeout_s": None, "drop": None}}
     saved |= {"decay_all": False, "profile": None}
-    saved |= {"alert_spike": 6.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
+    saved |= {"alert_spike": 7.0, "alert_window": 50, "greater_is_better": None, "drop": None, "wrap": []}
     found = other_differences({"train": saved, "versions": {}}, {"train": now, "versions": {}})
-    assert found == ["train.alerts.window was 50, is 100"]
+    assert found == ["train.alerts.spike was 7.0, is 6.0"]

@@ -25,6 +25,7 @@ from ..run.distributed import cpu_group
 from ..run.settings import TrainConfig
 
 ALERTS = "alerts"  # the key of a record
+WINDOW = 100  # records to compare a loss with
 MAX_SAMPLES = 1000  # maximum samples of an alert per rank
 _SHOWN = 10  # samples in the message
 Kind = Literal["loss_spike", "gradient_not_finite", "waiting_for_data"]
@@ -72,8 +73,8 @@ class Alerts:
 
     def __init__(self, config: TrainConfig, loader: PackedLoader, *, sample_ids: SampleIds):
         self._config, self._loader, self._sample_ids = config, loader, sample_ids
-        self._spikes = Spikes(deviations=config.alerts.spike, window=config.alerts.window)
-        self._waits: deque[tuple[float, float]] = deque(maxlen=config.alerts.window)  # seconds waited, and of records
+        self._spikes = Spikes(deviations=config.alerts.spike, window=WINDOW)
+        self._waits: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # seconds waited, and of records
         self._window: StepRange | None = None  # steps after the last record
         self._not_finite: StepRange | None = None  # from the first to the last of these steps without an update
         self._episodes: dict[Kind, Episode] = {}

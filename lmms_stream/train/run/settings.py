@@ -111,19 +111,22 @@ class BestConfig:
         check_fields(self, prefix="train.best.")
 
 
+_WINDOW = OldKey("nothing: a loss is compared with 100 records", lambda settings, value: None)
+
+
+@old_keys({"window": _WINDOW})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertsConfig:
     """Warnings of the log."""
 
-    # deviations above the median of the last `window` records from which a loss is a spike; the log names the packs and
+    # deviations above the median of the last 100 records from which a loss is a spike; the log names the packs and
     # samples of a spike; 0: no warning (see Spikes for the deviation)
     spike: float = 6.0
-    window: int = 100  # number of records to compare a loss with
     wait_share: float = 0.5  # share of the records' time spent waiting for data from which the log warns
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.alerts.")
-        check_limits(self, "train.alerts.", at_least_1=("window",), at_least_0=("spike", "wait_share"))
+        check_limits(self, "train.alerts.", at_least_0=("spike", "wait_share"))
 
 
 def _warmup_steps(settings: Settings, steps: int) -> None:
@@ -249,7 +252,8 @@ OLD_KEYS = {
     "load_best_model_at_end": moved("best.load"),
     "metric_for_best_model": moved("best.metric"),
     "greater_is_better": moved("best.mode", lambda is_greater: {True: "max", False: "min"}.get(is_greater)),
-    **{f"alert_{name}": moved(f"alerts.{name}") for name in ("spike", "window", "wait_share")},
+    **{f"alert_{name}": moved(f"alerts.{name}") for name in ("spike", "wait_share")},
+    "alert_window": _WINDOW,
 }
 
 
