@@ -5,6 +5,8 @@ import json
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from lmms_stream.errors import CheckpointError, ConfigError, CursorError
+from lmms_stream.errors import CheckpointError, ConfigError, CursorError, TrainingError
 from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.locks import locked
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.saving import other_differences
@@ -447,3 +450,27 @@ def test_a_setting_that_the_version_of_a_checkpoint_did_not_have_was_its_default
     saved = {"train": {"output_dir": "before", "global_batch": 2, "max_steps": 3}, "versions": {}}
     now = {"train": dataclasses.asdict(args), "versions": {}}
     assert other_differences(saved, now) == ["train.optim was 'adamw', is 'sgd'"]
+
+
+@pytest.mark.parametrize("setting", ["output_dir", "checkpoint_dir"])
+def test_two_runs_do_not_write_to_one_folder(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed leaves nothing locked: the kernel frees its locks."""
+    monkeypatch.setattr("lmms_stream.train.checkpoint.saving.OTHER_RUN_S", 0.1)
+    write_tokens(tmp_path / "data", num_samples=40)
+    folder = tmp_path / "own"
+    settings: dict[str, Any] = {setting: str(folder)}
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, **settings)
+    folder.mkdir()
+    program = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print(flush=True); input()"
+    command = [sys.executable, "-c", program, str(folder / ".run.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        trainer = trainer_of(path)
+        with pytest.raises(TrainingError, match=f"another run writes to {folder}: .*run another train.{setting}"):
+            trainer.train()
+        other.kill()
+    assert trainer.step == 0
+    assert trainer.train().global_step == 1
+    with locked(folder / ".run.lock", timeout_s=0) as file:
+        assert file is not None

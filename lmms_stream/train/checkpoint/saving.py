@@ -6,19 +6,23 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping, Set
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 
 from ...config import section_of, with_new_keys
-from ...errors import CheckpointError
+from ...errors import CheckpointError, TrainingError
 from ...mds.core import processor_of
+from ...storage.locks import locked
 from ...version import VERSION
 from ..model.adapters import adapter_of
 from ..model.build import config_of
+from ..run.distributed import cpu_group
 from ..run.optimizers import Average
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
@@ -32,12 +36,17 @@ if TYPE_CHECKING:
 
 
 STAGING_NAME = "checkpoints-on-their-way"
+LOCK_NAME = ".run.lock"
+OTHER_RUN_S = 20.0  # to wait for another run: loader workers of a killed run end after some seconds
 EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
 logger = logging.getLogger("lmms_stream")
 
 
 class RunSaver:
     """Checkpoints of a run, and the final export. A context: the exit waits for the save in flight.
+
+    Inside the context, no other run can have the output_dir, or the same local checkpoint_dir; TrainingError if another
+    run has it.
 
     model: the transformers model without wrappers: parameters are saved under the names in this model.
     """
@@ -63,6 +72,7 @@ class RunSaver:
             timeout_s=args.timeout_s,
             average=average,
         )
+        self._owned = ExitStack()  # locks of this run's folders, on rank 0
         self._fingerprint = fingerprint_of(model, args)
         self._latest: str | None = None  # the last saved or resumed checkpoint
         self._documents: Mapping[str, bytes] = {}
@@ -74,10 +84,36 @@ class RunSaver:
                 check_out(self._export_average)
 
     def __enter__(self) -> RunSaver:
+        told = [self._own_folders() if self._checkpointer.rank == 0 else None]
+        dist.broadcast_object_list(told, src=0, group=cpu_group())
+        if told[0] is not None:
+            raise TrainingError(told[0])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._checkpointer.__exit__(kind, error, at)
+        with self._owned:
+            self._checkpointer.__exit__(kind, error, at)
+
+    def _own_folders(self) -> str | None:
+        """Lock the folders of this run; return the reason if another run has a folder."""
+        named = {"output_dir": self._args.output_dir, "checkpoint_dir": self._args.checkpoint_dir}
+        for setting, folder in named.items():
+            if folder is None or "://" in folder:
+                continue
+            path = Path(folder, LOCK_NAME)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                is_ours = self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) is not None
+            except OSError as error:  # a file system without locks
+                logger.warning("whether another run writes to %s is not known: %s", folder, error)
+                continue
+            if not is_ours:
+                self._owned.close()
+                return (
+                    f"another run writes to {folder}: it holds {path}. Wait for its end, or give this run another "
+                    f"train.{setting}"
+                )
+        return None
 
     def save(
         self, step: int, state: Mapping[str, Any], *, best: int | None = None, beside: Mapping[str, bytes] = NOTHING
