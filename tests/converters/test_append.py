@@ -259,6 +259,15 @@ def test_a_grown_dataset_that_is_replaced_leaves_none_of_its_parts(tmp_path: Pat
     assert not any(name.startswith("parts/") for name in written(out))
 
 
+def test_a_part_that_the_dataset_never_took_in_gives_way_to_other_sources(tmp_path: Path) -> None:
+    first, other, new = (write_chats(tmp_path / f"{n}.jsonl", range(20 * n, 20 * n + 20)) for n in range(3))
+    out = str(tmp_path / "out")
+    convert([first], out, **OPTIONS)
+    convert([other], f"{out}/parts/00001", **OPTIONS)  # the dataset's index does not name the part
+    append([first, new], out, **OPTIONS)
+    assert messages(out) == expected(range(20)) + expected(range(40, 60))
+
+
 # Commands that end on the way
 
 

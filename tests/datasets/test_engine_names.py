@@ -210,6 +210,10 @@ def test_images_of_a_processor_by_its_name_are_those_of_a_dataset(tmp_path: Path
     assert made["input_ids"].tolist() == pack.input_ids[0].tolist()
     for name in ("pixel_values", "image_grid_thw"):
         assert torch.equal(made[name], pack.inputs[name])
+    processor.save_pretrained(str(tmp_path / "saved"))
+    saved = Qwen2VLDataProcessor(ProcessorConfig(str(tmp_path / "saved"), "qwen2_vl"))
+    saved.build()
+    assert torch.equal(saved.process([image], messages)["input_ids"], made["input_ids"])
     with pytest.raises(DataError, match="1 images are left over: name each by a part of type image"):
         processor.process([image, image], messages)
     with pytest.raises(DataError, match="a part of type 'image_url' has no image: give images, audios and videos for"):

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lmms_stream.loader.delivery import PlanDelivery
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
+from lmms_stream.plan.lengths import Lengths
+from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.planner import StepConfig
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.tools.simulate.cluster import Cluster
 from lmms_stream.tools.simulate.run import simulate
@@ -117,3 +123,13 @@ def test_without_a_plan_what_was_used_least_recently_gives_way(folder: Path, tmp
     names = {path.name for path in (tmp_path / "cache").glob("*.mds")}
     infos = dataset.shard_infos
     assert names == {infos[0].name, *(info.name for info in infos[len(infos) - len(names) + 1 :])}
+
+
+def test_workers_that_read_packs_ahead_read_the_samples_of_these_packs_ahead() -> None:
+    def plan(num_samples: int, num_tokens: int) -> PackPlan:
+        lengths = Lengths(lengths=np.full(num_samples, num_tokens), content_hash=f"{num_samples} {num_tokens}")
+        return PackPlan(lengths, [num_samples], order=ORDER, packing=PackingConfig(packing_length=120))
+
+    mixture = Mixture({"pairs": plan(600, 60), "triples": plan(900, 40)})
+    delivery = PlanDelivery(mixture, StepConfig(global_batch=4, world=World()))
+    assert [delivery.samples_ahead(name, 7) for name in ("pairs", "triples")] == [14, 21]

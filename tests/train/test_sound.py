@@ -21,6 +21,7 @@ from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
+from lmms_stream.train.model.media_flops import SoundFlops
 from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.model.towers import Dummies, family_of, features_of, model_inputs
 from lmms_stream.train.run.distributed import init_distributed
@@ -317,6 +318,10 @@ def test_the_flops_of_sounds_are_what_torch_counts(family: str, frozen: list[str
         packed.model(**inputs).logits.sum().backward()
     found = flops.of(np.array([batch.num_tokens]), num_loss_tokens=batch.num_tokens, inputs=[batch.inputs])
     assert found == pytest.approx(counter.get_total_flops(), rel=0.02)
+    counts = {name.rpartition(".")[2]: sum(each.values()) for name, each in counter.get_flop_counts().items()}
+    of_sound = next(each for each in flops.towers if isinstance(each, SoundFlops))
+    of_tower = counts["audio_tower"] + counts.get("multi_modal_projector", 0)
+    assert of_sound.of(batch.inputs) == pytest.approx(of_tower, rel=0.02)
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)
