@@ -54,7 +54,8 @@ def test_sources_are_named_by_a_path_a_list_file_and_an_inline_list(tmp_path: Pa
     ]
     inline = [{"path": "x", "data_folder": "m", "data_type": "hf_dataset"}, {"path": "y.csv"}]
     expected = [SourceEntry("x", "m", "hf_dataset"), SourceEntry("y.csv", None, "")]
-    assert sources_of(config(dataset_format="yaml", datasets=inline)) == expected
+    for format in ("yaml", None):
+        assert sources_of(config(dataset_format=format, datasets=inline)) == expected
 
 
 def test_shards_are_named_by_their_format_and_by_a_url(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.errors import DataError
+from lmms_stream.converters.identity import described_kinds
+from lmms_stream.converters.sources.specs import Spec
+from lmms_stream.errors import DataError, StorageError
 from lmms_stream.mds.mosaic_shards import LocalDataset
 from lmms_stream.processors.stored_chat import read_chat, read_preference
 
@@ -83,6 +85,19 @@ def test_all_datasets_that_can_be_read_are_converted_and_the_others_named_one_by
     assert [line.partition("#")[2].partition(":")[0].partition(",")[0] for line in told] == names
     assert "#farthest, " in told[-1], "the hub is asked twice"
     assert told[-1].endswith("#beyond: the hub gave no answer for those before")
+
+
+def test_a_hub_that_answers_in_between_is_asked_again(described: Path) -> None:
+    asked: list[str] = []
+
+    def opens(spec: Spec) -> None:
+        asked.append(spec.text.partition("#")[2])
+        if len(asked) != 2:
+            raise StorageError("no answer")
+
+    kinds = described_kinds(f"{described}#*", opens=opens)
+    assert asked == ["far", "farther", "farthest", "beyond"]
+    assert [each.text.partition("#")[2] for each in kinds["preference"]] == ["pairs", "farther"]
 
 
 def test_datasets_of_one_kind_are_one_dataset_and_those_of_hubs_alone_are_none(described: Path, tmp_path: Path) -> None:

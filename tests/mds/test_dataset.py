@@ -13,18 +13,25 @@ import pytest
 import torch
 from lmms_stream.doors import mosaicml
 from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
+from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Sample, World
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from torch.utils.data import DataLoader
+
+from ..conftest import write_tokens
+from ..simulate.cluster_of_loaders import CountedStore
 
 
 def test_samples_are_indexed_like_a_numpy_array(dataset_folder: Path) -> None:
@@ -71,6 +78,25 @@ def test_a_forked_process_makes_a_dataset_where_its_parent_has_made_one(dataset_
     process.kill()
     torch.set_num_threads(1)
     assert process.exitcode == 0
+
+
+def test_a_forked_process_fetches_shards_after_its_parent_fetched_others(tmp_path: Path) -> None:
+    """Threads of the parent that fetch do not run in the forked process."""
+    write_tokens(tmp_path / "data", num_samples=400)
+    source = CountedStore(LocalStorage(tmp_path / "data"), tmp_path / "downloads")
+    stream = StreamConfig(source=source, remote="counted", local=tmp_path / "cache")
+    dataset = PackedDataset([stream], processor=TokensProcessor(), fetch=FetchConfig(attempts=1, timeout_s=5))
+    assert dataset.reader[0]["input_ids"][0] == 0
+
+    def read() -> None:
+        sys.exit(0 if dataset.reader[399]["input_ids"][0] == 399 else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=read)
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 0
+    assert sum(name.startswith("shard") for name in (tmp_path / "downloads").read_text().split()) == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -136,10 +136,13 @@ def test_a_hostile_index_is_refused_before_anything_is_fetched(
     assert proxy.traffic().num_requests("GET", "shard") == 0
 
 
+LONG = b'{"x": "' + b"x" * (1 << 20) + b'", "shards": [' + b"[" * 9000 + b"]" * 9000 + b"]}"  # read by parts
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"[" * 200_000, b'{"version": 2, "shards": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", b'{"a":' * 200_000],
-    ids=["open", "inside", "objects"],
+    [b"[" * 200_000, b'{"version": 2, "shards": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", b'{"a":' * 200_000, LONG],
+    ids=["open", "inside", "objects", "long"],
 )
 def test_an_index_that_is_nested_too_deeply_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_bytes(data)

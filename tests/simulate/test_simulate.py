@@ -16,10 +16,12 @@ from lmms_stream.__main__ import main
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, steps_asked_ahead
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.tools.plan.report import report_steps
 from lmms_stream.tools.simulate import Cluster, simulate
 from lmms_stream.tools.simulate.cluster import parse_bandwidth, parse_seconds
 from lmms_stream.tools.simulate.links import Link, wait_for_links
@@ -176,6 +178,9 @@ def test_windows_of_a_long_run_tell_what_all_steps_do(folder: Path) -> None:
     assert sampled.num_steps == exact.num_steps > 1.2 * sampled.num_steps_seen
     assert sampled.download_bytes == pytest.approx(exact.download_bytes, rel=0.15)
     assert sampled.imbalance == pytest.approx(exact.imbalance, rel=0.02)
+    plan, world = Mixture({"data": dataset.plan}), World(world_size=2, num_nodes=2)
+    of_whole_steps = report_steps(plan, global_batch=4, world=world, max_seen=exact.num_steps).num_spilled_packs
+    assert of_whole_steps <= exact.num_spilled <= of_whole_steps + 4
 
 
 def test_shards_cut_anew_hold_the_same_samples_and_bytes(folder: Path) -> None:

@@ -16,6 +16,7 @@ from lmms_stream.errors import StorageError
 from lmms_stream.plugins.stores.azure import AzureStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import StoredObject
 
 from ..conftest import prefix_of, run_command
 from ..emulators import EMULATED
@@ -278,6 +279,31 @@ def test_names_that_a_store_gives_with_their_folder_are_those_below_it(monkeypat
     store = open_storage("alipan:///set")
     assert [each.key for each in store.list_objects("")] == ["a/x.jsonl", "y.jsonl"]
     assert [each.key for each in store.list_objects("a/")] == ["a/x.jsonl"]
+
+
+class _Oci:
+    """The calls of oci by which an object's size and tag are read; nobody here has an account."""
+
+    def __init__(self, **keywords: object): ...
+
+    def get_namespace(self) -> SimpleNamespace:
+        return SimpleNamespace(data="team")
+
+    def head_object(self, *place: str) -> SimpleNamespace:
+        return SimpleNamespace(headers={"content-length": "7", "etag": f'"{" ".join(place)}"'})
+
+
+def test_a_bucket_of_oci_is_named_with_its_namespace_or_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("streaming")
+    module = ModuleType("oci")
+    module.__dict__.update({
+        "config": SimpleNamespace(from_file=dict),
+        "object_storage": SimpleNamespace(ObjectStorageClient=_Oci),
+        "retry": SimpleNamespace(DEFAULT_RETRY_STRATEGY=None),
+    })  # fmt: skip
+    monkeypatch.setitem(sys.modules, "oci", module)
+    for url in ("oci://bucket/set", "oci://bucket@team/set"):
+        assert open_storage(url).stat("a/x.mds") == StoredObject("a/x.mds", 7, "team bucket set/a/x.mds")
 
 
 @pytest.mark.parametrize("scheme", ["gcs", "S3", "http"])

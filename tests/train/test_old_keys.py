@@ -159,6 +159,9 @@ def test_an_old_key_beside_its_new_one_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"alerts.spike is 4.0, and an old key of it 3.0: leave the old key out"):
         build_config(TrainConfig, both, source="run.yaml")
     build_config(TrainConfig, NEEDED | {"alert_spike": 3.0, "alerts": {"window": 4}}, source="run.yaml")
+    both = NEEDED | {"learning_rates": {"a.*": 0.5}, "groups": {"a.*": {"weight_decay": 0.1}}}
+    with pytest.raises(ConfigError, match=r"groups and learning_rates both have 'a\.\*': write it in groups"):
+        build_config(TrainConfig, both, source="run.yaml")
 
 
 @pytest.mark.filterwarnings("ignore:.* is an old key:FutureWarning")

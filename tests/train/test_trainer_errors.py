@@ -87,7 +87,14 @@ def test_a_run_that_goes_on_from_a_named_checkpoint_says_what_a_later_resume_tak
 ) -> None:
     """The checkpoints behind the named one stay, and the same command would begin at that again."""
     overrides = [f"train.output_dir={tmp_path}", "eval_dataset=null", "train.save_steps=1"]
-    trainer_of(config, *overrides).train()
+    found = []
+
+    class Looks(TrainerCallback):
+        def on_save(self, *_: Any, **__: Any) -> None:
+            found.append(len(checkpoints(tmp_path / "checkpoints")))
+
+    trainer_of(config, *overrides, callbacks=[Looks]).train()
+    assert found == [1, 2, 3, 4], "a save is told before it is whole"
     first, *_, last = checkpoints(tmp_path / "checkpoints")
 
     class Told(TrainerCallback):

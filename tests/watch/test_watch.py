@@ -127,6 +127,8 @@ def test_a_run_says_where_it_stands(tmp_path: Path) -> None:
     assert (view["state"], view["done"]) == ("training", 0.25)
     assert dict(view["figures"])["loss"] == "not finite"
     assert dict(view["figures"])["step"] == "1 of 4"
+    os.utime(log, (0, time.time() - 60))  # a shorter silence than the least that may mean an end
+    assert view_of(config)["state"] == "training"
     os.utime(log, (0, time.time() - 4000))
     assert view_of(config)["state"] == "no record for 1 h 6 min: it may have ended at step 1"
     with log.open("a") as file:

@@ -113,6 +113,12 @@ def test_slices_and_numbers_of_an_array(tmp_path: Path, name: str) -> None:
         read(f"{path}@[100:]")
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\n \r\n"])
+def test_empty_lines_after_an_array_make_it_no_json_lines(tmp_path: Path, end: str) -> None:
+    rows = [{"a": 1}, {"a": 2}]
+    assert read(write(tmp_path / "a.json", orjson.dumps(rows) + end.encode())) == rows
+
+
 def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
     path = write(
         tmp_path / "coco.json", orjson.dumps({"info": {"images": [1]}, "images": [{"a": 1}], "boxes": [{"b": 2}]})

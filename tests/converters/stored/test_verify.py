@@ -474,10 +474,10 @@ def test_a_process_that_dies_is_an_error(tmp_path: Path) -> None:
 def test_settings_that_contradict_are_refused(chat_processor: ChatProcessor, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"holds no dataset \(index\.json is missing\): check the path or URL"):
         verify_dataset(str(tmp_path / "none"))
-    for name in ("train", "validation"):
-        write_tokens(tmp_path / "both" / name, num_samples=1)
-    with pytest.raises(StorageError, match=r"but folders in it do \(train, validation\): name one of these, or make"):
-        verify_dataset(str(tmp_path / "both"))
+    for name, named in (("a", "a"), ("b", "a, b"), ("c", "a, b, c"), ("d", "a, b, c, …")):
+        write_tokens(tmp_path / "all" / name, num_samples=1)
+        with pytest.raises(StorageError, match=rf"but folders in it do \({named}\): name one of these, or make one"):
+            verify_dataset(str(tmp_path / "all"))
     write_tokens(tmp_path / "tokens", num_samples=10)
     with pytest.raises(ConfigError, match="holds tokens, and this processor reads messages: leave --tokenizer out"):
         verify_dataset(str(tmp_path / "tokens"), deep=True, processor=chat_processor)
