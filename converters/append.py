@@ -167,8 +167,8 @@ def _dataset_at(storage: Storage) -> dict[str, Any]:
         raise no_dataset(storage)
     if "options" not in dataset:
         raise ConfigError(
-            f"{storage.url} does not say what options it was converted with (it is a merge, or of an earlier release): "
-            "convert the new sources to a dataset of their own, and merge both in the folder above"
+            f"{storage.url} has no record of its conversion options (because of a merge, or an earlier release): "
+            "convert the new sources to a new dataset, and merge both in the folder above"
         )
     return dataset
 
@@ -194,15 +194,15 @@ def _check_options(dataset: Mapping[str, Any], identity: Mapping[str, Any], *, u
     if changed:
         told = "; ".join(f"{name} was {_shown(then.get(name))}, now {_shown(now.get(name))}" for name in changed)
         raise ConfigError(
-            f"{url} was converted with other options ({told}): append with the same ones, or convert to a target of "
-            "its own"
+            f"{url} was converted with other options ({told}): append with the same options, or convert to another "
+            "target"
         )
     # Rows converted before do not depend on functions that only new sources name.
     others = sorted(name for name in code_now if code.get(name, code_now[name]) != code_now[name])
     if others:
         raise ConfigError(
-            f"{url} was converted with other code of {', '.join(others)}: put that back, or give what the new sources "
-            "need a name of its own"
+            f"{url} was converted with other code of {', '.join(others)}: restore this code, or give the code for the "
+            "new sources another name"
         )
 
 
@@ -312,10 +312,10 @@ def _is_held(source: Source, said: SourceRecord, known: Sequence[SourceRecord], 
     slices = ", ".join(dict.fromkeys(str(each).removeprefix(each.name) for each in some))
     rest = " ".join(f"{source.name}{shown(each)}" for each in left)
     if "rows" not in said.said:
-        raise ConfigError(f"{source.name} is in {url} in part ({slices}): name the rest of it as a slice, {rest}")
+        raise ConfigError(f"{source.name} is in {url} in part ({slices}): name the remaining rows as a slice, {rest}")
     raise ConfigError(
-        f"{said} has rows that {url} has already ({slices}): name only the others, {rest}, or pass --allow-repeats to "
-        "store rows more than once"
+        f"{said} has rows that are already in {url} ({slices}): name only the other rows, {rest}, or pass "
+        "--allow-repeats to store rows more than once"
     )
 
 

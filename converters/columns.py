@@ -46,12 +46,12 @@ def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]
             "texts --processor text"
         )
     if "document_starts" in mapper.columns:
-        raise ConfigError("the rows are samples of --concat already: name as the source what these were made of")
+        raise ConfigError("the rows are already samples of --concat: name the original rows as the source")
     others = sorted(mapper.columns.keys() - schemas.READ_SCHEMAS[mapper.schema].columns.keys())
     if others:
         raise ConfigError(
             f"the rows have {', '.join(others)}, which a sample of --concat, made of several rows, cannot hold: leave "
-            f"--keep out, or, of an MDS dataset, pass --kind {mapper.schema} to read its other columns alone"
+            f"--keep out, or for an MDS dataset pass --kind {mapper.schema} to read only its other columns"
         )
     return schemas.DOCUMENTS.columns
 
@@ -63,8 +63,8 @@ def check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None
             ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
         )
         raise DataError(
-            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
-            "its own, or say what its rows are with --kind, --columns and --keep"
+            f"{source} gives samples with {found}, and samples of the dataset have {there}: convert it to another "
+            "target, or describe its rows with --kind, --columns and --keep"
         )
 
 

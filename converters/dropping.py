@@ -37,8 +37,7 @@ def check_drop_targets(options: ConvertOptions, targets: Sequence[Storage]) -> N
     for name, url in options.drop_sources.items():
         if place_of(open_storage(url).url) in [place_of(target.url) for target in targets]:
             raise ConfigError(
-                f"--drop-source {name}={url} is the target, whose ids are others once it is replaced: choose another "
-                "target"
+                f"--drop-source {name}={url} is the target, and replacing it changes its ids: choose another target"
             )
 
 
@@ -79,8 +78,8 @@ def _drop_source(listed: ListedSample, drop_sources: Mapping[str, str]) -> str |
         return name
     if listed.is_id or not name:
         raise ConfigError(
-            f"{listed.where}: sample {listed.number} of {name or 'which source'!r}: say which dataset the run read, "
-            f"with --drop-source {name or 'NAME'}=URL"
+            f"{listed.where}: sample {listed.number} of {name or 'which source'!r}: name the dataset that the run "
+            f"read, with --drop-source {name or 'NAME'}=URL"
         )
     return None
 
@@ -137,7 +136,7 @@ class _Found:
         if provenance is None or "num_documents" in dataset:
             why = "lays rows end to end in its samples" if provenance else "does not say what its samples were made of"
             raise ConfigError(
-                f"{listed[0].where}: {storage.url} {why}, so that ids do not map to rows: list rows as FILE:ROW"
+                f"{listed[0].where}: {storage.url} {why}, so ids do not map to rows: list rows as FILE:ROW"
             )
         if len(listed) > _FEW_SAMPLES:
             _ = provenance.rows  # read all rows at once
@@ -160,8 +159,8 @@ class _Found:
             lines.pop(first_parts(index.shards, index.parts, count, url=storage.url).identity, None)
         for dataset, where in lines.items():
             raise ConfigError(
-                f"{where}: the sample is of a dataset {dataset}, and {storage.url} is {index.shards.identity}, whose "
-                "ids name other samples: say where that dataset lies with --drop-source, or list rows as FILE:ROW"
+                f"{where}: the sample is of a dataset {dataset}, and {storage.url} is {index.shards.identity}, with "
+                "other ids: name the place of the first dataset with --drop-source, or list rows as FILE:ROW"
             )
 
     def _add_row(self, row: SourceRow, then: Mapping[str, Mapping[str, Any]], where: str, *, url: str) -> None:
@@ -173,15 +172,17 @@ class _Found:
             return
         if row.source in then and content_of(then[row.source]) != content_of(now):
             raise ConfigError(
-                f"{where}: it was made of {row}, and {now['name']} was changed since it was converted to {url}, so "
-                "that its rows may be others: list rows as FILE:ROW"
+                f"{where}: it was made of {row}, and {now['name']} was changed since it was converted to {url}, so its "
+                "rows may have changed: list rows as FILE:ROW"
             )
         self._add(now["name"], row.row - 1, where)
 
     def _add(self, name: str, row: int, where: str) -> None:
         if name in self.stored and row >= self.stored[name].dataset.num_samples:
             num_samples = self.stored[name].dataset.num_samples
-            raise ConfigError(f"{where}: {name} has {num_samples} samples: it has none for row {row + 1}, from 1")
+            raise ConfigError(
+                f"{where}: {name} has {num_samples} samples: there is no sample for row {row + 1}, from 1"
+            )
         self.rows.setdefault(name, set()).add(row)
 
     def look_up(self) -> None:

@@ -113,8 +113,8 @@ def dry_run(
     options = changed(options, changes)
     if append_to is None and len(parts := weighted_parts(sources, options)) > 0:
         raise ConfigError(
-            f"{sources[0]}: its entries have weights, so that each of {', '.join(part.name for part in parts[:5])} "
-            "becomes a dataset of its own: call dry_runs, or leave the weights out"
+            f"{sources[0]}: its entries have weights, so each of {', '.join(part.name for part in parts[:5])} becomes "
+            "a dataset of its own: call dry_runs, or leave the weights out"
         )
     with TemporaryDirectory(prefix="lmms_stream-dry-run-") as folder:
         opened = look(

@@ -81,7 +81,7 @@ def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
     known = {json.dumps(each, sort_keys=True) for each in after}
     changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
     if changed:
-        raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
+        raise DataError(f"{changed[0]['name']} was changed during reading: start again after all writes to it")
 
 
 def check_code(code: Mapping[str, str], sources: Sequence[Source], options: ConvertOptions) -> None:

@@ -108,7 +108,9 @@ class ConvertOptions:
         if self.split_seed and self.splits is None:
             raise ConfigError("--split-seed draws the datasets of --split: pass --split NAME=SHARE …, or leave it out")
         if self.drop_sources and self.drop is None:
-            raise ConfigError("--drop-source says what a drop list names: pass --drop FILE, or leave it out")
+            raise ConfigError(
+                "--drop-source names a dataset of a drop list: pass --drop FILE, or leave --drop-source out"
+            )
         self._check_sizes()
         self._check_concat()
         _ = self.delimited  # checked
@@ -125,7 +127,7 @@ class ConvertOptions:
         }
         given = [name for name, value in sizes.items() if value is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} both say where shards end: pass one of them")
+            raise ConfigError(f"{' and '.join(given)} both set the size of shards: pass one of them")
 
     def _check_concat(self) -> None:
         if self.concat is None:

@@ -86,8 +86,8 @@ def convert_part(
     )
     if weighted_parts(sources, options):
         raise ConfigError(
-            f"{sources[0]}: its entries have weights, so that each becomes a dataset of its own: convert each of them "
-            "in parts, or leave out the weights"
+            f"{sources[0]}: its entries have weights, so each entry becomes a separate dataset: convert each entry in "
+            "parts, or leave out the weights"
         )
     folders = folders_of(target, options)
     targets = [open_storage(folder) for folder in folders]
@@ -98,7 +98,8 @@ def convert_part(
     check_targets(opened, targets)
     if once := cannot_go_on(opened):
         raise ConfigError(
-            f"{', '.join(once)}: nothing tells whether each part is given the same rows: store them as files first"
+            f"{', '.join(once)}: parts may read different rows, and no check can find the difference: store the rows "
+            "as files first"
         )
     check_drop_targets(options, targets)
     check_repeats(opened, options, say=progress.say)
@@ -133,13 +134,13 @@ def _check_free(targets: Sequence[Storage], identity: dict[str, Any], *, overwri
     for target in targets:
         if read_described(target, DATASET_NAME):
             raise StorageError(
-                f"{target.url} holds a dataset already: choose another target, or pass --overwrite to all parts, and "
-                "to the command that makes the dataset of them"
+                f"{target.url} already holds a dataset: choose another target, or pass --overwrite to all parts, and "
+                "to the command that joins the parts"
             )
         if read_claim(target) is not None:
             raise StorageError(
                 f"{target.url} holds an unfinished conversion: let it end first, or pass --overwrite to all parts, and "
-                "to the command that makes the dataset of them"
+                "to the command that joins the parts"
             )
     return False
 

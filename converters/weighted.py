@@ -56,8 +56,8 @@ def weighted_parts(sources: object, options: ConvertOptions) -> list[WeightedEnt
     ]
     if wrong:
         raise ConfigError(
-            f"{spec.path}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "
-            "cannot be asked of them together: set limit in each entry, or leave out the weights"
+            f"{spec.path}: its entries have weights, so each entry becomes a separate dataset, and {wrong[0]} cannot "
+            "apply to all together: set limit in each entry, or leave out the weights"
         )
     parts: dict[str, WeightedEntry] = {}
     for entry in entries:

@@ -102,7 +102,7 @@ class ObjectChangedError(StorageError):
         super().__init__(where)
 
     def __str__(self) -> str:
-        return f"{self.args[0]} was changed while it was read: start again once nobody writes to it"
+        return f"{self.args[0]} was changed during reading: start again after all writes to it"
 
 
 class ObjectHiddenError(ObjectMissingError):

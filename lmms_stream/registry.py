@@ -77,8 +77,8 @@ class Registry(Mapping[str, Part]):
         for name in found:
             if name in self.ours:
                 raise ConfigError(
-                    f"{_package(found[name])} adds {name!r} to {found[name].group}, which is a name of lmms_stream's "
-                    "own: give it another name, or uninstall that package"
+                    f"{_package(found[name])} adds {name!r} to {found[name].group}, but lmms_stream itself has this "
+                    "name: rename it, or uninstall that package"
                 )
         return found
 

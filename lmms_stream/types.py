@@ -183,8 +183,8 @@ def nodes_of_ranks(local_sizes: Sequence[int]) -> tuple[int, ...]:
         if size < 1 or [*local_sizes[first : first + size]] != [size] * size:
             raise ConfigError(
                 f"ranks do not agree on the ranks of their nodes: LOCAL_WORLD_SIZE is {size} at rank {first}, and "
-                f"{[*local_sizes[first : first + max(1, size)]]} from it on: start the ranks of a node one after "
-                "another, and give all of them the number of ranks on their node"
+                f"{[*local_sizes[first : first + max(1, size)]]} from there on: give the ranks of a node consecutive "
+                "numbers, and set LOCAL_WORLD_SIZE of all of them to the number of ranks on their node"
             )
         nodes.append(size)
     return tuple(nodes)

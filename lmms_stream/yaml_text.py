@@ -127,7 +127,7 @@ def _check_keys(node: yaml.Node) -> None:
     keys = [(key.tag, key.value) for key, _ in pairs if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"a mapping at line {node.start_mark.line + 1} has {twice[1]!r} twice: leave one of them")
+        raise ConfigError(f"a mapping at line {node.start_mark.line + 1} has {twice[1]!r} twice: remove one of them")
 
 
 def _parts(node: yaml.Node) -> list[yaml.Node]:

@@ -107,7 +107,7 @@ def test_a_part_that_cannot_be_used_is_an_error_that_names_its_package(
         with pytest.raises(ConfigError, match=r"'mine' .* cannot be imported \(ValueError: no loss\): correct that"):
             parts(("mine", "broken_part:Mine"))["mine"]
         with pytest.raises(
-            ConfigError, match=r"adds 'causal' to lmms_stream.tasks, which is a name of lmms_stream's own"
+            ConfigError, match=r"adds 'causal' to lmms_stream.tasks, but lmms_stream itself has this name"
         ):
             list(parts(("causal", "os:path")))
         with pytest.raises(

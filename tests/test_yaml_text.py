@@ -126,7 +126,7 @@ def test_aliases_that_people_write_are_read() -> None:
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("datasets:\n- {path: a.jsonl}\n- {path: b.jsonl, path: c.jsonl}\n")
     for read in (load_mapping, list_entries):
-        with pytest.raises(LmmsStreamError, match=r"run\.yaml: .*a mapping at line 3 has 'path' twice: leave one of"):
+        with pytest.raises(LmmsStreamError, match=r"run\.yaml: .*a mapping at line 3 has 'path' twice: remove one of"):
             read(tmp_path / "run.yaml")
 
 

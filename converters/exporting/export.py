@@ -243,12 +243,12 @@ def check_columns(info: ShardInfo, *, schema: str) -> None:
         known = {*FILES, *_NUMBERS, *_TEXTS, *_INTEGERS, "bytes", "json"}
         if encoding not in known and not encoding.startswith("ndarray:"):
             raise ConfigError(
-                f"column {name!r} has the encoding {encoding!r}, which rows of other formats do not have: convert the "
+                f"column {name!r} has the encoding {encoding!r}, which other formats do not support: convert the "
                 "dataset without it, or read it with StreamingDataset"
             )
         if name in _ROW_NAMES.get(schema, ()):
             raise ConfigError(
-                f"column {name!r} is called like a column of rows of {schema}, and a row has one of a name: convert "
+                f"column {name!r} has the name of a column of {schema} rows, and names in a row are unique: convert "
                 "the dataset without it, or read it with StreamingDataset"
             )
 

@@ -158,8 +158,8 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
     for key in DETAILS:
         if key in turn:
             raise DataError(
-                f"a message has {key!r}, which names parts that are trained on, and a message is trained on as a "
-                "whole: make a message of each part, with train true or false, or remove the field"
+                f"a message has {key!r}, which names parts to train on, but a message is trained on as a whole: make "
+                "each part a message, with train true or false, or remove the field"
             )
     said = [_is_learnt(key, turn.pop(key)) for key in LOSS_FIELDS if key in turn]
     if turn["role"] == "assistant" and not all(said):
@@ -190,8 +190,8 @@ def _without(message: Turn, key: str) -> Turn:
 def _is_learnt(key: str, value: Any) -> bool:
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
         raise DataError(
-            f"a message has {key} {value!r}, which must be 0 or 1, or false or true: a message is trained on or not; "
-            f"round it, with --map where there are many, or remove the field"
+            f"a message has {key} {value!r}, expected 0, 1, false or true, because a message is trained on or not: "
+            "round the value, with --map for many values, or remove the field"
         )
     return bool(value)
 
@@ -203,8 +203,8 @@ def check_speakers(messages: Sequence[Any]) -> None:
     readings = readings_of(messages)
     if readings:
         raise DataError(
-            f"messages have no role (but {', '.join(map(str, messages[0]))}): pass {readings_said(readings)} for what "
-            "has another name"
+            f"messages have no role (but {', '.join(map(str, messages[0]))}): pass {readings_said(readings)} for keys "
+            "with other names"
         )
 
 
@@ -218,7 +218,7 @@ def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[T
     if said and own is not None and own.strip() not in said:
         column = fields.column("system")
         raise DataError(
-            f"column {column!r} holds a system prompt, and a message another one: leave one of them, or pass "
+            f"column {column!r} holds a system prompt, and a message holds another: keep one of them, or pass "
             "--columns system= to leave the column out"
         )
     if said:
@@ -265,6 +265,6 @@ def _check_keys(fields: Fields) -> None:
     readings = [] if any({"content", "value"} & each.keys() for each in messages) else readings_of(messages)
     if readings:
         raise DataError(
-            f"messages have no content (but {', '.join(messages[0])}), so nothing would be learnt: pass "
-            f"{readings_said(readings)} for what has another name"
+            f"messages have no content (but {', '.join(messages[0])}), so no token would be trained on: pass "
+            f"{readings_said(readings)} for keys with other names"
         )

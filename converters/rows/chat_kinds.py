@@ -44,8 +44,8 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
     turn = turn_of(message, roles, names={"from": "role", "value": "content"})
     if turn["role"] not in ROLES:
         raise DataError(
-            f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: "
-            f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
+            f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: map this role "
+            f"with --roles {turn['role']}=user or {turn['role']}=assistant"
         )
     return _with_calls(turn, message["from"], "value")
 
@@ -85,15 +85,16 @@ def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> 
         texts = [row[name] for row in rows if isinstance(row.get(name), str) and row[name]]
         if _mostly(IN_PYTHON.match, texts):
             raise DataError(
-                f"column {name} holds lists of messages as Python shows them ({texts[0][:60]!r}), which pandas writes "
-                "to CSV: write them as JSON or Parquet, or read them by ast.literal_eval, with --map FILE.py:FUNCTION"
+                f"column {name} holds lists of messages in Python's notation ({texts[0][:60]!r}), as written to CSV by "
+                "pandas: write the rows as JSON or Parquet, or parse the column by ast.literal_eval, with --map "
+                "FILE.py:FUNCTION"
             )
         if role in _AS_PROMPT and _mostly(lambda text: are_messages(unpacked(text)), texts):
             named = {_AS_PROMPT[each]: column for each, column in found.items() if each in _AS_PROMPT}
             said = " ".join(quote(f"{each}={column}") for each, column in named.items())
             raise DataError(
-                f"column {name} holds lists of messages as JSON text, which is read as text there: pass --columns "
-                f"{said} to read the messages"
+                f"column {name} holds lists of messages as JSON text, but this column is read as plain text: pass "
+                f"--columns {said} to read the messages"
             )
 
 
@@ -237,8 +238,8 @@ def _check(value: Mapping[str, Any], texts: Sequence[str]) -> None:
     )
     if other is not None:
         raise DataError(
-            f"an exchange has {other!r} as well as {', '.join(map(repr, texts))}, and would lose it: leave one key for "
-            "the question and one for the answer"
+            f"an exchange has {other!r} as well as {', '.join(map(repr, texts))}, which would be lost: keep one key "
+            "for the question and one for the answer"
         )
 
 
@@ -369,13 +370,13 @@ def _read_caption(fields: Fields, roles: Roles) -> list[Turn]:
     """Return the row's media in a turn of the user, and their text in a turn of the assistant."""
     text = fields.text("text")
     if not _shows(fields):
-        raise DataError("the row has a text and no media that it is of: complete it, or convert texts with --kind text")
+        raise DataError("the row has a caption and no media: add the media, or convert texts with --kind text")
     slot = next(
         (f"<{kind}>" for kind, role in MEDIA_ROLES.items() if fields.references(role) and f"<{kind}>" in text), ""
     )
     if slot:
         raise DataError(
-            f"the text has {slot} in it, so that it is no caption: write the row as messages, or pass --kind text"
+            f"the text has {slot}, which a caption cannot have: write the row as messages, or pass --kind text"
         )
     turns = exchange("", text)
     kind = file_kind(fields.get("file_name"))

@@ -167,7 +167,7 @@ def _with_thoughts(turn: Turn) -> Turn:
     separator = "" if all("value" in part for part in thoughts) else "\n"  # LLaMA-Factory v1 joins without a separator
     joined = separator.join(map(str, texts))
     if said not in (None, "", joined):
-        raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: leave one of them")
+        raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: keep one of them")
     left = [part for part in parts if not any(part is thought for thought in thoughts)]
     return {**turn, "content": left, "reasoning_content": joined}
 
@@ -228,7 +228,7 @@ def _with_own_media(turn: Turn) -> Turn:
         if others and not num_slots:
             raise DataError(
                 f"a message has {len(references)} media in {' and '.join(said)} and {len(others)} others in parts of "
-                f"type {kind}: leave one of the two, or give all of them parts"
+                f"type {kind}: keep one of the two, or write all media as parts"
             )
         slots = [part for part in parts if _is_slot(part, kind)]
         if not slots:
@@ -237,7 +237,7 @@ def _with_own_media(turn: Turn) -> Turn:
         if len(slots) != len(references) or len(said) > 1:
             raise DataError(
                 f"a message has {len(references)} media in {' and '.join(said)} and {len(slots)} slots for them "
-                f"(<{kind}>): leave one key, and as many slots in the text as it has media, or none"
+                f"(<{kind}>): keep one key, and write a slot in the text for each medium, or no slot"
             )
         for slot, reference in zip(slots, references, strict=True):
             slot[kind] = reference

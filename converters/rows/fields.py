@@ -147,7 +147,7 @@ def check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"column {name!r} holds text that UTF-8 cannot ({error.reason}): repair it") from error
+        raise DataError(f"column {name!r} holds text that UTF-8 cannot encode ({error.reason}): repair it") from error
 
 
 def _shown(value: Any) -> str:

@@ -151,13 +151,13 @@ def _encoding(name: str, value: Any) -> str:
     for kind, encoding in _SCALARS.items():
         if isinstance(value, kind):
             return encoding
-    raise DataError(f"column {name!r} holds {type(value).__name__}, which MDS does not have: write it as text")
+    raise DataError(f"column {name!r} holds {type(value).__name__}, a type that MDS does not support: write it as text")
 
 
 def _array_encoding(name: str, value: np.ndarray[Any, Any]) -> str:
     if value.dtype.name not in _DTYPES:
         raise DataError(
-            f"column {name!r} holds an array of {value.dtype}, not of one of {', '.join(_DTYPES)}: convert it"
+            f"column {name!r} holds an array of {value.dtype}, expected one of {', '.join(_DTYPES)}: convert it"
         )
     if value.size == 0 or value.ndim == 0:
         raise DataError(f"column {name!r} holds an array of shape {value.shape}, which MDS cannot: leave the row out")
@@ -168,4 +168,6 @@ def _check_json(name: str, value: Any) -> None:
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"column {name!r} holds what JSON cannot ({error}): write it as text") from error
+        raise DataError(
+            f"column {name!r} holds a value that JSON cannot represent ({error}): write it as text"
+        ) from error

@@ -148,7 +148,7 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     passed over here, and rejected when mapped.
     """
     if not rows:
-        raise DataError("there are no rows, so their kind cannot be found: name a source that has some")
+        raise DataError("there are no rows, so the kind of rows is unknown: name a source with rows")
     if options.tags or options.dataset_info:
         return _find_renamed(rows, options)
     return _find(rows, options)
@@ -282,7 +282,7 @@ def _kept_names(
     if absent:
         raise DataError(
             f"--keep {' '.join(absent)}: no such column in the first rows, found {', '.join(names)}: correct it, or "
-            f"pass --keep {absent[0]}:json for a column that later rows have ({absent[0]}:bytes if they hold bytes)"
+            f"pass --keep {absent[0]}:json for a column of later rows ({absent[0]}:bytes for bytes)"
         )
     taken = [name for name in kept if name in kind.schema.columns]
     if taken:
@@ -333,9 +333,9 @@ def check_kind(values: Mapping[str, Any], late: Sequence[str], kind: RowKind, co
         return
     are = "columns" if len(usual) > 1 else "column"
     raise DataError(
-        f"{are} {', '.join(usual)}: the first rows have none, so they are {kind.name}, and with it this row is "
-        f"{found.name}: convert the rows of each kind on their own, or pass --kind {kind.name} to leave it out of all "
-        "rows (counted)"
+        f"{are} {', '.join(usual)}: the first rows have no such column, so their kind is {kind.name}, but this row's "
+        f"kind is {found.name}: convert the rows of each kind separately, or pass --kind {kind.name} to leave the "
+        "column out of all rows (counted)"
     )
 
 

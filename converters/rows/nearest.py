@@ -52,7 +52,7 @@ class _Remedy:
         left = [name for name in names if name not in usual and name not in heads and name != "__key__"]
         left += [f"the rest of {head}" for head, name in heads.items() if head != name]
         leaves = f" (which leaves out {', '.join(left)})" if left and "COLUMN" not in self.columns.values() else ""
-        return f"pass {' '.join(words)} for what has another name{leaves}"
+        return f"pass {' '.join(words)} for columns with other names{leaves}"
 
 
 def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iterable[RowKind]) -> DataError:

@@ -122,6 +122,6 @@ def check_heard(options: SchemaOptions, kind: RowKind) -> None:
     given = [option for option, default in unheard.items() if getattr(options, option) != default]
     if given:
         raise ConfigError(
-            f"--{given[0].replace('_', '-')} changes nothing in rows that are {kind.name}: leave it out, or name the "
-            "kind that they are with --kind"
+            f"--{given[0].replace('_', '-')} has no effect on rows of kind {kind.name}: leave it out, or name another "
+            "kind with --kind"
         )

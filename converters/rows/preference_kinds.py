@@ -29,16 +29,16 @@ def stored_texts(chosen: str, rejected: str, fields: Fields, options: ReadOption
     has += [role for role in MEDIA_ROLES.values() if fields.references(role)]
     if has or options.system:
         raise DataError(
-            f"chosen and rejected are whole texts, which have no room for {', '.join(has) or 'a system prompt'}: name "
-            "the prompt's column with --columns prompt=COLUMN, so that they are answers to it in a chat"
+            f"chosen and rejected are whole texts, which cannot hold {', '.join(has) or 'a system prompt'}: name the "
+            "prompt's column with --columns prompt=COLUMN, to read them as answers in a chat"
         )
     if chosen == rejected:
         raise DataError("chosen and rejected are the same, so neither is better: remove the row")
     shared = num_shared(chosen, rejected)
     if not shared:
         raise DataError(
-            "the row has answers and no prompt: name its column with --columns prompt=COLUMN; the texts begin "
-            "differently, so it is not in them"
+            "the row has answers and no prompt, and the texts begin differently, so the prompt is not part of them: "
+            "name the prompt's column with --columns prompt=COLUMN"
         )
     text = json_of({"prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]})
     return {"messages": text, "media": b""}
@@ -72,9 +72,9 @@ def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     for chosen, rejected in _PAIRS:
         if {chosen, rejected} <= set(names) and not {chosen, rejected} & set(columns.values()):
             raise DataError(
-                f"columns {chosen} and {rejected} hold a good and a bad answer each: say what is to be learnt, with "
-                f"--kind messages --columns messages={chosen} or --kind prompt-response --columns response={chosen}, "
-                "or read both with --kind preference"
+                f"columns {chosen} and {rejected} hold a good and a bad answer each: choose the answer to train on, "
+                f"with --kind messages --columns messages={chosen} or --kind prompt-response --columns "
+                f"response={chosen}, or read both with --kind preference"
             )
 
 
@@ -84,8 +84,8 @@ def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
         for name in VERDICT_COLUMNS:
             if _verdict(row.get(name)) is not None:
                 raise DataError(
-                    f"column {name!r} says of each answer whether it is good, and bad ones would be learnt as well: "
-                    f"pass --kind {kind} --on-error skip to leave out those that are false, or remove the column"
+                    f"column {name!r} marks answers as good or bad, and bad answers would be trained on, too: pass "
+                    f"--kind {kind} --on-error skip to leave out rows marked false, or remove the column"
                 )
 
 
@@ -93,7 +93,7 @@ def check_verdict(row: Mapping[str, Any]) -> None:
     """Raise DataError for a row with a negative verdict on its answer."""
     for name in VERDICT_COLUMNS:
         if name in row and _verdict(row[name]) is False:
-            raise DataError(f"column {name!r} is {row[name]}, so its answer is not one to be learnt: leave the row out")
+            raise DataError(f"column {name!r} is {row[name]}, so its answer is marked as bad: leave the row out")
 
 
 def is_verdict(value: Any) -> bool:
@@ -159,7 +159,9 @@ def _num_shared(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> int:
 def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
     """Raise DataError if two conversations have no common prompt, or not the prompt in the row's column."""
     if not prompt:
-        raise DataError("chosen and rejected begin with different messages, so they have no common prompt: correct it")
+        raise DataError(
+            "chosen and rejected begin with different messages, so they have no common prompt: correct the row"
+        )
     if fields.get("prompt") is None:
         return
     said = _prompt(fields, roles)[-1]["content"]
@@ -196,9 +198,9 @@ def _store(
 ) -> Sample:
     """Return the sample of a prompt and its answers. parts: by name. said: values stored after them."""
     if options.learn == "each":
-        raise DataError("--learn each makes a sample of each answer, which preferences are not: leave it out")
+        raise DataError("--learn each makes a sample of each answer, but a preference compares answers: leave it out")
     if not parts["prompt"]:
-        raise DataError("the prompt has no message, so there is nothing that is answered: complete or remove the row")
+        raise DataError("the prompt has no message to answer: complete or remove the row")
     _check_all_stored([turn for turns in parts.values() for turn in turns], fields, {**USUAL_ROLES, **options.roles})
     parts = {**parts, "prompt": add_system(parts["prompt"], fields, options.system)}
     for name, turns in parts.items():
@@ -226,8 +228,8 @@ def _check_all_stored(turns: Sequence[Turn], fields: Fields, roles: Roles) -> No
         if text is not None:
             column = fields.column(role)
             raise DataError(
-                f"column {column!r} holds {text[:80]!r}, which is in neither the prompt nor the answers, for another "
-                f"column is read in its place: correct the row, or pass --columns {role}= to leave the column out"
+                f"column {column!r} holds {text[:80]!r}, which is in neither the prompt nor the answers, because "
+                f"another column is read instead: correct the row, or pass --columns {role}= to leave the column out"
             )
 
 
@@ -244,8 +246,8 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
     num_messages = sum(turn["role"] == "assistant" for turn in turns)
     if last_only and num_messages > 1:
         raise DataError(
-            f"{name} has {num_messages} messages of the assistant, of which --learn last would leave out all but one, "
-            "and answers are compared as a whole: leave --learn last out, or shorten the answer"
+            f"{name} has {num_messages} messages of the assistant, and --learn last would train on only one, but "
+            "answers are compared as a whole: leave --learn last out, or shorten the answer"
         )
     if not (turns[-1]["content"] or turns[-1].get("tool_calls")):
         raise DataError(f"{name} is an empty answer: complete or remove the row")

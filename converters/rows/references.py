@@ -61,8 +61,8 @@ class SampleMedia:
         """
         if kind == "video" and isinstance(reference, (list, tuple)):
             raise DataError(
-                f"a video is given as a list of {len(reference)} frames, and videos are stored as files: write the "
-                "frames as a video file, or as images of their own"
+                f"a video is given as a list of {len(reference)} frames, but videos are stored as files: write the "
+                "frames as a video file, or as separate images"
             )
         data = self.read(reference)
         if kind == "image" and has_more_frames(data):
@@ -139,7 +139,7 @@ def shown(reference: Any) -> str:
 def _read_data_url(url: str) -> bytes:
     header, comma, encoded = url.partition(",")
     if not comma or not header.endswith(";base64"):
-        raise DataError(f"media {shown(url)}: expected data:MIME;base64,… : write it so")
+        raise DataError(f"media {shown(url)}: expected data:MIME;base64,… : write it in this form")
     return _decode(encoded, url)
 
 
@@ -169,7 +169,9 @@ def _read_file(reference: str, root: str | None) -> bytes:
     """Return the file of a path or URL below the root."""
     scheme = _URL.match(reference)
     if scheme and scheme[0].lower() in ("http://", "https://"):
-        raise DataError(f"media {shown(reference)} is on the web, from where nothing is fetched: download it first")
+        raise DataError(
+            f"media {shown(reference)} is on the web, and conversions do not download media: download it first"
+        )
     if scheme and scheme[0].lower() == "file://":
         return _read_file(unquote(urlsplit(reference).path), root)
     if root is None:

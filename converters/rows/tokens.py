@@ -41,12 +41,13 @@ def _read_tokens(fields: Fields, options: ReadOptions, media: SampleMedia) -> di
         mask = _same_length(fields, "attention_mask", padding, ids)
         if not mask.all():
             raise DataError(
-                "column 'attention_mask' holds 0, so the row is padded: remove the padding, packs need none"
+                "column 'attention_mask' holds 0, so the row is padded: remove the padding, which packs do not need"
             )
         if (mask != mask[0]).any():
             raise DataError(
                 f"column 'attention_mask' numbers the samples of a pack ({mask.min()} to {mask.max()}), which would be "
-                "read as one sample: make a row of each, or pass --columns attention_mask= to leave the column out"
+                "read as a single sample: make a row of each sample, or pass --columns attention_mask= to leave the "
+                "column out"
             )
     return {"input_ids": ids.astype(np.int32), "loss_spans": _loss_spans(fields, ids)}
 
@@ -55,8 +56,8 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     said = [role for role in ("loss_spans", "labels", "loss_mask") if fields.get(role) is not None]
     if len(said) > 1:
         raise DataError(
-            f"columns {' and '.join(str(fields.column(role)) for role in said)} all say what is learnt: "
-            f"leave one, and pass --columns {said[-1]}= for others"
+            f"columns {' and '.join(str(fields.column(role)) for role in said)} all mark the tokens to train on: keep "
+            f"one, and pass --columns {said[-1]}= for the others"
         )
     if not said:
         return np.array([[0, len(ids)]], np.int32)

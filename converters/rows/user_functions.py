@@ -38,7 +38,7 @@ class UserFunction:
         code = source_hash(module, function, asked=str(self))
         before = _in_use.setdefault(self, (function, code))
         if before[0] is function and before[1] != code:
-            raise ConfigError(f"{self}: its file was changed after this process had imported it: start Python again")
+            raise ConfigError(f"{self}: its file was changed after its import: restart Python")
         _in_use[self] = function, code
         return function, code
 
@@ -112,8 +112,8 @@ def _loaded(function: UserFunction, code: str) -> Callable[[dict[str, Any]], Any
     found, code_now = function.load()
     if code_now != code:
         raise WorkerError(
-            f"the code of {function} was changed while rows were given to it: put it back and run the same command, "
-            "which goes on, or begin anew with --overwrite"
+            f"the code of {function} was changed during the conversion: restore it and run the same command to resume, "
+            "or start over with --overwrite"
         )
     return found
 
@@ -152,10 +152,10 @@ def _checked_rows(asked: UserFunction, made: Any) -> list[dict[str, Any]]:
         )
     for row in made:
         if not isinstance(row, Mapping):
-            raise DataError(f"{asked} gave a list that holds {_shown(row)}, expected rows (dicts) alone: correct it")
+            raise DataError(f"{asked} gave a list that holds {_shown(row)}, expected only rows (dicts): correct it")
         wrong = [name for name in row if not isinstance(name, str)]
         if wrong:
-            raise DataError(f"{asked} gave a row with the column {wrong[0]!r}, whose name is no text: correct it")
+            raise DataError(f"{asked} gave a row with the column {wrong[0]!r}, whose name is not text: correct it")
     return [dict(row) for row in made]
 
 

@@ -151,7 +151,7 @@ def python_values(batch: Any, columns: Mapping[str, Convert]) -> list[dict[str, 
 def check_columns(names: list[str], name: str) -> None:
     twice = sorted({column for column in names if names.count(column) > 1})
     if twice:
-        raise DataError(f"{name}: column {twice[0]!r} is there more than once: rename one of them")
+        raise DataError(f"{name}: column {twice[0]!r} occurs more than once: rename one of them")
 
 
 def piece_rows(
@@ -314,8 +314,8 @@ class ArrowTable:
         """Raise DataError if bytes other than zeros follow the end of a stream."""
         if more_than_zeros(file):
             raise DataError(
-                f"{self._location.name}: something follows the end of its stream, such as another one, which would not "
-                "be read: write each stream to a file of its own"
+                f"{self._location.name}: more data follows the end of its stream, for example another stream, and "
+                "would not be read: write each stream to a separate file"
             )
 
     def _add(self, batch: Any) -> None:

@@ -138,7 +138,8 @@ class DelimitedTable:
         self._encoding = "utf-8" if said.is_utf8 else said.encoding or "utf-8"
         if self._quote == self._delimiter:
             raise DataError(
-                f"{location.name}: {self._delimiter!r} stands between fields, so that it is no quote: pass another"
+                f"{location.name}: {self._delimiter!r} separates fields and cannot be the quote, too: pass another "
+                "--quote"
             )
 
     def num_rows(self) -> int:
@@ -183,9 +184,9 @@ class DelimitedTable:
     def _header(self, fields: list[str] | str) -> _Header:
         name = self._location.name
         if isinstance(fields, str):
-            raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
+            raise DataError(f"{name}: its first row, the header with the column names, is broken: {fields}")
         if self._quote != '"' and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
-            raise DataError(f"{name}: the columns of its header stand in quotes, {fields[0]}: pass --quote double")
+            raise DataError(f"{name}: the columns of its header are in quotes, {fields[0]}: pass --quote double")
         for number, field in enumerate(fields):
             if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
                 continue
@@ -196,7 +197,7 @@ class DelimitedTable:
             if not field.isprintable():
                 raise DataError(
                     f"{name}: column {field!r} of the header is not text in {self._encoding.upper()}: write the file "
-                    "as UTF-8, or say what it is written in with --encoding"
+                    "as UTF-8, or name its encoding with --encoding"
                 )
         self._check_delimiter(fields)
         return _Header(tuple(fields), not self._quote and self._location.delimited.quote is None)
@@ -207,7 +208,7 @@ class DelimitedTable:
             shown = "tab" if others[0] == "\t" else others[0]
             raise DataError(
                 f"{self._location.name}: its header names one column, {fields[0]!r}: pass --delimiter '{shown}' if "
-                "that stands between its fields, or rename the column"
+                "this character separates its fields, or rename the column"
             )
 
     @contextmanager
@@ -226,8 +227,8 @@ class DelimitedTable:
             yield from rows
         except UnicodeError as error:
             raise DataError(
-                f"{self._location.name}: not text in {self._encoding.upper()} ({error}): say what it is written in "
-                "with --encoding, or copy it again"
+                f"{self._location.name}: not text in {self._encoding.upper()} ({error}): name its encoding with "
+                "--encoding, or copy it again"
             ) from error
 
 
@@ -301,9 +302,9 @@ def delimited(*, delimiter: str | None = None, quote: str | None = None, encodin
         encoding=encoding,
     )
     if made.delimiter is not None and (len(made.delimiter) != 1 or made.delimiter in '\r\n"\0'):
-        raise ConfigError(f"delimiter {delimiter!r} cannot stand between fields: pass one character, or tab")
+        raise ConfigError(f"delimiter {delimiter!r} cannot separate fields: pass one character, or tab")
     if quote == "" or (made.quote and not (len(made.quote) == 1 and made.quote.isprintable())):
-        raise ConfigError(f"quote {quote!r} is no quote: pass none, double, or the one character that it is")
+        raise ConfigError(f"quote {quote!r} is not a quote: pass none, double, or a single character")
     if encoding is not None:
         _check_encoding(encoding)
     return made
@@ -316,7 +317,7 @@ def _check_encoding(encoding: str) -> None:
         is_text = False
     if not is_text:
         nearest = did_you_mean(encoding, ("utf-8", "utf-16", "utf-32", "latin-1", "cp1252", "gb18030", "shift_jis"))
-        raise ConfigError(f"encoding {encoding!r} is none that Python knows: {nearest}")
+        raise ConfigError(f"encoding {encoding!r} is unknown to Python: {nearest}")
 
 
 def delimited_of_entry(given: Any) -> Delimited:

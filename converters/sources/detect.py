@@ -62,7 +62,7 @@ def format_of(file: File, *, name: str, insisted: str | None, encoding: str | No
     and content, and an unknown format; OSError.
     """
     if isinstance(file, LocalFile) and not file.path.is_file():  # a pipe can be read only once, and may never end
-        raise DataError(f"{name} is not a file: write what it gives to one, and name that")
+        raise DataError(f"{name} is not a regular file: write its content to a file, and name the file")
     if file.num_bytes == 0:
         raise NoRowsError(f"{name} is empty (0 bytes): leave it out, or write it again")
     head, compression = _read_head(file, name)
@@ -118,9 +118,7 @@ def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
 def _content(head: bytes, name: str) -> str:
     """Return a format, or "object" (one JSON object, valid in JSON and JSON lines), "text" or "binary"."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(
-            f"{name} is text in UTF-16: write it as UTF-8, or pass --encoding utf-16 where it is CSV or TSV"
-        )
+        raise DataError(f"{name} is text in UTF-16: write it as UTF-8, or, for CSV or TSV, pass --encoding utf-16")
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):

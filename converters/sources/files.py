@@ -359,7 +359,7 @@ class _Streams:
                 return b""
             given = b""
             if self._stream.needs_input and not (given := self._raw.read(CHUNK_BYTES) or b""):
-                raise EOFError("the file ends before its stream does")
+                raise EOFError("the file ends within its stream")
             if data := self._stream.decompress(given, num_bytes):
                 return data
 

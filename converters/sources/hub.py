@@ -55,7 +55,7 @@ class HubSpec:
             if key not in SETTINGS:
                 raise DataError(f"{text}: unknown setting {key!r}: expected one of {', '.join(SETTINGS)}")
             if not values[-1] or (len(values) > 1 and key != "data_files"):
-                raise DataError(f"{text}: {key} is to have one value: write {key}=VALUE once")
+                raise DataError(f"{text}: {key} needs exactly one value: write {key}=VALUE once")
         streaming = settings.pop("streaming", ["0"])[0]
         if streaming not in ("0", "1"):
             raise DataError(f"{text}: streaming={streaming} is neither 0 nor 1: write streaming=1 to stream")
@@ -195,7 +195,8 @@ class HubDataset:
 def _refuse_builder(builder: str, name: str) -> None:
     if builder not in BUILDERS:
         raise DataError(
-            f"{name}: builder {builder!r} is not among those that only parse files: use one of {', '.join(BUILDERS)}"
+            f"{name}: builder {builder!r} runs more than a parser of files, and is not supported: use one of "
+            f"{', '.join(BUILDERS)}"
         )
 
 
@@ -214,8 +215,8 @@ class HubTable:
     def num_rows(self) -> int:
         if self._streaming:
             raise DataError(
-                f"{self._location.name}: how many rows it has is not known while it streams: "
-                "count them from its start, or leave out streaming=1"
+                f"{self._location.name}: the number of rows is unknown in a stream: count rows from the start, or "
+                "leave out streaming=1"
             )
         return len(self._dataset)
 

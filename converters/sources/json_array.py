@@ -80,7 +80,7 @@ class JsonTable:
         if scanner.peek() == b"[":
             if self._key is not None:
                 raise DataError(
-                    f"{self._location.name}: its value is an array, which has no members: leave out #{self._key}"
+                    f"{self._location.name}: its value is an array, without named members: leave out #{self._key}"
                 )
             yield from scanner.elements()
             scanner.end()

@@ -155,8 +155,8 @@ class LinesTable:
             compressed, head = stream.compression is not None, stream.read(PROBE_BYTES) or b""
         if b"\r" in head.rstrip() and b"\n" not in head:
             raise DataError(
-                f"{self._location.name}: its lines end in carriage returns alone, and would be read as one line: write "
-                "line feeds in their place, with tr '\\r' '\\n'"
+                f"{self._location.name}: its lines end only in carriage returns, and would be read as a single line: "
+                "replace carriage returns by line feeds, with tr '\\r' '\\n'"
             )
         return self._blocks(start, stop) if compressed else self._ranges(start, stop)
 

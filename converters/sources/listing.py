@@ -97,18 +97,18 @@ def data_files(
     """
     for file in files:
         if ".." in PurePosixPath(file.key).parts:
-            raise DataError(f"{name}: object {file.key!r} would lie outside of it: rename it")
+            raise DataError(f"{name}: object {file.key!r} would be outside of it: rename it")
         if not _LOGS.isdisjoint(PurePosixPath(file.key).parts):
             raise DataError(
-                f"{name}: is a table whose log ({file.key}) says which of its files count, and the log is not read: "
-                f"write the table as Parquet files, or name those that count {by}"
+                f"{name}: is a table whose log ({file.key}) lists its valid files, and the log is not read: write the "
+                f"table as Parquet files, or name the valid files {by}"
             )
     shown = [file for file in files if is_shown(file.key)]
     packed = [file.key for file in shown if _packs_data(file.key)]
     if packed:
         raise DataError(
-            f"{name}: holds {packed[0]}, which is not read as it is: unpack it or end its download, or name the files "
-            f"to be read {by}"
+            f"{name}: holds {packed[0]}, which cannot be read directly: unpack it or complete its download, or name "
+            f"the files to read {by}"
         )
     shown = [file for file in shown if not _CACHED.fullmatch(file.key)] or shown
     if insisted == "text" and shown:
@@ -117,7 +117,7 @@ def data_files(
     counts = Counter(kind for kind in kinds if kind)
     wanted = insisted if insisted in counts else ALIKE.get(insisted or "")
     if insisted and wanted not in counts:
-        raise DataError(f"{name}: no file below it is named as {insisted}: {_found(counts)}: name its files one by one")
+        raise DataError(f"{name}: no file in it has a name like {insisted}: {_found(counts)}: name each of its files")
     if not counts:
         raise DataError(f"{name}: holds no data files ({len(shown)} others): name a folder of data, or pass --format")
     if not insisted and counts.keys() - {"images", "text"}:
@@ -148,8 +148,8 @@ def check_once(name: str, files: Sequence[StoredObject], *, by: str = BY_GLOB) -
         plain = str(path.with_suffix("") if named_format(path.name)[0] in FORMATS else path)
         if (other := keys.setdefault(plain, file.key)) != file.key:
             raise DataError(
-                f"{name}: holds {other} and {file.key}, as where a file was unpacked or written in another "
-                f"format, and would read its rows twice: remove one, or name those to be read {by}"
+                f"{name}: holds {other} and {file.key}, possibly the same rows unpacked or in another format, and rows "
+                f"would be read twice: remove one, or name the files to read {by}"
             )
 
 
@@ -169,14 +169,14 @@ def check_numbered(name: str, files: Sequence[StoredObject], *, by: str = BY_GLO
                 if (other := versions.setdefault(part, version)) != version:
                     both = [f"{head}{each}" if part == head else each for each in (other, version)]
                     raise DataError(
-                        f"{name}: holds {' and '.join(both)}, as where a dataset was downloaded again after it had "
-                        f"changed: remove the older files, or name those to be read {by}"
+                        f"{name}: holds {' and '.join(both)}, possibly from two versions of the dataset: remove the "
+                        f"older files, or name the files to read {by}"
                     )
     for (head, of_count), there in numbers.items():
         if len(there) < (count := int(of_count[4:])):
             raise DataError(
-                f"{name}: holds {len(there)} of the {count} files {head}{of_count}: download the others, or name these "
-                f"{by}"
+                f"{name}: holds {len(there)} of the {count} files {head}{of_count}: download the missing files, or "
+                f"name the existing files {by}"
             )
 
 

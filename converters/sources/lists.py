@@ -102,13 +102,13 @@ def _check_together(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
         taken = [key for key in ROW_KEYS if entry.get(key) is not None]
         if taken and is_dataset_info(Path(parse_spec(entry["path"]).path)):
             raise DataError(
-                f"{_where(path, number)}: {entry['path']} says itself how its rows are read: leave out "
+                f"{_where(path, number)}: {entry['path']} already sets how its rows are read: leave out "
                 f"{', '.join(taken)}"
             )
     weighted = [entry.get("weight") is not None for entry in entries]
     if any(weighted) and not all(weighted):
         where = _where(path, weighted.index(False) + 1)
-        raise DataError(f"{where}: has no weight, and others have: give each entry one, or none")
+        raise DataError(f"{where}: has no weight, and other entries have weights: give all entries weights, or none")
 
 
 def check_entry(entry: Any, *, where: str) -> None:
@@ -131,7 +131,7 @@ def entry_spec(entry: Mapping[str, Any], *, format: str | None = None, where: st
     if split is None:
         return spec
     if spec.split is not None or (spec.is_hub and "split=" in spec.path):
-        raise DataError(f"{where}: split is {split!r}, and the path {entry['path']} names one, too: leave one out")
+        raise DataError(f"{where}: split is {split!r}, and the path {entry['path']} names a split, too: leave one out")
     if spec.is_hub:
         return replace(spec, path=f"{spec.path}{'&' if '?' in spec.path else '?'}split={quote(split)}")
     return replace(spec, split=split)

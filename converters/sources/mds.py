@@ -99,12 +99,12 @@ def _check_shards(url: str, shards: Sequence[ShardInfo]) -> None:
         if info.columns != shards[0].columns:
             raise DataError(
                 f"{url}/{info.name} has the columns {info.shown_columns}, and {shards[0].name} has "
-                f"{shards[0].shown_columns}: convert them as datasets of their own"
+                f"{shards[0].shown_columns}: convert them as separate datasets"
             )
         if list(info.column_names) != sorted(info.column_names):
             raise DataError(
-                f"{url}/{info.name} has its columns in the order {', '.join(info.column_names)}, and MDSWriter sorts "
-                "them by name: write the dataset again with it"
+                f"{url}/{info.name} has its columns in the order {', '.join(info.column_names)}, but MDSWriter sorts "
+                "columns by name: write the dataset again with MDSWriter"
             )
 
 

@@ -117,7 +117,7 @@ class RowsSource:
                 return
             except Exception as error:
                 raise DataError(
-                    f"{self.name}:{number}: the row cannot be had ({error!r}): correct what gives it"
+                    f"{self.name}:{number}: the row cannot be read ({error!r}): correct the source"
                 ) from error
 
     def close(self) -> None:
@@ -177,13 +177,15 @@ class RowsTable:
 
 def _of_dataset(dataset: Any, *, name: str, scratch: Path, unit_bytes: int) -> Source:
     if isinstance(dataset, Mapping):
-        raise DataError(f"{name} holds {', '.join(dataset)}: give one of them, as dataset[{next(iter(dataset), '')!r}]")
+        raise DataError(
+            f"{name} holds {', '.join(dataset)}: pass one of them, for example dataset[{next(iter(dataset), '')!r}]"
+        )
     fingerprint, num_bytes, chosen = None, 0, None
     if hasattr(dataset, "_fingerprint"):
         if dataset.format["type"] == "custom":
             raise ConfigError(
-                f"{name} has a transform (with_transform), which may give other rows each time: apply it with its map, "
-                "or pass the function as map="
+                f"{name} has a transform (with_transform), whose rows may differ at each read: apply it with the "
+                "dataset's map method, or pass the function as map="
             )
         fingerprint, chosen = dataset._fingerprint, dataset.format["columns"]
         num_bytes = dataset.data.nbytes * len(dataset) // max(1, len(dataset.data))

@@ -56,7 +56,7 @@ def _named_files(state: dict[str, Any], key: str, folder: Path) -> list[Path]:
         if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{folder / STATE}: {name!r} is not a file of the folder: save the dataset again")
         if not (folder / name).is_file():
-            raise DataError(f"{folder / name}: no such file, and {STATE} names it: copy the dataset again")
+            raise DataError(f"{folder / name}: this file, named in {STATE}, is missing: copy the dataset again")
     return [folder / name for name in names]
 
 

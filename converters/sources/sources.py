@@ -134,9 +134,12 @@ class Opener:
         """Select samples of the only source, a dataset, by the ids of a file."""
         source = self.sources[0]
         if len(self.sources) != 1 or not isinstance(source, StoredSource):
-            raise DataError(f"{path} lists ids of samples: they are of one source, which is an MDS dataset")
+            raise DataError(
+                f"{path} lists ids of samples, which need exactly one source, an MDS dataset: name only this dataset "
+                "as the source"
+            )
         if source.rows != slice(None):
-            raise DataError(f"{source.name}: a slice and ids both choose samples: leave out one of them")
+            raise DataError(f"{source.name}: a slice and ids both select samples: leave out one of them")
         source.select(read_ids(path))
 
     def _open_hub(self, spec: Spec) -> None:
@@ -147,7 +150,9 @@ class Opener:
         dataset = HubDataset(hub, name=spec.path)
         folder = Path(hub.name)
         if folder.is_dir() and path_inside(self._target, hub.name) is not None:
-            raise ConfigError(f"{self._target} is inside the source {spec.path}, which would read it: {_OTHER_TARGET}")
+            raise ConfigError(
+                f"{self._target} is inside the source {spec.path}, and would be read as a part of it: {_OTHER_TARGET}"
+            )
         num_bytes, at = dataset.num_bytes, folder if folder.is_dir() else None
         location = self._location(folder, spec, name=spec.path, num_bytes=num_bytes, folder=at)
         self._add(
@@ -211,8 +216,8 @@ class Opener:
         for entry in yaml_specs(Path(spec.path), format=insisted, chosen=spec.key):
             if entry.settings.weight is not None:
                 raise DataError(
-                    f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "
-                    "alone to lmms-stream convert, which writes them anew, or leave the weights out"
+                    f"{spec.path}: its entries have weights, so each entry becomes a separate dataset: pass only the "
+                    "list to lmms-stream convert, which writes a new list with weights, or leave the weights out"
                 )
             check_format(entry.format, f"{spec.path}: data_type {entry.format!r} of {entry.text}")
             self.open(entry)
@@ -308,7 +313,7 @@ class Opener:
         if datasets:
             raise DataError(
                 f"{spec.path} holds the datasets {', '.join(datasets[:5])}{', …' if len(datasets) > 5 else ''}: name "
-                f"them one by one, such as {spec.path.rstrip('/')}/{datasets[0]}"
+                f"each of them, for example {spec.path.rstrip('/')}/{datasets[0]}"
             )
         readme = store.read(README) if any(file.key == README for file in files) else None
         configurations = configurations_of([file.key for file in files], readme)
@@ -388,7 +393,7 @@ class Opener:
         make_unit: MakeUnit = partial(text_unit, store=store)
         if format == "images":
             if name is not None:
-                raise DataError(f"{name}: one image is no source: name the folder of its class folders")
+                raise DataError(f"{name}: a single image is not a source: name the folder of the class folders")
             location = replace(location, folder=spec.folder or store.url)
             make_unit = image_unit
         open_table = partial(FolderTable, files, make_unit=make_unit, location=location)

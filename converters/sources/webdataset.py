@@ -161,8 +161,8 @@ class TarTable:
                     raise DataError(f"{name}: the header at byte {archive.offset} is damaged: write the archive again")
                 if more_than_zeros(archive.fileobj):
                     raise DataError(
-                        f"{name}: something follows the end of the archive at byte {archive.offset}, such as another "
-                        "one, which would not be read: keep each archive as a file of its own"
+                        f"{name}: more data follows the end of the archive at byte {archive.offset}, for example "
+                        "another archive, and would not be read: write each archive to a separate file"
                     )
         except tarfile.TarError as error:
             raise DataError(f"{name}: not readable as a tar ({error}): copy it again, or write it again") from error

@@ -132,8 +132,8 @@ def _names_below(target: Storage, sources: Sequence[str]) -> list[str]:
         name = url.removeprefix(f"{above}/")
         if name == url or not is_safe_name(name) or "_lmms" in name.split("/"):
             raise ConfigError(
-                f"{source} does not lie below {target.url}: a merge copies no shards, so name the folder above all of "
-                "its sources as target (hidden folders and _lmms cannot be sources)"
+                f"{source} is not below {target.url}, and a merge copies no shards: name a folder above all sources as "
+                "target (hidden folders and _lmms cannot be sources)"
             )
         if name in names:
             raise ConfigError(f"{source} is given twice: name each source once")
@@ -162,8 +162,8 @@ def _earlier_merge(storage: Storage, *, overwrite: bool) -> list[str]:
     own = [name for name in shard_names if "/" not in name]
     if own:
         raise StorageError(
-            f"{storage.url} holds a dataset with shards of its own ({own[0]}), which a merge would orphan: move it "
-            "into a folder below and name that as a source, or choose another target"
+            f"{storage.url} holds a dataset with shards ({own[0]}), which the merged index would not list: move the "
+            "dataset into a subfolder and name the subfolder as a source, or choose another target"
         )
     return files
 
@@ -246,7 +246,9 @@ def _one_schema(catalogs: Mapping[str, Catalog]) -> str | None:
     schemas = {catalog.schema: name for name, catalog in catalogs.items() if catalog.shards}
     if len(schemas) > 1:
         found = ", ".join(f"{name} holds {schema}" for schema, name in schemas.items())
-        raise ConfigError(f"{found}: datasets are merged when they hold the same; leave one out, or convert it again")
+        raise ConfigError(
+            f"{found}: only datasets with the same columns and kind can be merged: leave one out, or convert it again"
+        )
     return next(iter(schemas), None)
 
 

@@ -32,7 +32,9 @@ def document_of(sample: Sample) -> tuple[bytes, NDArray[np.int32]]:
     """
     ids = np.asarray(sample["input_ids"])
     if ids.ndim != 1 or not len(ids):
-        raise DataError(f"it has input_ids of the shape {list(ids.shape)}, and a document has tokens: leave it out")
+        raise DataError(
+            f"it has input_ids of the shape {list(ids.shape)}, and a document needs at least one token: leave it out"
+        )
     spans = checked_spans(np.asarray(sample["loss_spans"], np.int64), len(ids))
     return ids.astype("<i4").tobytes(), spans
 

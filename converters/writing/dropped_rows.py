@@ -92,8 +92,8 @@ class Dropping:
             shown = ", ".join(str(row + 1) for row in missing[:_SHOWN].tolist()) + ", …" * (len(missing) > _SHOWN)
             has = ", ".join(f"{first + 1} to {stop}" for first, stop in read) or "none"
             raise DataError(
-                f"{self._dropped.file} names row {shown} of {name}, of which rows {has} are read: correct the list, or "
-                "what is read of that source"
+                f"{self._dropped.file} names row {shown} of {name}, but only rows {has} are read: correct the list, or "
+                "the slice of this source"
             )
 
 

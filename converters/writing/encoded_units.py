@@ -281,8 +281,8 @@ class _Encoding:
     def _samples(self, number: int, values: dict[str, Any]) -> Sequence[Sample | DataError]:
         if self._mapper is None:
             raise WorkerError(
-                f"{self._source_name}: the functions of --filter and --map left out all rows before, and take one now: "
-                "what they give must follow from the row alone: correct them"
+                f"{self._source_name}: the functions of --filter and --map left out all rows before, and now keep a "
+                "row: their results must depend only on the row: correct the functions"
             )
         keys: set[str] = set()
         made = or_error(self._mapper.samples, values, self._unit.folder, keys)

@@ -164,8 +164,8 @@ class Writer:
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ConfigError(
-                f"the writer of {self.remote or self.local} is that of process {self._pid}, which would not see what "
-                f"is written here: {_OWN_FOLDERS}"
+                f"the writer of {self.remote or self.local} belongs to process {self._pid}, which would not see the "
+                f"samples of this process: {_OWN_FOLDERS}"
             )
 
     def flush_shard(self) -> None:
@@ -367,8 +367,8 @@ class XSVWriter(_TextWriter):
         wrong = [each for each in values if self.newline in each or self.separator in each]
         if wrong or line.split(self.separator) != [*values]:  # a value may end with the separator's first character
             raise DataError(
-                f"{(*wrong, line)[0][:80]!r} has the separator {self.separator!r} or the newline {self.newline!r} in "
-                "it, which these shards cannot hold: write them with MDSWriter"
+                f"{(*wrong, line)[0][:80]!r} has the separator {self.separator!r} or the newline {self.newline!r} "
+                "inside, which these shards cannot hold: write the samples with MDSWriter"
             )
         return (line + self.newline).encode()
 
@@ -430,9 +430,7 @@ def _checked_hashes(hashes: Sequence[str]) -> list[str]:
 def _checked_limit(size_limit: int | str | None) -> int | None:
     num_bytes = parse_bytes(size_limit, name="size_limit") if size_limit else None
     if num_bytes is not None and num_bytes > MAX_SHARD_BYTES:
-        raise ConfigError(
-            f"`size_limit` must be less than 2**32, in which MDS counts a shard's bytes, got {size_limit}"
-        )
+        raise ConfigError(f"`size_limit` must be less than 2**32, the limit of byte offsets in MDS, got {size_limit}")
     return num_bytes
 
 
@@ -451,8 +449,8 @@ def _make_room(place: Storage, names: Sequence[str], *, exist_ok: bool) -> None:
     index = read_if_there(place, INDEX_NAME)
     if not exist_ok and (names or index is not None):
         raise TargetExistsError(
-            f"Directory is not empty: {place.url}: name another one, or pass exist_ok=True, by which the dataset there "
-            "is deleted"
+            f"Directory is not empty: {place.url}: name another directory, or pass exist_ok=True to delete the dataset "
+            "in it"
         )
     old = {name for name in names if _OURS.fullmatch(name)} | {INDEX_NAME}
     if index is not None:

@@ -66,7 +66,7 @@ class UnitKeeper:
         where = f"row {row + 1} of unit {task.index}" if task.index else f"{self.first_rows[task.source] + row + 1}"
         raise RowError(
             f"{task.source_name}:{where}: {reason} (or pass --on-error skip to leave such rows out; the command that "
-            "makes the dataset then lists them, by their numbers in their files)"
+            "joins the parts then lists the rows by their numbers in the files)"
         )
 
 
@@ -263,7 +263,7 @@ class EncodedParts:
             raise StorageError(
                 f"{self.base.url} holds a conversion in {parts[0].count} parts, of which {len(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} not whole: {shown}; run the same command with --part "
-                f"{missing[0]} and so on, or remove {self.storage.url} to convert all of it here"
+                f"{missing[0]} and so on, or remove {self.storage.url} to convert all parts here"
             )
         files = self.units()
         for source in range(num_sources):

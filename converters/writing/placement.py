@@ -177,7 +177,7 @@ class Placement:
         for output, (name, share) in zip(self.outputs, (self._options.splits or {}).items(), strict=False):
             if not output.num_samples:
                 raise DataError(
-                    f"the split {name!r} holds none of the {self.num_samples} samples: give it a larger share than "
+                    f"the split {name!r} holds none of the {self.num_samples} samples: choose a larger share than "
                     f"{share}, another --split-seed, or leave it out"
                 )
 

@@ -81,11 +81,11 @@ class Reading:
             if len(self._first) == LOOK_UNITS:
                 what = "blank lines have" if unit.functions is None else "--filter and --map leave"
                 raise DataError(
-                    f"{what} no row of the first {LOOK_UNITS} units of {self._first[0].source_name}, so what is stored "
-                    "cannot be found: name first a source that has some"
+                    f"{what} no row of the first {LOOK_UNITS} units of {self._first[0].source_name}, so the columns to "
+                    "store are unknown: name first a source with such rows"
                 )
         if len(self.empty) == len(self._sources):
-            raise DataError(f"{self._shown_empty} hold no rows: name files that hold some, or write them again")
+            raise DataError(f"{self._shown_empty} hold no rows: name files with rows, or write the files again")
         raise DataError("--filter and --map leave no row of any source: correct them")
 
     @property
@@ -245,7 +245,7 @@ class Reading:
             ours, others = _shown(mapper.columns, self._columns), _shown(self._columns, mapper.columns)
             raise DataError(
                 f"{source.name} gives samples with {ours} and {self._sources[0].name} with {others}: convert them to "
-                "targets of their own, or say which with --kind"
+                "separate targets, or choose the kind with --kind"
             )
         return mapper
 
@@ -324,7 +324,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ConfigError(f"part {self}: there is at least 1 part, as in 0/1")
+            raise ConfigError(f"part {self}: the number of parts must be at least 1, as in 0/1")
         if not 0 <= self.number < self.count:
             raise ConfigError(
                 f"part {self}: parts are counted from 0, so {self.count} of them are 0/{self.count} to "

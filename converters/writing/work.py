@@ -126,9 +126,9 @@ class WorkFolder:
             if claim is None or claim.get("id") != self.owner["id"]:
                 by = f"on {claim['host']}" if claim and "host" in claim else "and ended"
                 raise StorageError(
-                    f"{target.url}: another conversion was begun there {by} since this one was, and their shards have "
-                    "the same names, so what is there may not be one dataset: convert again once nobody else does, "
-                    "with --overwrite, or choose another target"
+                    f"{target.url}: another conversion to this target was started {by} after this conversion, and "
+                    "shards of both have the same names, so the target may hold a mixture: after both end, convert "
+                    "again with --overwrite, or choose another target"
                 )
 
     def _claim(self, output: int) -> None:
@@ -267,7 +267,7 @@ def _look(target: Storage) -> dict[str, Any] | None:
             return described | {"is_finished": name == DATASET_NAME}
     if read_if_there(target, INDEX_NAME) is not None:
         raise StorageError(
-            f"{target.url} holds an {INDEX_NAME} that no conversion wrote: choose another target, or remove it"
+            f"{target.url} holds an {INDEX_NAME} not written by a conversion: choose another target, or remove it"
         )
     return None
 
@@ -281,31 +281,31 @@ def _check_claims(
         if claim is not None and (before is None or before["owner"]["id"] != claim["id"]):
             raise StorageError(
                 f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
-                f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
+                f"{claim['work']}: run the same command there, or pass --overwrite to start over"
             )
     then, now = before["asked"], json.loads(json.dumps(identity))
     changed = sorted(name for name in {*then, *now} - {*MAY_CHANGE} if then.get(name) != now.get(name))
     if "units" in changed:
         raise StorageError(
-            f"{targets[0].url} holds a conversion that was begun by another release, which cut sources into other "
-            "units: run the command with that release, or pass --overwrite to begin anew"
+            f"{targets[0].url} holds an unfinished conversion of another release, which divided the sources "
+            "differently: run the command with that release, or pass --overwrite to start over"
         )
     if "rows" in changed:
         raise StorageError(
-            f"{targets[0].url} holds a conversion that was begun by another release, which stored rows in another way: "
-            "run the command with that release, or pass --overwrite to begin anew"
+            f"{targets[0].url} holds an unfinished conversion of another release, which stored rows differently: run "
+            "the command with that release, or pass --overwrite to start over"
         )
     if changed == ["code"]:
         code = before["asked"].get("code", {})
         names = sorted(name for name in identity["code"] if identity["code"][name] != code.get(name))
         raise StorageError(
-            f"{targets[0].url} holds a conversion that was begun with other code of {', '.join(names)}: put that back, "
-            "and run the same command, or pass --overwrite to begin anew"
+            f"{targets[0].url} holds an unfinished conversion with other code of {', '.join(names)}: restore that code "
+            "and run the same command, or pass --overwrite to start over"
         )
     if changed:
         raise StorageError(
-            f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "
-            "began it, or pass --overwrite to begin anew"
+            f"{targets[0].url} holds an unfinished conversion with other {', '.join(changed)}: run the original "
+            "command, or pass --overwrite to start over"
         )
 
 

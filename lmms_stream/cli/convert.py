@@ -97,7 +97,7 @@ def check_part(options: argparse.Namespace) -> None:
     }
     wrong = [name for name, is_given in others.items() if is_given]
     if options.part is not None and wrong:
-        raise ConfigError(f"--part goes not with {wrong[0]}: leave one of them out")
+        raise ConfigError(f"--part cannot be combined with {wrong[0]}: leave one of them out")
 
 
 def _dry_run(options: argparse.Namespace) -> int:

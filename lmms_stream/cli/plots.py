@@ -38,7 +38,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: plots are files of {', '.join(SUFFIXES)}: name one of these")
+        raise ConfigError(f"{path}: plots are files with the suffixes {', '.join(SUFFIXES)}: choose one of them")
     with disk_errors(str(path), room="free some, or name another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format=suffix[1:])
@@ -141,11 +141,11 @@ def _read(path: Path, *, name: str) -> RunCurves:
     with disk_errors(str(path)):
         log = path / LOG_NAME if path.is_dir() else path
         if not log.exists():
-            raise DataError(f"{log}: no log there: name the output_dir of a run that has begun, or its log")
+            raise DataError(f"{log}: no log found: name the output_dir of a started run, or its log")
     steps, evaluations = history(read_log(log))
     records = [*steps, *evaluations]
     if not records:
-        raise DataError(f"{log} has no record yet: draw it when the run has written one")
+        raise DataError(f"{log} has no record yet: plot it after the first record")
     metrics = dict.fromkeys(key for record in records for key, value in record.items() if is_number(value))
     return RunCurves(
         name=name, steps=steps, evaluations=evaluations, metrics=[metric for metric in metrics if metric != "step"]

@@ -170,7 +170,7 @@ def _spec(path: Path, entry: Any, *, where: str) -> Spec:
     settings = Settings(rows={"dataset_info": info, "kind": info.kind}, limit=_limit(entry, where=where))
     place = next((key for key in _PLACES if entry.get(key) is not None), None)
     if place is None:
-        raise DataError(f"{where}: says not where its rows lie: give it a file_name")
+        raise DataError(f"{where}: has no path of its rows: add a file_name")
     said = _texts(entry, [place, "split", "subset", "folder", "revision"], where=where)
     if place in _REFUSED:
         raise _NeverReadError(
@@ -228,11 +228,11 @@ def dataset_info(entry: Mapping[str, Any], *, where: str) -> DatasetInfo:
         missing = [name for name in ("chosen", "rejected") if name not in columns]
         if missing:
             raise DataError(
-                f"{where}: ranking is true, and columns name no {' and no '.join(missing)}: name them there"
+                f"{where}: ranking is true, but columns has no {' and no '.join(missing)}: add them to columns"
             )
     asked = ("prompt", "query") if formatting == "alpaca" else ("messages",)
     if columns.keys().isdisjoint(asked):
-        raise DataError(f"{where}: columns name no {asked[0]}, which formatting {formatting} reads: name it there")
+        raise DataError(f"{where}: columns has no {asked[0]}, which formatting {formatting} needs: add it to columns")
     return DatasetInfo(
         formatting=formatting,
         ranking=ranking,
@@ -318,8 +318,8 @@ def _v1_spec(path: Path, entry: Mapping[str, Any], *, where: str) -> Spec:
         )
     if entry.get("weight") not in (None, 1):
         raise DataError(
-            f"{where}: weight {entry['weight']!r} repeats or leaves out rows by chance, which is not done here: leave "
-            "it out, and give the datasets of the run weights, which are shares of tokens; or set size"
+            f"{where}: weight {entry['weight']!r} repeats or leaves out rows at random, which is not supported: leave "
+            "it out, and give the run's datasets weights (shares of tokens), or set size"
         )
     settings = Settings(rows=_V1_CONVERTERS[converter], limit=_limit(entry, where=where, key="size"))
     if source == "hf_hub":

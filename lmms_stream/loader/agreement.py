@@ -133,8 +133,8 @@ def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:
     while num_here < num_ranks:
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"{num_here} of {num_ranks} ranks go on from a state that was loaded behind the first batch, others "
-                f"do not within {limit_s:g} s, so packs would be read twice or never: load the same state on all ranks"
+                f"{num_here} of {num_ranks} ranks resume from a state loaded after the first batch, and the others did "
+                f"not within {limit_s:g} s, so packs would be read twice or never: load the same state on all ranks"
             )
         time.sleep(_POLL_S)
         num_here = store.add(key, 0)

@@ -83,8 +83,8 @@ def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
     """Raise ConfigError for a key not in KEYS."""
     if not sample.keys() <= _KNOWN:
         raise ConfigError(
-            f"{made_by} gives {min(sample.keys() - _KNOWN)!r}, which no batch would hold: name tensors for the model "
-            f"in its 'media', leave it out, or pass a data_collator of your own (batches are made of {', '.join(KEYS)})"
+            f"{made_by} gives {min(sample.keys() - _KNOWN)!r}, which is not a part of batches: put tensors for the "
+            f"model into 'media', leave it out, or pass your own data_collator (batches have {', '.join(KEYS)})"
         )
 
 
@@ -240,8 +240,8 @@ def _joined(name: str, arrays: Sequence[Any]) -> NDArray[Any]:
     rows = {f"{array.dtype}{['n', *array.shape[1:]]}".replace("'", "") for array in found if array.ndim}
     if len(rows) != 1 or not all(array.ndim for array in found):
         raise ConfigError(
-            f"a processor gives media {name!r} as {' and '.join(sorted(rows)) or 'single values'}, which cannot stand "
-            "one after another: give arrays that differ in their first axis alone"
+            f"a processor gives media {name!r} as {' and '.join(sorted(rows)) or 'single values'}, which cannot be "
+            "concatenated: return arrays that differ only in their first axis"
         )
     return np.concatenate(found)
 

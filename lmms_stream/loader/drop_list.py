@@ -107,8 +107,8 @@ def _check_dataset(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> 
     if listed.dataset is None or source not in datasets or (identity := datasets[source].identity) == listed.dataset:
         return
     raise ConfigError(
-        f"{listed.where}: the sample is of a dataset {listed.dataset}, and {source} is {identity}, whose numbers name "
-        "other samples: name the rows of the files that they were made of (FILE:ROW), or leave out the list"
+        f"{listed.where}: the sample is of a dataset {listed.dataset}, and {source} is {identity}, with other sample "
+        "numbers: list rows of the original files (FILE:ROW), or leave out the list"
     )
 
 
@@ -191,7 +191,7 @@ def read_left_out(folder: Path, identities: Mapping[str, str]) -> ListedLeftOut:
 def _parsed(line: bytes) -> tuple[LeftOutSample, str]:
     entry: Any = json.loads(line)
     if not isinstance(entry, dict) or not isinstance(entry.get(DATASET), str):
-        raise DataError(f"{entry!r} does not say of which {DATASET} it is")
+        raise DataError(f"{entry!r} has no {DATASET}")
     dataset = entry.pop(DATASET)
     return left_out_sample(entry), dataset
 

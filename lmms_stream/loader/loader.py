@@ -341,8 +341,8 @@ def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: 
     if len(datasets) > 1 or weights is not None:
         lacking = [name for name, each in datasets.items() if each.mode == "lanes"]
         raise ConfigError(
-            f"a mixture needs lengths indexes, and {', '.join(map(repr, lacking))} has none: "
-            "write it with lmms-stream index"
+            f"a mixture needs lengths indexes, and {', '.join(map(repr, lacking))} has no index: write it with "
+            "lmms-stream index"
         )
     (dataset,) = datasets.values()
     check_lanes(int(dataset.lane_order.num_canonical_nodes or 1), world.num_groups, max(1, num_workers))

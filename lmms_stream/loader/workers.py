@@ -113,8 +113,8 @@ class Workers:
     def _check_turn(self, turn: int) -> None:
         if self._persistent and turn != self._turn:
             raise ConfigError(
-                "another iteration of this loader has begun, and its persistent workers make the batches of one: go on "
-                "with that one, make a second loader, or leave persistent_workers out"
+                "another iteration of this loader has begun, and persistent workers make batches of only one "
+                "iteration: use the newer iteration, make a second loader, or leave persistent_workers out"
             )
 
     def end(self) -> None:

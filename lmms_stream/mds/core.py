@@ -332,7 +332,8 @@ def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
     core = getattr(dataset, "core", dataset)
     if not isinstance(core, PackedDataset):
         raise ConfigError(
-            f"packs come from a PackedStreamingDataset, got a {type(dataset).__name__}: open its folder or URL with one"
+            f"packs come from a PackedStreamingDataset, got a {type(dataset).__name__}: open its folder or URL with "
+            "PackedStreamingDataset"
         )
     return core
 

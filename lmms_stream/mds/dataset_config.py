@@ -47,7 +47,7 @@ def _overlong(settings: Settings, is_dropped: bool | None) -> None:
 
 def _seed(settings: Settings, seed: int | None) -> None:
     if seed is not None and settings.get("seed", seed) not in (None, seed):
-        raise ConfigError(f"seed {settings['seed']} and data_seed {seed} say the same: leave one of them out")
+        raise ConfigError(f"seed {settings['seed']} and data_seed {seed} set the same value: leave one of them out")
     if seed is not None:
         settings["seed"] = seed
 
@@ -115,7 +115,7 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         check_fields(self, paths=("remote", "local"))
         if not self.remote:
-            raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: give one")
+            raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: set one")
 
     def open(self, world: World | None = None) -> PackedDataset:
         """Open the dataset for loaders, trainers and commands, without MosaicML's package."""
@@ -131,7 +131,7 @@ class DatasetConfig:
 
         self._check_shards()
         if self.num_parts is not None:
-            raise ConfigError("num_parts is read by open alone, as trainers and loaders do: call that")
+            raise ConfigError("num_parts has an effect only in open, which trainers and loaders call: call open")
         dataset = PackedStreamingDataset(self.remote, self.local, world=world, **self._settings())
         self._choose_window(dataset.core)
         return dataset

@@ -159,7 +159,7 @@ def _image_of_file(data: bytes) -> Image:
     from PIL import Image
 
     if data.startswith(_POSTSCRIPT):
-        raise ValueError("it is PostScript, which is a program: refused")
+        raise ValueError("it is PostScript, which is a program and is not run")
     return Image.open(BytesIO(data))
 
 

@@ -72,8 +72,8 @@ class FilledFolder:
         """Raise StorageError if the folder is filled with another dataset."""
         if source := self.other_source:
             raise StorageError(
-                f"{self._folder} holds copies of the dataset at {source}, which those of {self._source} would replace: "
-                f"name another folder as local; or, if that is the same dataset, remove {self._folder / _NOTES} and "
+                f"{self._folder} holds copies of the dataset at {source}, which copies of {self._source} would "
+                f"replace: name another folder as local; or, for the same dataset, remove {self._folder / _NOTES} and "
                 f"{INDEX_NAME} there"
             )
 
@@ -188,8 +188,8 @@ class FilledFolder:
         """Raise StorageError if a file exists and is not ours."""
         if path.exists() and not self._is_ours(path, name):
             raise StorageError(
-                f"{path} is not what {self._storage.url}/{name} holds, and was not downloaded by lmms-stream, so it is "
-                "left as it is: name another folder as local, or move it away"
+                f"{path} differs from {self._storage.url}/{name}, and was not downloaded by lmms-stream, so it is not "
+                "replaced: name another folder as local, or move it away"
             )
 
     def _remove(self, name: str) -> None:

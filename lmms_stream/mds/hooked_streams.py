@@ -74,9 +74,7 @@ class HookedStream:
         except FileNotFoundError as error:
             raise ObjectMissingError(f"{self.url}/{key} does not exist: {error}") from error
         except OSError as error:
-            raise StorageError(
-                f"{self.url}/{key}: {error}: look at what the stream's class does to fetch it"
-            ) from error
+            raise StorageError(f"{self.url}/{key}: {error}: check how the stream's class fetches it") from error
 
     @property
     def prepares_shards(self) -> bool:

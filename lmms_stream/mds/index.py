@@ -127,8 +127,8 @@ def parse_shard(
     info = _parse_file(entry, "data", kinds, source=source)
     if not info.num_samples <= info.size // 4 - 2:
         raise ShardError(
-            f"{source}: shard {info.name!r} gives {info.num_samples!r} samples, which its {info.size} bytes "
-            "cannot hold: convert the dataset again"
+            f"{source}: shard {info.name!r} has {info.num_samples!r} samples in the index, which do not fit into its "
+            f"{info.size} bytes: convert the dataset again"
         )
     sizes = entry["column_sizes"]
     counts = len(entry["column_names"]), len(entry["column_encodings"]), len(sizes)
@@ -199,8 +199,8 @@ def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, sour
     num_samples, compression = entry["samples"], entry.get("compression")
     if type(num_samples) is not int or num_samples < 0:
         raise ShardError(
-            f"{source}: shard {raw['basename']!r} gives {num_samples!r} samples, which its {raw['bytes']} bytes "
-            "cannot hold: convert the dataset again"
+            f"{source}: shard {raw['basename']!r} has {num_samples!r} samples in the index, which do not fit into its "
+            f"{raw['bytes']} bytes: convert the dataset again"
         )
     if (zipped is None) != (compression is None) or (
         compression is not None and compression.partition(":")[0] not in COMPRESSIONS

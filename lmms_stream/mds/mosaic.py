@@ -190,7 +190,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         if self.cache_limit < largest:
             raise ConfigError(
                 f"cache_limit is {self.cache_limit} bytes and the largest shard takes {largest}: raise it to at least "
-                "that, or to many times that for a shuffled order"
+                "this size, or to many times this size for a shuffled order"
             )
         if self.shuffle and self.cache_limit < _FEW_SHARDS * largest:
             warnings.warn(
@@ -386,12 +386,12 @@ def check_settings(dataset: Any) -> None:
             raise ConfigError(f"{name} must be {f'at least {number}' if number else '0 or more'}, got {value}")
     if dataset.allow_unsafe_types:
         raise ConfigError(
-            "allow_unsafe_types is refused: to unpickle data is to run what its writer put there; write such "
-            "columns again with another encoding"
+            "allow_unsafe_types is refused, because unpickling can run any code in the data: write such columns again "
+            "with another encoding"
         )
     if dataset.shuffle_algo == BLOCKS and (dataset.batching_method, dataset.sampling_method) != ("random", "balanced"):
         raise ConfigError(
-            f"shuffle_algo {BLOCKS!r} goes with batching_method 'random' and sampling_method 'balanced', got "
+            f"shuffle_algo {BLOCKS!r} needs batching_method 'random' and sampling_method 'balanced', got "
             f"{dataset.batching_method!r} and {dataset.sampling_method!r}: choose another shuffle_algo"
         )
 
@@ -427,8 +427,8 @@ class StreamingDataLoader(OfPackage, PlainLoader):
         own = dataset.batch_size or without
         if size != own and (self.num_workers > 1 or dataset.world.num_groups > 1):
             raise ConfigError(
-                f"the loader's batches have {size} samples and the dataset's {own}, so its workers and ranks would "
-                f"read other samples than a state says: give the dataset batch_size={size}"
+                f"the loader's batches have {size} samples and the dataset's {own}, so a state would not match the "
+                f"samples that workers and ranks have read: give the dataset batch_size={size}"
             )
 
     @property

@@ -29,7 +29,7 @@ class Spanner:
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self._stops[-1]:
-            raise IndexError(f"sample {index} is not one of the {self._stops[-1]} that there are")
+            raise IndexError(f"sample {index} does not exist: there are {self._stops[-1]} samples")
         shard = int(np.searchsorted(self._stops, index, side="right"))
         return shard, int(index - self._stops[shard] + self.shard_sizes[shard])
 

@@ -251,8 +251,8 @@ def registered_stream(name: str, keywords: dict[str, Any]) -> StreamBase:
     """Return a stream of the class registered with MosaicML's package under a name."""
     if package() is None:
         raise ConfigError(
-            f"stream_name {name!r} is registered with MosaicML's package, which is not imported: import the module "
-            "that registers it first, or give streams"
+            f"stream_name {name!r} is registered with MosaicML's package, which is not imported: first import the "
+            "module that registers it, or pass streams"
         )
     from streaming.base.registry_utils import construct_from_registry
     from streaming.base.stream import streams_registry

@@ -123,4 +123,4 @@ class PackedStreamingDataset(StreamingDataset):
 def _refuse_said_twice(keywords: dict[str, Any], given: object, name: str, same: Sequence[str]) -> None:
     twice = [each for each in same if each in keywords]
     if given is not None and twice:
-        raise ConfigError(f"{name} and {twice[0]} say the same: leave one out")
+        raise ConfigError(f"{name} and {twice[0]} set the same value: leave one out")

@@ -153,14 +153,16 @@ class SplitShard:
 def _mapped(path: Path, info: ShardInfo) -> memoryview:
     mapped = map_file(path)
     if len(mapped) != info.size:
-        raise ShardError(f"{path} has {len(mapped)} bytes, its index says {info.size}: it is truncated or changed")
+        raise ShardError(
+            f"{path} has {len(mapped)} bytes, but {info.size} bytes in its index: it is truncated or changed"
+        )
     return mapped
 
 
 def _offsets(path: Path, data: bytes | memoryview, count: int, *, first: int, stop: int) -> NDArray[np.uint32]:
     """Return the offsets at the start of a file, after their count; ShardError for offsets outside [first, stop]."""
     if len(data) < 4 * (count + 2) or int.from_bytes(data[:4], "little") != count:
-        raise ShardError(f"{path} does not hold the {count} samples that its index says: it is corrupt")
+        raise ShardError(f"{path} does not hold the {count} samples of its index: it is corrupt")
     offsets: NDArray[np.uint32] = np.frombuffer(data, "<u4", count + 1, 4)
     if offsets[0] < first or offsets[-1] > stop or np.any(offsets[1:] < offsets[:-1]):
         raise ShardError(f"{path} has offsets that descend or leave the file: it is corrupt")
@@ -172,8 +174,8 @@ def _known_columns(path: Path, info: ShardInfo, columns: Sequence[str] | None) -
     missing = set(columns or ()) - set(info.column_names)
     if missing:
         raise ShardError(
-            f"{path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a "
-            "processor that reads these, or make rows of a known kind of them (lmms-stream convert … --kind KIND)"
+            f"{path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a processor "
+            "that reads these columns, or convert them to rows of a known kind (lmms-stream convert … --kind KIND)"
         )
     return info.column_names if columns is None else columns
 

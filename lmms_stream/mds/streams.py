@@ -126,7 +126,8 @@ class StoredDataset:
                 raise
             if is_gone:
                 raise StorageError(
-                    f"{error}; or, as {folder} holds all of a dataset, leave remote out and name that as local"
+                    f"{error}; or, because {folder} holds a whole dataset, leave remote out and name this folder as "
+                    "local"
                 ) from error
             logger.warning("reading the dataset in %s, which holds all of it: %s", folder, error)
             self.storage, self._filled = local, None
@@ -291,8 +292,8 @@ class StoredDataset:
         fingerprints = [PurePosixPath(each.key).stem for each in found]
         if len(fingerprints) > 1:
             raise LengthsError(
-                f"{self.url} has several lengths indexes ({', '.join(fingerprints)}): give the processor whose index "
-                "it is to be (on the command line --tokenizer)"
+                f"{self.url} has several lengths indexes ({', '.join(fingerprints)}): pass the processor of the wanted "
+                "index (on the command line --tokenizer)"
             )
         return fingerprints[0]
 

@@ -47,8 +47,8 @@ class SourceCursor(NamedTuple):
         """Raise CursorError if the position is after the `num_packs` packs of its epoch."""
         if self.packs > num_packs:
             raise CursorError(
-                f"the saved cursor stands at pack {self.packs} of epoch {self.epoch} of {name!r}, which has "
-                f"{num_packs}: use another checkpoint"
+                f"the saved cursor is at pack {self.packs} of epoch {self.epoch} of {name!r}, which has {num_packs} "
+                "packs: use another checkpoint"
             )
 
 
@@ -145,9 +145,9 @@ def check_version(version: Any) -> None:
     """Raise CursorError for a cursor of a release with other packs."""
     if version is True or version != CURSOR_VERSION:
         raise CursorError(
-            f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}, whose packs are others: "
-            "finish the run with the release that wrote it, or start the data anew (train.resume never, in another "
-            "output_dir)"
+            f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}, with different packs: "
+            "finish the run with the release that wrote the cursor, or start the data over (train.resume never, in "
+            "another output_dir)"
         )
 
 

@@ -133,8 +133,8 @@ class Lane:
             window = self._pack_window(state)
             if 0 < state.taken >= window.num_packs:
                 raise CursorError(
-                    f"the saved lane state has taken {state.taken} packs of a window that has {window.num_packs}: "
-                    "samples are measured otherwise than before; restore the dataset and its processor"
+                    f"the saved lane state has taken {state.taken} packs of a window with {window.num_packs} packs: "
+                    "measured lengths have changed; restore the dataset and its processor"
                 )
         first_whole_epoch = state.epoch if state.begins_epoch else state.epoch + 1
         while not window.num_packs:
@@ -225,7 +225,7 @@ class Lane:
         num_lanes, state, carried = self._order.num_canonical_nodes, self._state, self._state.carried
         if not 0 <= self._lane < num_lanes:
             raise ConfigError(
-                f"lane must be from 0 to {num_lanes - 1}, got {self._lane}: there is one for each of "
+                f"lane must be from 0 to {num_lanes - 1}, got {self._lane}: there is a lane for each of "
                 "num_canonical_nodes"
             )
         first, stop = self._order.node_bounds(self._lane)
@@ -337,7 +337,9 @@ class MeasuredBlock:
         measured = np.asarray(self._measure(ids))
         lengths = measured[:, 0] if measured.ndim == 2 else measured
         if lengths.shape != ids.shape:
-            raise PackingError(f"measure gave {lengths.size} lengths for {len(ids)} samples: it must give one for each")
+            raise PackingError(
+                f"measure gave {lengths.size} lengths for {len(ids)} samples: it must return a length for each sample"
+            )
         limit = self._packing.packing_length
         for wrong, explanation in (
             ((lengths < 1) & (lengths != UNMEASURED), "a sample must have at least one token"),

@@ -108,8 +108,8 @@ class StepLookup:
         for before, after in pairwise(self.stretches):
             if after.cursor.step < before.cursor.step:
                 raise CursorError(
-                    f"a stretch of the run begins at step {after.cursor.step}, before the one that it follows, which "
-                    f"begins at step {before.cursor.step}: list them in the order in which they were trained"
+                    f"a stretch of the run begins at step {after.cursor.step}, before the preceding stretch, which "
+                    f"begins at step {before.cursor.step}: list stretches in the order of training"
                 )
         if not self.stretches:
             raise CursorError("a ledger needs a stretch of a run at least: name a checkpoint, or a config")
@@ -119,7 +119,7 @@ class StepLookup:
         stretch = self.stretch(number)
         step = stretch.mixture.step(self.cursor(number), global_batch=stretch.global_batch)
         if not step.num_packs:
-            raise CursorError(f"step {number} is behind the end of the run: its sources have no packs left")
+            raise CursorError(f"step {number} is after the end of the run: its sources have no packs left")
         return StepEntry(number=number, is_skipped=_is_in(number, stretch.skipped), packs=_entries(stretch, step))
 
     def sample(self, source: str, sample_id: int, *, stop: int, ahead: bool = False) -> list[PieceEntry]:

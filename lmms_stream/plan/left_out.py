@@ -90,7 +90,7 @@ def left_out_sample(entry: object) -> LeftOutSample:
     """Return the sample of an entry of a state_dict or a line of the list on disk; DataError for another value."""
     names = [each.name for each in fields(LeftOutSample)]
     if not isinstance(entry, Mapping) or set(entry) != set(names):
-        raise DataError(f"{entry!r} is no sample that was left out: it must have {', '.join(names)} and no others")
+        raise DataError(f"{entry!r} is not a record of a left-out sample: it must have exactly {', '.join(names)}")
     return LeftOutSample(**entry)
 
 

@@ -470,7 +470,7 @@ def _spread(node: Sequence[Span], rng: np.random.Generator, block_size: int) -> 
     """Return the numbers of a canonical node, each moved by a random distance within the reach of its span."""
     numbers = _mixed_spans(node, rng)
     if not len(numbers):
-        raise ValueError("a canonical node has no sample: choose fewer num_canonical_nodes than there are samples")
+        raise ValueError("a canonical node has no sample: set num_canonical_nodes to at most the number of samples")
     places = np.arange(len(numbers)).astype(np.float64)
     first, is_short = 0, False
     for start, stop in node:

@@ -191,7 +191,7 @@ class PackPlan:
         """Return packs [first, stop) of an epoch; PackingError if the epoch has fewer packs."""
         total = self.num_packs(epoch)
         if not 0 <= first <= stop <= total:
-            raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
+            raise PackingError(f"packs [{first}, {stop}) requested from epoch {epoch}, which has packs [0, {total})")
         return self.take(epoch, np.arange(first, stop))
 
     def take(self, epochs: Epochs, numbers: NDArray[np.int64]) -> PackRange:
@@ -241,7 +241,9 @@ class PackPlan:
         """Return the samples and tokens in the first packs of an epoch; packs a block per canonical node again."""
         total = self.num_packs(epoch)
         if not 0 <= num_packs <= total:
-            raise PackingError(f"the first {num_packs} packs asked of epoch {epoch}, which has packs [0, {total})")
+            raise PackingError(
+                f"the first {num_packs} packs requested from epoch {epoch}, which has packs [0, {total})"
+            )
         return self._epoch(epoch).amounts(num_packs)
 
     def blocks(self, epochs: Epochs, numbers: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:

@@ -151,7 +151,8 @@ class SampleOrder:
     def _check(self, first: int, stop: int) -> None:
         if not 0 <= first <= stop <= self.num_samples:
             raise CursorError(
-                f"positions [{first}, {stop}) asked of an epoch of {self.num_samples}: restore its streams and shares"
+                f"positions [{first}, {stop}) requested from an epoch of {self.num_samples} samples: restore its "
+                "streams and shares"
             )
 
     def _set_rounds(self) -> None:
@@ -292,7 +293,7 @@ class StreamShare:
         given = {name: value for name in settings if (value := getattr(self, name)) is not None}
         if len(given) > 1:
             listed = " and ".join(f"{name} {value}" for name, value in given.items())
-            raise ConfigError(f"a stream takes one of proportion, repeat and choose, got {listed}: leave one")
+            raise ConfigError(f"a stream takes one of proportion, repeat and choose, got {listed}: keep one")
         for name, value in given.items():
             if not 0 <= value < math.inf or (name == "choose" and value % 1):
                 kind = "whole" if name == "choose" else "finite"
@@ -316,7 +317,9 @@ def samples_chosen(sizes: Sequence[int], shares: Sequence[StreamShare], *, epoch
     proportions = [_exact(share.proportion) for share in shares if share.proportion is not None]
     if proportions and len(proportions) < len(shares):
         without = next(stream for stream, share in enumerate(shares) if share.proportion is None)
-        raise ConfigError(f"stream {without} has no proportion and others have: give every stream one, or none")
+        raise ConfigError(
+            f"stream {without} has no proportion, and other streams have: set it for every stream, or for none"
+        )
     if proportions and not any(proportions):
         raise ConfigError("the proportions are all 0: nothing would be read; raise one")
     fixed = [stream for stream, share in enumerate(shares) if (share.repeat, share.choose) != (None, None)]

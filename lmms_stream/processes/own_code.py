@@ -51,8 +51,8 @@ def source_hash(module: ModuleType, value: Any, *, asked: str) -> str:
         path = getattr(each, "__file__", None)
         if not path or not str(path).endswith(".py"):
             raise ConfigError(
-                f"{asked}: {each.__name__} has no source file, so that changes of it would not be noticed: write a "
-                "function of your own that calls it"
+                f"{asked}: {each.__name__} has no source file, so its changes would not be detected: write your own "
+                "function that calls it"
             )
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()
@@ -74,12 +74,14 @@ def name_of(function: Callable[..., Any], *, setting: str) -> str:
         if script is None:
             raise ConfigError(
                 f"{setting}={qualified} is a function of a notebook or a prompt, which other processes cannot load: "
-                "write it to a file, and import it from there"
+                "write it to a file, and import it"
             )
         module = str(Path(script).absolute())
     name = f"{module}:{qualified}"
     if own_code(name, setting=setting, what="function")[1] is not function:
-        raise ConfigError(f"{setting}={function!r}: {name} is another object: pass what the module itself defines")
+        raise ConfigError(
+            f"{setting}={function!r}: {name} is another object: pass an object that the module itself defines"
+        )
     return name
 
 

@@ -222,7 +222,7 @@ class ProcessorChoice:
         if self.tokenizer is None and self.type != "image":
             name, value = next(iter(self.settings.items()), ("", ""))
             named = f"--processor {self.type}" if self.type else f"--setting {name}={value}"
-            raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
+            raise ConfigError(f"{named} needs tokens: pass --tokenizer with a folder or hub id")
 
     def build(self, schema: str | None = None, *, has_media: bool = False) -> Processor:
         """Build the processor. schema: schema of the stored rows, None for chats. ConfigError for a wrong setting.

@@ -307,8 +307,8 @@ class BagelProcessor:
         found = self.tokenizer.token_id(token)
         if found is None:
             raise ConfigError(
-                f"tokenizer {self.tokenizer.name} does not have {token} as one token, by which texts and images are "
-                f"told apart: add {', '.join(SPECIAL)} to it as special tokens"
+                f"tokenizer {self.tokenizer.name} does not have {token} as one token, which marks texts and images: "
+                f"add {', '.join(SPECIAL)} to the tokenizer as special tokens"
             )
         return found
 
@@ -335,7 +335,9 @@ class _MessagePart(NamedTuple):
 def _parts(sample: Sample) -> list[_MessagePart]:
     messages, tools = read_chat(sample["messages"])
     if tools or any(message.get("tool_calls") for message in messages):
-        raise DataError("it has tools or calls of them, and BAGEL's sequences are of texts and images: leave it out")
+        raise DataError(
+            "it has tools or calls of tools, but BAGEL's sequences hold only texts and images: leave it out"
+        )
     found = []
     for message in messages:
         is_assistant = message["role"] == "assistant" and message.get("learn", True)

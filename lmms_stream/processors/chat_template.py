@@ -96,8 +96,8 @@ class ChatTemplate:
         text, spans = "".join(pieces), marks.spans
         if any(text[start:stop] != marked for (start, stop), marked in zip(spans, marks.texts, strict=True)):
             raise ConfigError(
-                "the chat template has {% generation %} in a macro or in {% set %}, so what it marks cannot be found "
-                "in the text: write the text out where it is marked"
+                "the chat template has {% generation %} in a macro or in {% set %}, so the marked text cannot be "
+                "found: write the marked text inside the block directly"
             )
         return text, spans
 
@@ -292,7 +292,7 @@ class Thoughts:
         content = _content_of(answer)
         if content.lstrip().startswith(tag) and _closing(tag) not in content:
             raise DataError(
-                f"an answer begins with {tag} and has no {_closing(tag)}, so its thought has no end: write "
+                f"an answer begins with {tag} and has no {_closing(tag)}, so the end of its thought is unknown: write "
                 f"{_closing(tag)} where the thought ends, or remove the row"
             )
         if text.startswith(prompt) or not text.startswith(before):
@@ -329,7 +329,7 @@ def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tu
     if len(thoughts) > 1:
         raise DataError(
             f"an answer has two different thoughts, {thoughts[0][:40]!r} and {thoughts[1][:40]!r}, and the chat "
-            f"template takes one: keep one of them, in the content or in {', '.join(REASONING_KEYS)}"
+            f"template takes only one: keep one of them, in the content or in {', '.join(REASONING_KEYS)}"
         )
     return "".join(thoughts), said if closing else "\n\n" + content.lstrip()
 

@@ -230,10 +230,10 @@ class Conversations:
                 if text.startswith(upto):
                     raise DataError(_other_beginning(before, upto, index))
                 raise DataError(
-                    f"the chat template changes message {index} when others follow, so what the assistant says cannot "
-                    "be told from the rest: learn the last answer alone (learn: last in the settings of the processor, "
-                    "or convert with --learn last) or each as a sample (convert with --learn each), or wrap it in "
-                    "{% generation %} and {% endgeneration %} in the template"
+                    f"the chat template changes message {index} when messages follow, so the assistant's words cannot "
+                    "be found: train on only the last answer (learn: last in the settings of the processor, or "
+                    "convert with --learn last) or on each answer as a sample (convert with --learn each), or wrap "
+                    "answers in {% generation %} and {% endgeneration %} in the template"
                 )
             spans[index] = len(before), len(upto.rstrip())
         return spans
@@ -257,8 +257,8 @@ class Conversations:
             indices += [index] * (len(upto) - len(indices))
         if len(indices) != len(spans):
             raise DataError(
-                f"the chat template marks {len(spans)} spans that are not those of single messages, so what is not "
-                'learnt cannot be told: use another template, or a dataset without "learn": false'
+                f"the chat template marks {len(spans)} spans that do not match single messages, so messages with "
+                '"learn": false cannot be found: use another template, or a dataset without "learn": false'
             )
         return indices
 

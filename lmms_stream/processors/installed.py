@@ -151,7 +151,7 @@ class ByInstalled:
         if (num_rows := self._num_rows(tensors)) != layout.patches:
             raise DataError(
                 f"its {layout.kind} of {layout.shape.facts} becomes {num_rows} rows of the tower's input by "
-                f"{version_name()}, and an empty one of this size {layout.patches}: remove it"
+                f"{version_name()}, but an empty one of the same size {layout.patches}: remove it"
             )
         return tensors
 

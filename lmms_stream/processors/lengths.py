@@ -147,7 +147,7 @@ def checked_length(length: int, *, what: str) -> int:
     error.
     """
     if not 0 < length < 1 << 32:
-        raise DataError(f"{what} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
+        raise DataError(f"{what} has {length} tokens, expected 1 to 2^32 - 1: remove it")
     return length
 
 
@@ -168,7 +168,7 @@ def checked(found: Measured, *, what: str) -> Measured:
 def _one_each(found: Sequence[T], samples: Sequence[Sample], *, name: str) -> Sequence[T]:
     if len(found) != len(samples):
         raise ConfigError(
-            f"the processor's {name} gave {len(found)} lengths of {len(samples)} samples: correct it to give "
-            "one for each"
+            f"the processor's {name} gave {len(found)} lengths of {len(samples)} samples: it must return a length for "
+            "each sample; correct the processor"
         )
     return found

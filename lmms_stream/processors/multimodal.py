@@ -93,8 +93,8 @@ class MultimodalProcessor:
         _check_sound(chosen, made, path)
         if chosen.frame_max_pixels is not None and not hasattr(made, "frame_max_pixels"):
             raise ConfigError(
-                f"processor.frame_max_pixels is for Qwen3-VL's processor, and {path} holds another one, whose "
-                "video_max_pixels is of a frame: set that"
+                f"processor.frame_max_pixels is for Qwen3-VL's processor, and {path} holds another processor, whose "
+                "video_max_pixels limits a frame: set video_max_pixels"
             )
         for name in ("slow_every", "frame_times"):
             if getattr(chosen, name) and not hasattr(made, "words_behind"):
@@ -333,8 +333,8 @@ def _token_id(tokenizer: FastTokenizer, token: str) -> int:
     found = tokenizer.token_id(token)
     if found is None:
         raise ConfigError(
-            f"tokenizer {tokenizer.name} does not have {token} as one token, by which media stand in a text: take the "
-            "tokenizer of the processor's own model"
+            f"tokenizer {tokenizer.name} does not have {token} as one token, the placeholder of media in a text: use "
+            "the tokenizer of the processor's own model"
         )
     return found
 
@@ -380,21 +380,20 @@ class Placeholders:
         for token in self.repeated:
             if token in between:
                 raise DataError(
-                    f"its text has {token}, which stands for a part of a medium: take the token out of the texts of "
-                    "its messages"
+                    f"its text has {token}, a token reserved for media: remove the token from the texts of its messages"
                 )
         for kind, token in self.tokens.items():
             num_written = text.count(token)
             num_media = sum([layout.kind == kind for layout in layouts])
             if num_written > num_media:
                 raise DataError(
-                    f"its text has {token} {num_written} times, and it has {num_media} media of type {kind}: take the "
-                    "token out of the texts of its messages, since the chat template writes it where media stand"
+                    f"its text has {token} {num_written} times, and it has {num_media} media of type {kind}: remove "
+                    "the token from the texts of its messages, because the chat template writes it for each medium"
                 )
             if num_written < num_media:
                 raise DataError(
-                    f"the chat template writes {token} {num_written} times, and it has {num_media} media of type "
-                    f"{kind}: take a template that writes it for each"
+                    f"the chat template writes {token} {num_written} times for a sample with {num_media} media of type "
+                    f"{kind}: use a template that writes it once for each"
                 )
 
     def fill(self, text: str, layouts: Sequence[Layout]) -> Filled:

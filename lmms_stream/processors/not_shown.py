@@ -114,9 +114,9 @@ def check_shown(bits: int, *, on_dropped: OnDropped) -> None:
     lost = [kind.replace("_", " ") for kind in kinds_of(bits) if kind in _CALLING]
     if lost and on_dropped == "error":
         raise DataError(
-            f"the chat template does not show the {' and '.join(lost)} of the conversation, or not all of them, and "
-            "what it does not show would be lost: use a template that shows them, or pass --on-dropped warn to "
-            "lmms-stream convert or index, which counts such samples"
+            f"the chat template does not show the {' and '.join(lost)} of the conversation, or only a part of them, "
+            "and the rest would be lost: use a template that shows them, or pass --on-dropped warn to lmms-stream "
+            "convert or index, which counts such samples"
         )
 
 

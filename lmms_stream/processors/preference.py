@@ -131,8 +131,8 @@ class PreferenceProcessor:
     def _chats(self) -> Conversations:
         if self._conversations is None:
             raise ConfigError(
-                f"tokenizer {self.tokenizer.name} has no chat template, and the answers are to chats: set "
-                "tokenizer.chat_template and save it, or convert prompts and answers that are texts"
+                f"tokenizer {self.tokenizer.name} has no chat template, but the answers belong to chats: set "
+                "tokenizer.chat_template and save it, or convert prompts and answers as texts"
             )
         return self._conversations
 
@@ -180,7 +180,7 @@ def sequences_of(
     """
     num_prompt = min(_num_common(prompt, ids) for ids in answers)
     if any(len(ids) == num_prompt for ids in answers):
-        raise DataError("an answer adds no tokens to its prompt, so nothing would be learnt: remove the row")
+        raise DataError("an answer adds no tokens to its prompt, so no token would be trained on: remove the row")
     input_ids = np.concatenate(answers).astype(np.int64)
     labels, start = input_ids.copy(), 0
     for ids in answers:

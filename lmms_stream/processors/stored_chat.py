@@ -30,7 +30,7 @@ def read_chat(stored: str) -> StoredChat:
         raise DataError(f"its messages are not JSON ({error}): {_AGAIN}") from error
     messages, tools = (parsed.get("messages"), parsed.get("tools")) if isinstance(parsed, dict) else (parsed, None)
     if isinstance(parsed, dict) and "prompt" in parsed:
-        raise DataError("it holds answers that are compared, and is read as a chat: take the processor preference")
+        raise DataError("it holds answers to compare, and is read as a chat: use the processor preference")
     if not isinstance(messages, list) or not messages:
         raise DataError(f"its messages are not a list of messages: {_AGAIN}")
     for message in messages:
@@ -72,8 +72,8 @@ def read_preference(stored: str) -> StoredPreference:
     kind = str if isinstance(parsed, dict) and isinstance(parsed.get("prompt"), str) else list
     if not isinstance(parsed, dict) or not all(isinstance(parsed.get(name), kind) and parsed[name] for name in names):
         raise DataError(
-            f"it has no prompt with chosen and rejected, or with answer and label: {_AGAIN}, or take the processor of "
-            "what it holds"
+            f"it has no prompt with chosen and rejected, or with answer and label: {_AGAIN}, or use the processor for "
+            "its kind of rows"
         )
     if label is not None and not isinstance(label, bool):
         raise DataError(f"its label is {label!r}, not true or false: {_AGAIN}")

@@ -126,7 +126,7 @@ class TokensProcessor:
             if not 0 <= start < stop <= len(input_ids):
                 raise DataError(f"loss span [{start}, {stop}) lies outside the sample's {len(input_ids)} tokens")
             if start < before:
-                raise DataError(f"loss span [{start}, {stop}) comes after one that begins later: sort them")
+                raise DataError(f"loss span [{start}, {stop}) comes after a span that begins later: sort the spans")
             labels[start:stop] = input_ids[start:stop]
             before = start
         return {"input_ids": input_ids, "labels": labels}
@@ -214,6 +214,6 @@ class DocumentsProcessor:
         if starts.ndim != 1 or starts[:1].tolist() != [0] or (lengths < 1).any():
             raise DataError(
                 f"its documents begin at the tokens {str(starts.tolist())[:80]}, expected some of its "
-                f"{len(processed['input_ids'])} that ascend from 0: convert it again"
+                f"{len(processed['input_ids'])} tokens, ascending from 0: convert it again"
             )
         return {**processed, "sequences": np.stack([lengths, np.full(len(starts), Role.DOCUMENT)], axis=1)}

@@ -65,7 +65,7 @@ class FastTokenizer:
             )
         name = name or tokenizer.name_or_path
         if not tokenizer.is_fast:
-            raise ConfigError(f"tokenizer {name} is not a fast one: save one that has a tokenizer.json")
+            raise ConfigError(f"tokenizer {name} is not a fast tokenizer: save a tokenizer with a tokenizer.json")
         templates: Any = tokenizer.chat_template or {}
         return FastTokenizer(
             name=name,
@@ -166,9 +166,7 @@ def load_tokenizer(path: str) -> FastTokenizer:
         try:
             subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=_LOAD_TIMEOUT_S)
         except subprocess.SubprocessError as error:
-            raise ConfigError(
-                f"tokenizer {path!r} cannot be loaded: the process that does so failed ({error})"
-            ) from error
+            raise ConfigError(f"tokenizer {path!r} cannot be loaded: the loading process failed ({error})") from error
         described = json.loads(written.read_bytes())
     if "error" in described:
         raise ConfigError(described["error"])

@@ -185,8 +185,8 @@ class LocalCache:
         checked = Record.of(path, self._identity(key, wanted), ours=False)
         if not (wanted.valid(path) and self._is_current(key, path, wanted, record)):
             raise StorageError(
-                f"{path} is not what {self.storage.url}/{key} holds, and its folder cannot be written: name another "
-                "folder as local, or make this one writable"
+                f"{path} differs from {self.storage.url}/{key}, and its folder is not writable: name another folder as "
+                "local, or make this folder writable"
             )
         self._checked_here[path] = checked
         self.tally.add(hits=1)
@@ -305,7 +305,7 @@ class LocalCache:
     def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool | None:
         """Ensure a valid copy at `path`; return whether the file is our download, None while a peer downloads."""
         if path.is_dir():
-            raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
+            raise StorageError(f"{path} is a folder, but the dataset has a file of this name: move the folder away")
         record = Record.read(record_path)
         if path.exists():
             if wanted.valid(path) and self._is_current(key, path, wanted, record):
@@ -317,8 +317,8 @@ class LocalCache:
                 _set_aside(path)
             elif not self._is_original(key, path):
                 raise StorageError(
-                    f"{path} is not what {self.storage.url}/{key} holds, and was not downloaded by lmms-stream, so it "
-                    "is left as it is: name another folder as local, or move it away"
+                    f"{path} differs from {self.storage.url}/{key}, and was not downloaded by lmms-stream, so it is "
+                    "not replaced: name another folder as local, or move it away"
                 )
         if self.peers is not None and (came := self._from_peers(self.peers, key, path, wanted)) is not False:
             return came

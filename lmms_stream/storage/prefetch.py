@@ -134,8 +134,8 @@ class Prefetcher:
                         self._changed.notify_all()
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
                         raise StorageError(
-                            f"{self._name(shard_id)} did not come within {timeout_s:g} s: another process holds its "
-                            "download, or the store does not answer; end that process, or raise timeout_s"
+                            f"{self._name(shard_id)} was not downloaded within {timeout_s:g} s: another process holds "
+                            "its download, or the store does not answer; end that process, or raise timeout_s"
                         )
             finally:
                 self._needed.discard(shard_id)

@@ -54,8 +54,8 @@ def check_evaluated(loader: PackedLoader) -> None:
     """Raise ConfigError for a loader with endless packs."""
     if loader.packs_left is None:
         raise ConfigError(
-            f"the {loader.sources[0]} is packed in lanes, which have no end: write its lengths index with lmms-stream "
-            "index, and leave its packing_mode auto"
+            f"the {loader.sources[0]} is packed in lanes, without an end: write its lengths index with lmms-stream "
+            "index, and set its packing_mode to auto"
         )
 
 

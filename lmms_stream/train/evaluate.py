@@ -108,7 +108,7 @@ def mean_losses(
     losses, units = totals[: len(sums)], totals[len(sums) :]
     of_logged = steps.units_of_logged(units)
     if not any(of_logged):
-        raise ConfigError(f"the {name} has no token that is learnt: choose another")
+        raise ConfigError(f"the {name} has no token to train on: choose another dataset")
     figures = objective_losses(steps.logged, [EVAL_NAME], [[[loss], [0.0]] for loss in losses], of_logged)
     return {**figures, "num_loss_tokens": int(num_loss_tokens)}
 
@@ -208,7 +208,7 @@ def figures_of(
             failure, outcome[1] = error, f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(outcome, src=0, group=cpu_group())
     if outcome[1] is not None:
-        raise TrainingError(f"compute_metrics failed on rank 0 ({outcome[1]}): mend it") from failure
+        raise TrainingError(f"compute_metrics failed on rank 0 ({outcome[1]}): correct it") from failure
     figures: dict[str, float] = outcome[0]
     return figures
 

@@ -35,16 +35,20 @@ class Functions:
     def check(self, *, model: Any, task: Task | None, eval_dataset: Any) -> None:
         """Raise ConfigError for invalid or contradictory arguments."""
         if not isinstance(self.optimizers, tuple | list) or len(self.optimizers) != 2:
-            raise ConfigError(f"optimizers must be (optimizer, scheduler), got {type(self.optimizers).__name__}: give "
-                              "both, None for one that is not yours")  # fmt: skip
+            raise ConfigError(
+                f"optimizers must be (optimizer, scheduler), got {type(self.optimizers).__name__}: pass both, with "
+                "None for a default"
+            )
         optimizer, scheduler = self.optimizers
         if (model is None) == (self.model_init is None):
             raise ConfigError("a trainer needs exactly one of model and model_init: give one of them")
         if optimizer is not None and not isinstance(model, torch.nn.Module):
-            raise ConfigError("optimizers has parameters of a model that is made: give that as model, or "
-                              "optimizer_cls_and_kwargs")  # fmt: skip
+            raise ConfigError(
+                "optimizers has parameters of an existing model: pass this model as model, or use "
+                "optimizer_cls_and_kwargs"
+            )
         if optimizer is not None and self.optimizer_cls_and_kwargs is not None:
-            raise ConfigError("optimizers and optimizer_cls_and_kwargs both give an optimizer: leave one of them out")
+            raise ConfigError("optimizers and optimizer_cls_and_kwargs both set the optimizer: leave one of them out")
         if scheduler is not None and optimizer is None:
             raise ConfigError(
                 "optimizers has a scheduler without its optimizer: give both, or override create_scheduler"
@@ -54,11 +58,11 @@ class Functions:
                 "a ReduceLROnPlateau follows evaluations, not the position of a run: give another scheduler"
             )
         if self.compute_loss_func is not None and task is not None:
-            raise ConfigError("compute_loss_func and task both say what the loss is: leave one of them out")
+            raise ConfigError("compute_loss_func and task both define the loss: leave one of them out")
         if self.preprocess_logits_for_metrics is not None and self.compute_metrics is None:
-            raise ConfigError("preprocess_logits_for_metrics is for compute_metrics: give that, too")
+            raise ConfigError("preprocess_logits_for_metrics needs compute_metrics: pass compute_metrics, too")
         if self.compute_metrics is not None and eval_dataset is None:
-            raise ConfigError("compute_metrics needs an eval_dataset: give one")
+            raise ConfigError("compute_metrics needs an eval_dataset: pass one")
 
     def task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any] = ()) -> Task:
         """Return the task of a run, by default the task of its datasets' processors.
@@ -78,7 +82,9 @@ class Functions:
     def _task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any]) -> Task:
         if self.compute_loss_func is not None:
             if z_loss:
-                raise ConfigError(f"train.z_loss {z_loss:g} is none of compute_loss_func's: add it there, or set 0")
+                raise ConfigError(
+                    f"train.z_loss {z_loss:g} does not apply to compute_loss_func: add it to your function, or set 0"
+                )
             return FunctionTask()
         if given is not None:
             check_task(given)

@@ -56,8 +56,8 @@ def lost_ranks_named(prepared: Prepared) -> Iterator[None]:
         known = "".join(f". {note}" for note in getattr(error, "__notes__", ()))
         raise TrainingError(
             f"rank {prepared.rank} waited for another rank, which ended or was silent for {prepared.timeout_s:g} s "
-            f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
-            f"{known}"
+            f"({' '.join(str(error).split())[:200]}): look for the first error of the other ranks, or raise "
+            f"train.timeout_s{known}"
         ) from error
 
 

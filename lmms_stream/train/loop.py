@@ -295,7 +295,7 @@ class Loop:
         trainer = self.trainer
         trainer.callbacks.control.should_evaluate = False
         if not trainer.data.evaluations:
-            raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: give one")
+            raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: pass one")
         with trainer.phases.doing("evaluate"), trainer.meter.aside():
             metrics = trainer.evaluate()
             trainer.run_log.write({"step": self._step, **metrics}, position=trainer.position)

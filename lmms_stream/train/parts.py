@@ -465,6 +465,6 @@ def _cut_heads_told(degree: int) -> Iterator[None]:
         if degree == 1:
             raise
         raise ConfigError(
-            f"{error}. train.tensor_parallel {degree} cuts its heads, which not every model's code can take: with 1 "
-            "it may run"
+            f"{error}. train.tensor_parallel {degree} cuts its heads, which some models' code does not support: it may "
+            "run with 1"
         ) from error

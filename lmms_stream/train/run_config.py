@@ -34,7 +34,7 @@ class RunConfig:
         if (self.dataset is None) == (not self.datasets):
             raise ConfigError("a run needs exactly one of dataset and datasets")
         if self.eval_dataset is not None and self._evaluated is not None:
-            raise ConfigError("eval_dataset and dataset.eval_dataset_path both say what is evaluated: leave one out")
+            raise ConfigError("eval_dataset and dataset.eval_dataset_path both set the evaluation data: leave one out")
         if (
             isinstance(self.train.eval_steps, int)
             and self.train.eval_steps
@@ -50,7 +50,7 @@ class RunConfig:
         options = dict(self.task)
         name = options.pop("type", None)
         if not isinstance(name, str):
-            raise ConfigError("task needs type, the name of a task: give one, as flow_matching")
+            raise ConfigError("task needs type, the name of a task: set it, for example to flow_matching")
         if name == CAUSAL:
             options.setdefault("z_loss", self.train.z_loss)
         return build_task(name, options)

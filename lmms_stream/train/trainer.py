@@ -144,7 +144,7 @@ class PackedTrainer(TrainerParts):
         """
         named = self.data.to_evaluate(eval_dataset)
         if not named:
-            raise ConfigError("there is no eval_dataset: give one to the trainer, or to evaluate")
+            raise ConfigError("there is no eval_dataset: pass one to the trainer, or to evaluate")
         figures = joined_figures(
             {name: evaluate(self, name, each, prefix=metric_key_prefix) for name, each in named.items()},
             prefix=metric_key_prefix,

@@ -51,7 +51,9 @@ def checkpoint_to_resume(trainer: TrainerParts, resume_from_checkpoint: bool | s
 def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> None:
     """Load the chosen checkpoint, if any, and begin the run at the checkpoint's step; all ranks call this."""
     if found is None and trainer.empty_model is not None:
-        raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
+        raise CheckpointError(
+            f"the checkpoints at {trainer.saver.url} were removed at the start of this run: start it again"
+        )
     state = None if found is None else trainer.saver.resume(found, lambda state: _begin_from(trainer, state))
     if state is not None:
         trainer.counts.load(state)

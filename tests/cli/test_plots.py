@@ -207,7 +207,9 @@ def test_the_suffix_says_the_format(start: bytes, tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     figure = draw_runs([write_log(tmp_path / "run", [record(1, 4.0)])])
     for name in ("plot.xyz", "plot"):
-        with pytest.raises(ConfigError, match=rf"{name}: plots are files of .png, .svg, .pdf: name one of these"):
+        with pytest.raises(
+            ConfigError, match=rf"{name}: plots are files with the suffixes .png, .svg, .pdf: choose one of them"
+        ):
             save_figure(figure, tmp_path / name)
     with pytest.raises(StorageError, match=r"run/train_log.jsonl/plot.png: .*: check the path and its rights"):
         save_figure(figure, tmp_path / "run" / "train_log.jsonl" / "plot.png")
@@ -232,9 +234,9 @@ def test_what_is_no_log_is_named_in_one_line(tmp_path: Path) -> None:
     begun = write_log(tmp_path / "begun", [])
     plot = tmp_path / "plot.png"
     for run, message in (
-        (tmp_path / "none", "none: no log there: name the output_dir of a run that has begun, or its log"),
-        (tmp_path / "empty", "empty/train_log.jsonl: no log there"),
-        (begun, "begun/train_log.jsonl has no record yet: draw it when the run has written one"),
+        (tmp_path / "none", "none: no log found: name the output_dir of a started run, or its log"),
+        (tmp_path / "empty", "empty/train_log.jsonl: no log found"),
+        (begun, "begun/train_log.jsonl has no record yet: plot it after the first record"),
         (damaged, "damaged/train_log.jsonl:2: not a record of a run (Unterminated string"),
     ):
         result = run_cli("plot", str(run), "--output", str(plot))

@@ -84,7 +84,7 @@ def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:
             {"type": "text", "path": path},
             r"processor\.path is for processor\.type vision, and that is text: leave path",
         ),
-        ({"type": "vision", "path": path, "fps": 1, "frame_num": 2}, "both say how many frames"),
+        ({"type": "vision", "path": path, "fps": 1, "frame_num": 2}, "both set the number of frames"),
         (
             {"type": "vision", "path": path, "max_pixels": 9},
             "unknown key 'max_pixels': did you mean 'image_max_pixels' or 'video_max_pixels'",
@@ -125,13 +125,13 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
     [
         (
             ("index", "data", "--processor", "vision"),
-            "--processor vision is for samples that become tokens: pass --tok",
+            "--processor vision needs tokens: pass --tokenizer",
         ),
         (
             ("index", "data", "--setting", "fps=1"),
-            "--setting fps=1 is for samples that become tokens: pass --tokenizer",
+            "--setting fps=1 needs tokens: pass --tokenizer",
         ),
-        (("convert", "rows.jsonl", "data", "--processor", "vision"), "--processor vision is for samples that become"),
+        (("convert", "rows.jsonl", "data", "--processor", "vision"), "--processor vision needs tokens"),
         (("plan", "data", "--packing-length", "9", "--tokenizer", "x", "--setting", "fps"), "fps: expected NAME=VALUE"),
         (
             ("inspect", "data", "--tokenizer", "x", "--processor", "chat", "--setting", "fps=1"),
@@ -141,7 +141,7 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
             ("verify", "data", "--tokenizer", "x", "--processor", "vision", "--setting", "pixels=1"),
             "--setting: unknown key 'pixels': choose one of",
         ),
-        (("inspect", "data", "--source", "rows.jsonl:1", "-i", "0"), "--source says which samples are shown: leave"),
+        (("inspect", "data", "--source", "rows.jsonl:1", "-i", "0"), "--source selects the shown samples: leave"),
         (("convert", "rows.jsonl", "data", "--split-seed", "1"), "--split-seed draws the datasets of --split: pass"),
     ],
 )

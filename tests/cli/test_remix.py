@@ -68,9 +68,9 @@ def test_a_run_is_planned_from_its_file(config: Path, tmp_path: Path, capsys: py
     assert main(["plan", str(config)]) == 0
     assert f"next: lmms-stream train {config}" in capsys.readouterr().out
     for wrong, message in (
-        ([str(config), "--packing-length", "512"], "run.yaml says this itself: leave --packing-length out"),
-        ([str(config), "--seed", "0"], "run.yaml says this itself: leave --seed out"),
-        ([str(config), folders[0]], "run.yaml is the file of a run, which names its datasets: leave the others out"),
+        ([str(config), "--packing-length", "512"], "run.yaml already sets this: leave --packing-length out"),
+        ([str(config), "--seed", "0"], "run.yaml already sets this: leave --seed out"),
+        ([str(config), folders[0]], "run.yaml is the file of a run, which already names its datasets: leave the"),
         ([folders[0]], "--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file"),
         ([str(config), "--from", "x", "--strategy", "next_fit"], "--strategy is not taken together with --from"),
     ):
@@ -171,9 +171,9 @@ def test_left_out_samples_and_the_phases_of_the_weights_are_told(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "3", "1"], "--weights 3 1: with --from it takes NAME=NUMBER,… as a=3,b=1, got '3'"),
+        (["--weights", "3", "1"], "--weights 3 1: with --from the option needs NAME=NUMBER,…, for example a=3,b=1,"),
         (["--weights", "a=1,d=2"], "weights name 'd', the sources are a, b"),
-        (["--max-epochs", "a=x"], "--max-epochs a=x: with --from it takes NAME=NUMBER"),
+        (["--max-epochs", "a=x"], "--max-epochs a=x: with --from the option needs NAME=NUMBER"),
         (["--packing-length", "256"], "--packing-length is not taken together with --from"),
         (["more.yaml"], "--from takes the YAML file of one run, got"),
         ([], "no step is left from step 4 on: the run is at its end"),
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_does_not_follow_the_plan_is_refused(
     assert main(["plan", str(other), "--from", str(config.parent / "run")]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "the packs of 'a' of" in said
-    assert "are made in lanes as samples are read, and are not known beforehand" in said
+    assert "are made in lanes during reading, and are unknown before" in said
     assert main(["plan", str(config), "--from", str(tmp_path)]) == 1
     assert "has no complete checkpoint" in " ".join(capsys.readouterr().err.split())
 

@@ -177,7 +177,7 @@ def test_a_run_goes_on_over_the_old_samples_and_reads_the_new_ones_beside(
     assert sorted(everything) == sorted((source, number) for source in both for number in range(200))
     with pytest.raises(ConfigError, match=r"num_parts is 3, and .*out has 2 .*: choose from 0 to 2, or leave it out"):
         opened(out, num_parts=3)
-    with pytest.raises(ConfigError, match=r"num_parts is read by open alone"):
+    with pytest.raises(ConfigError, match="num_parts has an effect only in open"):
         DatasetConfig(remote=out, num_parts=0).build()
 
 
@@ -193,8 +193,13 @@ def test_what_is_not_of_the_dataset_is_refused_and_leaves_it_as_it_was(tmp_path:
     other = tmp_path / "b.jsonl"
     other.write_text('{"text": "of another kind"}\n')
     refused: list[tuple[list[str], dict[str, Any], type[Exception], str]] = [
-        ([str(rows)], {}, ConfigError, r"a\.jsonl is in .*out in part \(@\[:50\]\): name the rest of it as a slice"),
-        ([str(other)], {}, DataError, r"b\.jsonl gives samples with text \(str\), and those of the dataset have media"),
+        ([str(rows)], {}, ConfigError, r"a\.jsonl is in .*out in part \(@\[:50\]\): name the remaining rows as a"),
+        (
+            [str(other)],
+            {},
+            DataError,
+            r"b\.jsonl gives samples with text \(str\), and samples of the dataset have media",
+        ),
         (
             [str(other)],
             {"schema": SchemaOptions(system="x")},
@@ -232,7 +237,7 @@ def test_a_merge_and_an_unfinished_conversion_are_not_appended_to(tmp_path: Path
     convert([rows], out, **OPTIONS)
     merge_datasets(str(tmp_path / "all"), [out])
     with pytest.raises(
-        ConfigError, match=r"does not say what options it was converted with .* merge both in the folder"
+        ConfigError, match=r"has no record of its conversion options \(because of .* merge both in the folder"
     ):
         append([new], str(tmp_path / "all"), **OPTIONS)
     LocalStorage(Path(out)).write(

@@ -226,7 +226,7 @@ def test_what_cannot_be_laid_end_to_end_is_refused(
 
 
 def test_samples_of_several_documents_are_not_documents(once: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the rows are samples of --concat already: name as the source what these"):
+    with pytest.raises(ConfigError, match="the rows are already samples of --concat: name the original rows as"):
         convert([once], str(tmp_path / "out"), **OPTIONS)
 
 

@@ -49,7 +49,7 @@ def refused(
     is_kept = "--on-error skip" in str(raised.value) and bool(files_below(target))
     assert files_below(target) == ([target / "_lmms" / "unfinished.json"] if is_kept else [])
     if is_kept:
-        with pytest.raises(StorageError, match=r"was begun with other .*sources"):
+        with pytest.raises(StorageError, match=r"with other .*sources"):
             convert([good], str(target), num_workers=1)
     convert([good], str(target), num_workers=1, overwrite=is_kept)
     assert len(PackedStreamingDataset(target)) == 1
@@ -61,11 +61,11 @@ def refused(
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (os.mkfifo, DataError, "is not a file: write what it gives to one, and name that"),
+        (os.mkfifo, DataError, "is not a regular file: write its content to a file, and name the file"),
         (lambda path: path.mkdir(), DataError, r"holds no data files \(0 others\): name a folder of data"),
         (lambda path: path.symlink_to("nowhere"), StorageError, "is a link to nowhere, which leads to no file: put"),
         (lambda path: path.symlink_to(path.name), StorageError, "is a link to rows.jsonl, which leads to no file"),
-        (lambda path: path.symlink_to("/dev/zero"), DataError, "is not a file: write what it gives to one"),
+        (lambda path: path.symlink_to("/dev/zero"), DataError, "is not a regular file: write its content to a"),
     ],
     ids=["pipe", "folder", "dangling link", "circle of links", "device"],
 )
@@ -185,7 +185,7 @@ def test_an_empty_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "csv",
             r"rows: columns 5 is no row fit no kind of rows; the nearest is text, .* pass --columns 'text=",
         ),
-        ("images", "rows: one image is no source: name the folder of its class folders"),
+        ("images", "rows: a single image is not a source: name the folder of the class folders"),
         ("xml", "unknown format 'xml': expected one of json, jsonl"),
     ],
 )
@@ -251,14 +251,16 @@ def test_quotes_are_what_is_asked_for_and_others_are_refused(tmp_path: Path) -> 
     refused(
         source,
         tmp_path / "tab",
-        r"quote '\\t' is no quote: pass none, double, or the one",
+        r"quote '\\t' is not a quote: pass none, double, or a single",
         error=ConfigError,
         quote="\t",
     )
     other = write(tmp_path / "a.csv", b"text,id\na,1\n")
-    refused(other, tmp_path / "comma", r"a\.csv: ',' stands between fields, so that it is no quote", quote=",")
+    refused(other, tmp_path / "comma", r"a\.csv: ',' separates fields and cannot be the quote, too", quote=",")
     for quote in ("", "single"):
-        with pytest.raises(ConfigError, match=f"quote '{quote}' is no quote: pass none, double, or the one character"):
+        with pytest.raises(
+            ConfigError, match=f"quote '{quote}' is not a quote: pass none, double, or a single character"
+        ):
             convert([source], str(tmp_path / "out"), quote=quote)
 
 
@@ -360,7 +362,7 @@ OUT = "leads out of the media root .*/gallery: only what lies below it is read: 
         ("empty.png", "'empty.png' is empty: repair or remove it"),
         ("sound.wav", "'sound.wav': it is audio/wav, where media of kind image are expected"),
         ("pipe.png", "'pipe.png' is not a file: correct the row"),
-        ("https://host/0.png", "is on the web, from where nothing is fetched: download it first"),
+        ("https://host/0.png", "is on the web, and conversions do not download media: download it first"),
         ("data:image/png;base64,@", "is not valid base64 .*: encode it again"),
         ("../secret.png", OUT),
         ("../../../../../../etc/passwd", OUT),

@@ -159,7 +159,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
     changed = FILES[name]([chat(number + 1) for number in range(NUM_CHATS)])
     sources = [f"{store_folder}/a/{name}", f"{store_folder}/{name}"]
     progress = Progress(say=lambda _: store.write(name, changed))
-    with pytest.raises(DataError, match=rf"{store_folder}/{name} was changed while it was read: start again once"):
+    with pytest.raises(DataError, match=rf"{store_folder}/{name} was changed during reading: start again after"):
         convert(sources, str(tmp_path / "out"), num_workers=2, progress=progress, **OPTIONS)
     assert convert(sources, str(tmp_path / "out"), num_workers=2, **OPTIONS).num_rows == 2 * NUM_CHATS
 
@@ -219,7 +219,7 @@ def test_a_conversion_that_another_release_began_is_refused_by_name(tmp_path: Pa
     conversion = json.loads(about.read_bytes())
     del conversion["asked"]["units"]
     about.write_text(json.dumps(conversion))
-    message = "begun by another release, which cut sources into other units: run the command with that release, or pass"
+    message = "of another release, which divided the sources differently: run the command with that release, or"
     with pytest.raises(StorageError, match=message):
         convert([source], str(tmp_path / "out"), on_error="skip", **options)
     assert convert([source], str(tmp_path / "out"), on_error="skip", overwrite=True, **options).num_rows == 1000

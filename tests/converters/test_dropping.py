@@ -128,9 +128,7 @@ def test_a_list_of_another_dataset_is_refused_and_one_of_before_it_grew_is_not(t
     convert([second, first], other, **options)
     identity = PackedDataset([StreamConfig(remote=old)]).one.identity
     drop = write_list(tmp_path / "x.jsonl", [json.dumps({"source": "data", "sample_id": 2, "dataset": identity})])
-    message = (
-        rf"x\.jsonl, line 1: the sample is of a dataset {identity}, and .*other is .*: say where that dataset lies"
-    )
+    message = rf"x\.jsonl, line 1: the sample is of a dataset {identity}, and .*other is .*: name the place of the"
     for sources in ([first, second], [other]):  # rows of its files, and its own samples
         with pytest.raises(ConfigError, match=message):
             convert(sources, str(tmp_path / "new"), drop=drop, drop_sources={"data": other}, **options)
@@ -181,8 +179,8 @@ def test_new_files_of_a_dataset_have_drop_lists_of_their_own(tmp_path: Path) -> 
     [
         (["c.jsonl:3"], ConfigError, r"bad\.txt, line 1: this conversion was made of no source 'c\.jsonl'"),
         (["a.jsonl:0"], ConfigError, "line 1: a.jsonl:0: rows are counted from 1"),
-        (["a.jsonl:25", "a.jsonl:26"], DataError, r"bad\.txt names row 26 of .*a\.jsonl, of which rows 1 to 25 are"),
-        (["b.jsonl:9", "b.jsonl:99"], DataError, r"names row 9, 99 of .*b\.jsonl, of which rows 11 to 20 are read"),
+        (["a.jsonl:25", "a.jsonl:26"], DataError, r"bad\.txt names row 26 of .*a\.jsonl, but only rows 1 to 25 are"),
+        (["b.jsonl:9", "b.jsonl:99"], DataError, r"names row 9, 99 of .*b\.jsonl, but only rows 11 to 20 are read"),
         (["a.jsonl"], ConfigError, r"line 1: 'a\.jsonl' names no sample: write SOURCE:ID, or FILE:ROW"),
         (["{}"], ConfigError, "line 1: {} is no JSON with source and sample_id"),
         (["# x", "7"], ConfigError, "line 2: sample 7 of 'which source'|line 2: sample 7 of which source"),
@@ -190,8 +188,8 @@ def test_new_files_of_a_dataset_have_drop_lists_of_their_own(tmp_path: Path) -> 
         (["old:24"], ConfigError, "line 1: .*old has no sample 24: it has 24, counted from 0"),
         (["old:3"], ConfigError, r"it was made of .*z\.jsonl:4, which is none of the sources, and no dataset among"),
         (["changed:3"], ConfigError, r"made of .*a\.jsonl:4, and .*a\.jsonl was changed since it was converted to"),
-        (["plain:3"], ConfigError, r"/plain does not say what its samples were made of, so that ids do not map"),
-        (["long:3"], ConfigError, "/long lays rows end to end in its samples, so that ids do not map to rows: list"),
+        (["plain:3"], ConfigError, r"/plain does not say what its samples were made of, so ids do not map"),
+        (["long:3"], ConfigError, "/long lays rows end to end in its samples, so ids do not map to rows: list"),
     ],
 )  # fmt: skip
 def test_names_that_match_nothing_are_errors(
@@ -223,15 +221,15 @@ def test_names_that_match_nothing_are_errors(
 
 def test_a_list_goes_with_sources_of_which_it_can_say_something(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", 25)
-    with pytest.raises(ConfigError, match="--drop-source says what a drop list names: pass --drop FILE"):
+    with pytest.raises(ConfigError, match="--drop-source names a dataset of a drop list: pass --drop FILE"):
         convert([path], str(tmp_path / "out"), drop_sources={"a": "b"})
     with pytest.raises(ConfigError, match=r"the drop list no\.txt cannot be read"):
         convert([path], str(tmp_path / "out"), drop="no.txt")
     drop = write_list(tmp_path / "bad.txt", ["a:1"])
     convert([path], str(tmp_path / "out"), **SMALL)
-    with pytest.raises(ConfigError, match=r"--drop-source a=.*out is the target, whose ids are others once"):
+    with pytest.raises(ConfigError, match=r"--drop-source a=.*out is the target, and replacing"):
         convert([path], str(tmp_path / "out"), drop=drop, drop_sources={"a": str(tmp_path / "out")}, overwrite=True)
-    with pytest.raises(ConfigError, match="is the target, whose ids are others once"):
+    with pytest.raises(ConfigError, match="is the target, and replacing"):
         convert_part(
             [path], str(tmp_path / "out"), "0/1", drop=drop, drop_sources={"a": str(tmp_path / "out")}, overwrite=True
         )
@@ -260,7 +258,7 @@ def test_a_command_that_is_killed_goes_on_with_the_same_list_alone(tmp_path: Pat
     if not (target / DATASET_NAME).exists():
         other = write_list(tmp_path / "other.txt", ["chats.jsonl:1"])
         for dropped in (None, other):
-            with pytest.raises(StorageError, match="a conversion that was begun with other drop: run the command that"):
+            with pytest.raises(StorageError, match="an unfinished conversion with other drop: run the original"):
                 convert([path], str(target), shard_bytes=1 << 17, work=work, num_workers=1, drop=dropped)
     result = run_cli("convert", *arguments, "--drop", drop, timeout_s=LIMIT_S)
     assert result.returncode == 0, result.stderr

@@ -86,7 +86,7 @@ def test_a_part_without_rows_is_counted_and_passed_over(tmp_path: Path, ending: 
         convert([folder / f"part-0{ending}"], str(tmp_path / "c"), num_workers=1)
     for name in ("1", "2"):
         write(folder / f"part-{name}{ending}", EMPTY[ending])
-    with pytest.raises(DataError, match="hold no rows: name files that hold some"):
+    with pytest.raises(DataError, match="hold no rows: name files with rows"):
         convert([folder], str(tmp_path / "c"), num_workers=1)
 
 

@@ -174,10 +174,18 @@ def test_a_column_of_bytes_that_some_rows_lack_is_kept_as_bytes() -> None:
 @pytest.mark.parametrize(
     ("first", "late", "message"),
     [
-        ({"text": "x"}, {"image": "a.png"}, "column image: .* are text, and with it this row is caption: "),
-        ({"text": "x"}, {"messages": CHAT}, "column messages: .* are text, and with it this row is messages"),
-        ({"messages": CHAT}, {"chosen": "x", "rejected": "y"}, "columns chosen, rejected: .* this row is preference"),
-        ({"label": "cat", "image": "a.png"}, {"caption": "x"}, "column caption: .* are image-label, and .* is caption"),
+        ({"text": "x"}, {"image": "a.png"}, "column image: .* their kind is text, but this row's kind is caption"),
+        ({"text": "x"}, {"messages": CHAT}, "column messages: .* their kind is text, but this row's kind is messages"),
+        (
+            {"messages": CHAT},
+            {"chosen": "x", "rejected": "y"},
+            "columns chosen, rejected: .* this row's kind is preference",
+        ),
+        (
+            {"label": "cat", "image": "a.png"},
+            {"caption": "x"},
+            "column caption: .* kind is image-label, but .* is caption",
+        ),
     ],
 )
 def test_a_late_column_that_changes_the_kind_is_an_error_of_its_row(
@@ -199,7 +207,9 @@ def test_a_late_column_that_changes_the_kind_is_an_error_of_its_row(
 def test_an_image_column_of_nulls_in_the_first_rows_of_a_table_changes_the_kind_too(tmp_path: Path) -> None:
     rows = [{"text": "x", "image": None}] * LOOK_ROWS + [{"text": "y", "image": b"\x89PNG"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=rf"a\.parquet:{LOOK_ROWS + 1}: column image: the first rows have none"):
+    with pytest.raises(
+        DataError, match=rf"a\.parquet:{LOOK_ROWS + 1}: column image: the first rows have no such column"
+    ):
         convert([str(tmp_path / "a.parquet")], str(tmp_path / "out"), num_workers=1)
 
 

@@ -144,15 +144,13 @@ def test_keys_that_say_whether_a_message_is_trained_on(tmp_path: Path) -> None:
         assert not convert([written(tmp_path, rows)], str(target), num_workers=1).unread
         num_left_out = (target / "shard.00000.mds").read_bytes().count(b'"learn":false')
         assert num_left_out == (0 if value is None or value else len(keys))
-    with pytest.raises(
-        DataError, match=r"'train_detail', which names parts that are trained on, .*: make a message of"
-    ):
+    with pytest.raises(DataError, match=r"'train_detail', which names parts to train on, .*: make each part a message"):
         convert([written(tmp_path, [said({"train_detail": []})])], str(tmp_path / "parts"), num_workers=1)
 
 
 def test_fractions_of_training_are_refused_with_a_remedy_that_converts(tmp_path: Path) -> None:
     source = written(tmp_path, [said({"loss_weight": 0.3}), said({"loss_weight": 1})])
-    with pytest.raises(DataError, match=r"rows.jsonl:1: a message has loss_weight 0.3, .*round it, with --map where"):
+    with pytest.raises(DataError, match=r"rows.jsonl:1: a message has loss_weight 0.3, .*round the value, with --map"):
         convert([source], str(tmp_path / "chats"), num_workers=1)
     rounded = "def rounded(row):\n    for message in row['messages']:\n"
     rounded += "        message['loss_weight'] = round(message.get('loss_weight', 1))\n    return row\n"

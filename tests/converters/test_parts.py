@@ -136,7 +136,7 @@ def test_a_finished_dataset_is_there_for_every_part(chats: Path, tmp_path: Path)
     before = written(str(tmp_path / "out"))
     assert convert_part([chats], str(tmp_path / "out"), Part(0, 2), **SIZES).num_units is None
     with pytest.raises(
-        StorageError, match="holds a dataset already: choose another target, or pass --overwrite to all"
+        StorageError, match="already holds a dataset: choose another target, or pass --overwrite to all"
     ):
         convert_part([chats], str(tmp_path / "out"), Part(0, 2), limit=10, **SIZES)
     assert written(str(tmp_path / "out")) == before
@@ -195,11 +195,11 @@ def test_parts_that_do_not_belong_together_are_refused(chats: Path, tmp_path: Pa
 def test_what_no_part_can_do_is_refused(chats: Path, tmp_path: Path) -> None:
     listed = tmp_path / "list.yaml"
     listed.write_text(f"datasets:\n  - {{path: {chats}, weight: 1}}\n")
-    with pytest.raises(ConfigError, match=r"entries have weights.*convert each of them in parts, or leave out"):
+    with pytest.raises(ConfigError, match=r"entries have weights.*convert each entry in parts, or leave out"):
         convert_part([listed], str(tmp_path / "out"), Part(0, 2))
     for text, message in {
         "16/16": "parts are counted from 0, so 16 of them are 0/16 to 15/16 (sbatch --array=0-15)",
-        "0/0": "there is at least 1 part, as in 0/1",
+        "0/0": "the number of parts must be at least 1, as in 0/1",
         "3": "part '3': expected I/N such as 3/16, the fourth of 16 parts",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(message)):
@@ -246,7 +246,7 @@ def test_the_command_does_a_part(chats: Path, tmp_path: Path) -> None:
     assert "0/1" in result.stdout
     assert convert([chats], target, num_workers=1).num_rows == NUM_CHATS
     options = argparse.Namespace(part="0/1", append=True, dry_run=False)
-    with pytest.raises(ConfigError, match="--part goes not with --append: leave one of them out"):
+    with pytest.raises(ConfigError, match="--part cannot be combined with --append: leave one of them out"):
         check_part(options)
 
 

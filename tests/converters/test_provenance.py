@@ -154,12 +154,12 @@ def test_inspect_shows_the_samples_of_a_row_and_the_row_of_each_sample(tmp_path:
     for asked, message in (
         ("a.jsonl", r"--source a\.jsonl: expected FILE:ROW, the row counted from 1"),
         ("a.jsonl:0", r"--source a\.jsonl:0: expected FILE:ROW"),
-        ("a.jsonl:9", r"was made of row 9 of .*a\.jsonl: it does not have that row, or the row was left out"),
+        ("a.jsonl:9", r"was made of row 9 of .*a\.jsonl: the source does not have this row, or the row was left out"),
     ):
         with pytest.raises(ConfigError, match=message):
             inspect_dataset(str(tmp_path / "out"), source=asked)
     (tmp_path / "out" / SOURCES_NAME).unlink()
-    with pytest.raises(ConfigError, match=r"does not say where its samples come from: convert it again"):
+    with pytest.raises(ConfigError, match="has no record of the sources of its samples: convert it again"):
         inspect_dataset(str(tmp_path / "out"), source="a.jsonl:7")
     assert inspect_dataset(str(tmp_path / "out")).samples[0].source == ""
 

@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_ends_the_command_and_the_next_goes_on(
         _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     assert errors.startswith("error: a Ray worker was lost at ")
-    assert "run the same command again, with fewer --workers if memory ran out; it goes on" in errors
+    assert "run the same command again, with fewer --workers if memory ran out; the conversion resumes" in errors
     assert len(errors.splitlines()) == 1
     first = (tmp_path / "out" / "shard.00000.mds").stat()
     result = run_cli("convert", *arguments, timeout_s=LIMIT_S)

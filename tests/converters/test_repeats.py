@@ -280,12 +280,12 @@ def test_slices_that_overlap_are_refused_with_the_rest_that_may_be_added(here: P
     with pytest.raises(ConfigError) as refused:
         added_to("out", "t.jsonl@[1:6]")
     assert str(refused.value) == (
-        "t.jsonl@[1:6] has rows that out has already (@[0:2], @[2:4]): name only the others, t.jsonl@[4:6], or "
+        "t.jsonl@[1:6] has rows that are already in out (@[0:2], @[2:4]): name only the other rows, t.jsonl@[4:6], or "
         "pass --allow-repeats to store rows more than once"
     )
     assert added_to("out", "t.jsonl@[7:]") == (1, 0)
     assert added_to("out", "t.jsonl@[-2:]", "t.jsonl@[-1:9]") == (0, 2)
-    with pytest.raises(ConfigError, match=r"t\.jsonl is in .*: name the rest of it as a slice, t\.jsonl@\[4:7\]$"):
+    with pytest.raises(ConfigError, match=r"t\.jsonl is in .*: name the remaining rows as a slice, t\.jsonl@\[4:7\]$"):
         added_to("out", "t.jsonl")
     assert added_to("out", "t.jsonl@[4:7]") == (1, 0)
     assert added_to("out", "t.jsonl") == added_to("out", "t.jsonl@[:9]") == (0, 1)

@@ -175,9 +175,9 @@ def test_ids_that_choose_nothing_are_named(text: str, message: str, dataset_fold
 def test_ids_are_of_one_dataset_without_a_slice(dataset_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("1\n")
     ids = str(tmp_path / "ids.txt")
-    with pytest.raises(DataError, match="they are of one source, which is an MDS dataset"):
+    with pytest.raises(DataError, match="which need exactly one source, an MDS dataset"):
         convert([dataset_folder, dataset_folder], str(tmp_path / "some"), ids=ids)
-    with pytest.raises(DataError, match="a slice and ids both choose samples"):
+    with pytest.raises(DataError, match="a slice and ids both select samples"):
         convert([f"{dataset_folder}@[0:2]"], str(tmp_path / "some"), ids=ids)
 
 
@@ -234,7 +234,7 @@ def test_pickled_columns_are_refused(tmp_path: Path) -> None:
 
 def test_the_folder_above_datasets_names_them(tmp_path: Path) -> None:
     write_plain(tmp_path / "all" / "train", {"x": ("int", 1)})
-    with pytest.raises(DataError, match=r"holds the datasets train: name them one by one, such as .*/train"):
+    with pytest.raises(DataError, match=r"holds the datasets train: name each of them, for example .*/train"):
         convert([tmp_path / "all"], str(tmp_path / "c"), num_workers=1)
 
 
@@ -249,8 +249,8 @@ def test_a_damaged_shard_ends_the_conversion(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_shards": 2, "samples_per_shard": 2}, "--num-shards and --samples-per-shard both say where shards end"),
-        ({"num_shards": 2, "shard_bytes": 4096}, "--num-shards and --shard-size both say where shards end"),
+        ({"num_shards": 2, "samples_per_shard": 2}, "--num-shards and --samples-per-shard both set the size of shards"),
+        ({"num_shards": 2, "shard_bytes": 4096}, "--num-shards and --shard-size both set the size of shards"),
         ({"num_shards": 0}, "num_shards must be at least 1, got 0"),
         ({"samples_per_shard": -1}, "samples_per_shard must be at least 1, got -1"),
     ],

@@ -133,7 +133,7 @@ def test_units_of_which_the_filter_leaves_nothing_are_passed_over(rows: Path, tm
     with pytest.raises(DataError, match="--filter and --map leave no row of any source: correct them"):
         converted([empty], "none", filter="own:none_ever")
     with pytest.raises(
-        DataError, match=rf"leave no row of the first {LOOK_UNITS} units of .*rows\.jsonl, so what is st"
+        DataError, match=rf"leave no row of the first {LOOK_UNITS} units of .*rows\.jsonl, so the columns"
     ):
         converted([rows], "none", filter="own:none_ever", unit_bytes=100)
 
@@ -163,8 +163,8 @@ def test_where_all_is_left_out_the_error_says_by_what(rows: Path) -> None:
         ({"map": "own:leaving"}, r"the first: --map own:leaving raised SystemExit: 3 \(line \d+\): correct it"),
         ({"map": "own:number"}, r"--map own:number gave 3 \(int\), expected a row \(a dict\), several of them"),
         ({"map": "own:text"}, r"--map own:text gave 'text' \(str\), expected a row"),
-        ({"map": "own:numbers"}, r"--map own:numbers gave a list that holds 3 \(int\), expected rows \(dicts\) alone"),
-        ({"map": "own:unnamed"}, "--map own:unnamed gave a row with the column 1, whose name is no text"),
+        ({"map": "own:numbers"}, r"--map own:numbers gave a list that holds 3 \(int\), expected only rows \(dicts\)"),
+        ({"map": "own:unnamed"}, "--map own:unnamed gave a row with the column 1, whose name is not text"),
         ({"filter": "own:number"}, r"--filter own:number gave 3 \(int\), expected True or False"),
         ({"filter": "own:raising"}, r"--filter own:raising gave \{'n': 0, .* \(dict\), expected True or False"),
     ],
@@ -186,7 +186,7 @@ def test_what_a_function_raises_or_gives_wrong_is_named(options: dict[str, str],
         ({"filter": "not_there.py:f"}, r"--filter not_there.py:f: there is no file .*not_there\.py: correct the path"),
         ({"map": "wrong:f"}, r"--map wrong:f: module wrong cannot be imported \(ZeroDivisionError.*\): correct it"),
         ({"map": "wrong.py:f"}, r"--map wrong.py:f: .*wrong\.py cannot be run \(ZeroDivisionError.*\): correct it"),
-        ({"map": "math:sqrt"}, "--map math:sqrt: math has no source file, so that changes of it would not be noticed"),
+        ({"map": "math:sqrt"}, "--map math:sqrt: math has no source file, so its changes would not be detected"),
         (
             {"map": lambda row: row},
             "map=<function .*lambda.* cannot be loaded by other processes: pass a function that",
@@ -208,7 +208,8 @@ def test_a_name_that_leads_to_another_function_is_refused(rows: Path, monkeypatc
 
     inner.__qualname__ = "texts"
     with pytest.raises(
-        ConfigError, match=r"map=<function .*: .*:texts is another object: pass what the module itself d"
+        ConfigError,
+        match=r"map=<function .*: .*:texts is another object: pass an object that the module itself defines",
     ):
         converted(rows, map=inner)
     inner.__module__ = "__main__"
@@ -232,7 +233,7 @@ def test_a_map_that_takes_rows_which_it_left_out_before_is_an_error(rows: Path) 
     with rows.open("a") as file:
         file.write('{"n": 1, "text": "again"}\n')
     with pytest.raises(
-        WorkerError, match="left out all rows before, and take one now: what they give must follow from"
+        WorkerError, match="left out all rows before, and now keep a row: their results must depend only on"
     ):
         converted(rows, map="fickle:f", unit_bytes=10_000)
 
@@ -288,8 +289,8 @@ def test_a_script_that_is_killed_goes_on_to_the_same_bytes_and_refuses_changed_c
     Path("kill").unlink()
     Path("script.py").write_text(SCRIPT.replace(" shortened", " cut"))
     changed = run_command(sys.executable, "script.py", num_workers, "out", timeout_s=120)
-    assert "holds a conversion that was begun with other code of " in changed.stderr
-    assert "script.py:shorten: put that back, and run the same command, or pass --overwrite" in changed.stderr
+    assert "holds an unfinished conversion with other code of " in changed.stderr
+    assert "script.py:shorten: restore that code and run the same command, or pass --overwrite" in changed.stderr
     Path("script.py").write_text(SCRIPT)
     resumed = run_command(sys.executable, "script.py", num_workers, "out", timeout_s=120)
     assert resumed.stdout.split() == ["1200", "334", "66"], resumed.stderr
@@ -311,9 +312,7 @@ def test_what_is_finished_is_done_again_where_the_code_has_changed_and_that_is_w
 def test_a_module_that_was_changed_after_its_import_is_not_taken_for_the_new_one(rows: Path) -> None:
     converted(rows, map="own:loud")
     Path("own.py").write_text(OWN.replace(".upper()", ".title()"))
-    with pytest.raises(
-        ConfigError, match="--map own:loud: its file was changed after this process had imported it: sta"
-    ):
+    with pytest.raises(ConfigError, match="--map own:loud: its file was changed after its import: restart"):
         converted(rows, "other", map="own:loud")
 
 
@@ -322,7 +321,7 @@ def test_code_that_changes_while_rows_are_given_to_it_ends_the_conversion(rows: 
         Path("own.py").write_text(Path("own.py").read_text() + "\n")
 
     with pytest.raises(
-        WorkerError, match=r"the code of --map own\.py:loud was changed while rows were given to it: put"
+        WorkerError, match=r"the code of --map own\.py:loud was changed during the conversion: restore it"
     ):
         converted(rows, map="own.py:loud", num_workers=2, progress=Progress(say=change))
     with pytest.raises(
@@ -336,9 +335,7 @@ def test_changes_of_the_file_that_defines_a_function_count_where_another_file_na
     converted(rows, map="shown.py:loud")
     assert texts("out")[1] == "TEXT 1"
     Path("own.py").write_text(OWN.replace(".upper()", ".title()"))
-    with pytest.raises(
-        ConfigError, match=r"--map shown\.py:loud: its file was changed after this process had imported it"
-    ):
+    with pytest.raises(ConfigError, match=r"--map shown\.py:loud: its file was changed after its import"):
         converted(rows, map="shown.py:loud")
 
 

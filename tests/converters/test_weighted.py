@@ -44,10 +44,10 @@ def test_entries_with_weights_become_datasets_and_a_run_that_mixes_them(tmp_path
     [
         (
             {"limit": 3},
-            r"list\.yaml: its entries have weights, .* and limit cannot be asked of them together: set limit",
+            r"list\.yaml: its entries have weights, .* and limit cannot apply to all",
         ),
-        ({"splits": {"a": 0.5, "b": 0.5}}, "and splits cannot be asked of them together"),
-        ({"beside": True}, "its entries have weights, so that each becomes a dataset of its own: give the list alone"),
+        ({"splits": {"a": 0.5, "b": 0.5}}, "and splits cannot apply to all together"),
+        ({"beside": True}, "its entries have weights, so each entry becomes a separate dataset: pass only the"),
     ],
 )
 def test_what_goes_not_with_weights_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -59,7 +59,9 @@ def test_what_goes_not_with_weights_is_refused(tmp_path: Path, options: dict[str
 
 def test_each_entry_has_a_weight_or_none_has(tmp_path: Path) -> None:
     path = weighted(tmp_path, 3, None, 1)
-    with pytest.raises(LmmsStreamError, match=r"list\.yaml: entry 2 of datasets: has no weight, and others have"):
+    with pytest.raises(
+        LmmsStreamError, match=r"list\.yaml: entry 2 of datasets: has no weight, and other entries have weights"
+    ):
         convert([path], str(tmp_path / "out"), num_workers=1)
 
 

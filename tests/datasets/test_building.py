@@ -113,7 +113,7 @@ def test_shards_lie_in_the_store_that_is_named(
     monkeypatch.delenv("AZURE_ACCOUNT_NAME")
     with pytest.raises(ConfigError, match="set AZURE_ACCOUNT_NAME"):
         cache_of(DatasetConfig(**{**stored, "object_storage": "azure"}))
-    with pytest.raises(ConfigError, match="both say where shards are kept: leave one of them out"):
+    with pytest.raises(ConfigError, match="both set the folder of shards: leave one of them out"):
         cache_of(DatasetConfig(**{**stored, "cache_dir": "x"}))
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_of(DatasetConfig(**{**config, "cache_dir": None})) == "/caches/lmms_stream/datasets"

@@ -142,9 +142,9 @@ def test_what_is_registered_twice_or_cannot_be_read_is_refused(tokenizer: Path, 
         (mapping_func.register_dataset, "vision", "dataset_type"),
         (mapping_func.register_processor, "qwen2", "processor_type"),
     ):
-        with pytest.raises(ConfigError, match=f"{what} '{name}' is there already: choose another name"):
+        with pytest.raises(ConfigError, match=f"{what} '{name}' is already registered: choose another name"):
             register(name)(BaseDataset)
-    with pytest.raises(ConfigError, match="dict is no dataset of packs: inherit from BaseDataset or another"):
+    with pytest.raises(ConfigError, match="dict is not a dataset of packs: inherit from BaseDataset or a class"):
         mapping_func.register_dataset("x")(dict)
     rows_of_its_own = type("Own", (BaseDataset,), {"load_from_json": lambda *_: None})
     with pytest.raises(ConfigError, match="Own has load_from_json, which nothing calls here: name `map: module"):
@@ -163,7 +163,7 @@ def test_models_are_chosen_as_theirs_are(tmp_path: Path) -> None:
     assert mapping_func.create_model_from_pretrained(str(tmp_path)) is AutoModelForCausalLM
     named = mapping_func.create_model_from_pretrained(str(tmp_path), "image_text_to_text")
     assert named is AutoModelForImageTextToText
-    with pytest.raises(ConfigError, match="model_type 'lama' is unknown to the transformers that is installed"):
+    with pytest.raises(ConfigError, match="model_type 'lama' is unknown to the installed transformers"):
         mapping_func.create_model_from_config("lama", {})
     with pytest.raises(ConfigError, match="model_general_type 'text' is not one of causal_lm, masked_lm"):
         mapping_func.create_model_from_config("llama", {}, "text")

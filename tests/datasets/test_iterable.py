@@ -256,7 +256,7 @@ def test_persistent_workers_that_do_not_hear_of_a_state_are_an_error(epochs: Epo
     loader = _loader(dataset, num_workers=1, persistent_workers=True)
     _epoch(loader, dataset, tokenizer, stop=2)
     dataset.load_state_dict(dataset.state_dict())
-    with pytest.raises(ConfigError, match="which do not hear of it: call it before the DataLoader is first iterated"):
+    with pytest.raises(ConfigError, match="which cannot receive the state: call it before the DataLoader is"):
         list(loader)
 
 
@@ -364,7 +364,7 @@ def test_slices_of_a_file_are_told_apart(tokenizer: Path, tmp_path: Path) -> Non
     state = first.state.to_dict()
     rest = Readers(sliced("100:200", "0:100"), 1, 1, state=state).rest()
     assert counts_of(seen + rest, tokenizer) == Counter(range(200))
-    with pytest.raises(ObjectMissingError, match=r"rows\.jsonl@\[\d+:\d+\]: is not there any more"):
+    with pytest.raises(ObjectMissingError, match=r"rows\.jsonl@\[\d+:\d+\]: the file was removed"):
         Readers(sliced("0:150", "150:200"), 1, 1, state=state).rest()
 
 
@@ -517,7 +517,7 @@ def test_what_cannot_be_read_is_an_error_or_counted_once(
     lines = [json.dumps(row(number)) for number in range(300, 310)]
     lines[3], lines[7] = '{"messages": [', json.dumps({"messages": [{"role": "user"}]})
     broken.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=r'\(or leave out what cannot be read, counted, with on_error="skip"\)'):
+    with pytest.raises(DataError, match=r'\(or set on_error="skip" to leave out unreadable rows, with a count\)'):
         Readers(config, 1, 1).rest()
     (tmp_path / "rows/f.jsonl").write_text("")
     for num_ranks in (1, 3):
@@ -571,10 +571,10 @@ def test_a_file_that_changes_or_goes_while_it_is_read_is_an_error(config: dict[s
     path = tmp_path / "rows/b/c.jsonl"
     text = path.read_text()
     path.write_text(text + json.dumps(row(999)) + "\n")
-    with pytest.raises(DataError, match=r"c\.jsonl was changed while it was read: .* what is new goes into new files"):
+    with pytest.raises(DataError, match=r"c\.jsonl was changed during reading: .* write new rows to new files"):
         Readers(config, 1, 1, state=state).rest()
     path.unlink()
-    with pytest.raises(ObjectMissingError, match=r"c\.jsonl: is not there any more, .*: put it back"):
+    with pytest.raises(ObjectMissingError, match=r"c\.jsonl: the file was removed .*: restore it"):
         Readers(config, 1, 1, state=state).rest()
 
 
@@ -595,11 +595,11 @@ def test_a_state_of_other_lanes_or_settings_is_refused(config: dict[str, Any]) -
         CursorError, match=r"has 12 lanes, this dataset 8: set num_canonical_nodes to 12, .* 1, 2, 3, 4"
     ):
         Readers(config | {"num_canonical_nodes": 8}, 1, 1, state=state)
-    with pytest.raises(CursorError, match=r"is of other settings \(packing, order\): restore them"):
+    with pytest.raises(CursorError, match=r"has other settings \(packing, order\): restore them"):
         Readers(config | {"packing_length": 128, "data_seed": 1}, 1, 1, state=state)
     with pytest.raises(CursorError, match="the saved state is damaged"):
         Readers(config, 1, 1, state=state | {"lanes": {"0": {}}})
-    with pytest.raises(CursorError, match="is not one of sources that are read without conversion"):
+    with pytest.raises(CursorError, match="does not belong to sources read without conversion"):
         Readers(config, 1, 1, state={"version": 1, "plan": "x"})
 
 
@@ -683,7 +683,7 @@ def test_on_shards_it_is_their_lanes(config: dict[str, Any], tokenizer: Path, tm
     planner.load_state_dict(planner.state_dict() | {"lanes": epoch_1})
     assert all(one.equal(other.input_ids) for one, other in zip(second, planner, strict=False))
     assert not all(one.equal(other) for one, other in zip(second, found, strict=True))
-    with pytest.raises(ConfigError, match="state_dict: the dataset is one of shards, whose state its loader keeps"):
+    with pytest.raises(ConfigError, match="state_dict: the state of a dataset of shards is kept by its loader"):
         dataset.state_dict()
 
 

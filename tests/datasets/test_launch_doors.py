@@ -52,12 +52,12 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [
-        ("dataset_config", {"dataset_type": "aero_realtime_iterable"}, "'aero_realtime_iterable' is not there yet"),
+        ("dataset_config", {"dataset_type": "aero_realtime_iterable"}, "'aero_realtime_iterable' is not supported"),
         ("dataset_config", {"processor_config": {"processor_type": "wanvideo", "processor_name": "x"}}, "wanvideo"),
         (
             "model_config",
             {"monkey_patch_kwargs": {"patch_type": ["video"], "mm_spatial_pool_mode": "max"}},
-            "mm_spatial_pool_mode 'max' cannot be followed, only 'bilinear', by which",
+            "mm_spatial_pool_mode 'max' is not supported, only 'bilinear', LLaVA-OneVision",
         ),
         ("model_config", {"monkey_patch_kwargs": {"faster_token_stride": 5}}, "has no 'faster_token_stride'"),
         (None, {"trainer_type": "wan_trainer"}, "own classes, which is not here: train it with LMMS Engine, or a"),
@@ -65,7 +65,7 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
         (
             "dataset_config",
             {"dataset_type": "bagel_iterable", "processor_config": {"processor_type": "bagel", "processor_name": "x"}},
-            "BAGEL's model is one of .* set model_config.extra_kwargs.trust_remote_code to true",
+            "BAGEL's model is a class of .* set model_config.extra_kwargs.trust_remote_code to true",
         ),
     ],
 )

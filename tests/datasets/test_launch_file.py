@@ -102,7 +102,7 @@ def test_a_launch_file_trains_resumes_and_logs_by_their_names(data: dict[str, An
 
 def test_what_their_launcher_cannot_do_is_an_error() -> None:
     assert arguments_of(["+a.b=1", "config_yaml=f.yaml", "++c=2"]) == ["f.yaml", "a.b=1", "c=2"]
-    with pytest.raises(ConfigError, match="no launch file is named: give config_yaml=FILE"):
+    with pytest.raises(ConfigError, match="no launch file is named: pass config_yaml=FILE"):
         arguments_of(["a.b=1"])
     with pytest.raises(ConfigError, match=r"~a.b deletes a key.* as a.b=null"):
         arguments_of(["config_yaml=f", "~a.b"])
@@ -141,7 +141,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [
-        ("", {"config_yaml": "x.yaml"}, "config_yaml 'x.yaml' names another file: give that one to lmms-stream train"),
+        ("", {"config_yaml": "x.yaml"}, "config_yaml 'x.yaml' names another file: pass that file to lmms-stream"),
         ("model_config", {"monkey_patch_kwargs": {"patch_types": ["liger"]}}, "did you mean 'patch_type'"),
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["ligre"]}}, "did you mean 'liger'"),
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["nsa"]}}, "nsa True: sparse attention is not here"),
@@ -162,12 +162,20 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ),
         ("", {"trainer_arg": {}}, "launch.yaml has no 'trainer_arg': did you mean 'trainer_args'"),
         ("", {"model_config": None}, "model_config is missing: write the section"),
-        ("", {"trainer_type": "wan_trainer"}, "own classes, which is not here: train it with LMMS Engine, or a"),
-        ("", {"trainer_type": "sit_trainer"}, "learns from dataset_type sit, and dataset_config has vision: correct"),
-        ("", {"trainer_type": "rae_trainer"}, "own classes, which is not here: .*type: reconstruction.*class_path"),
-        ("", {"trainer_type": "bagel_fsdp2_trainer"}, "own classes, which is not here: .*type: bagel.*class_path"),
+        ("", {"trainer_type": "wan_trainer"}, "a model class of LMMS Engine, .*: train it with LMMS Engine, or a"),
+        ("", {"trainer_type": "sit_trainer"}, "needs dataset_type sit, and dataset_config has vision: correct"),
+        (
+            "",
+            {"trainer_type": "rae_trainer"},
+            "a model class of LMMS Engine, not of lmms_stream: .*type: reconstruction.*class_path",
+        ),
+        (
+            "",
+            {"trainer_type": "bagel_fsdp2_trainer"},
+            "a class of LMMS Engine, not of lmms_stream: .*type: bagel.*class_path",
+        ),
         ("", {"trainer_type": "fsdp_trainer"}, "did you mean 'fsdp2_trainer'"),
-        ("", {"extra_kwargs": {"x": 1}}, "are for trainers that are not there: leave them out"),
+        ("", {"extra_kwargs": {"x": 1}}, "are for unsupported trainers: leave them out"),
         ("dataset_config", {"dataset_type": None}, "dataset_config: "),
         ("dataset_config", {"packing_size": 3}, "unknown key 'packing_size': look for its name in docs/settings.md"),
         ("model_config", {"load_from_pretrained_path": "x"}, "exactly one of load_from_pretrained_path and load_from"),
@@ -308,7 +316,7 @@ def test_arguments_of_older_and_newer_versions_are_heard_or_refused(data: dict[s
         "jit_mode_eval": True,
         "train_sampling_strategy": "sequential",
     }.items():
-        with pytest.raises(ConfigError, match=f"{name} is '?{value}'?, which is refused: "):
+        with pytest.raises(ConfigError, match=f"{name} is '?{value}'?, which is not supported: "):
             planned_launch(data | {"trainer_args": {**args, name: value}}, source="f", world=World(world_size=1))
 
 
@@ -354,7 +362,7 @@ def test_the_example_about_images_trains_as_it_is_written(tmp_path: Path) -> Non
 
 def test_weights_that_are_loaded_keep_their_config(data: dict[str, Any]) -> None:
     model = {"load_from_pretrained_path": "x", "overwrite_config": {"hidden_size": 3}}
-    with pytest.raises(ConfigError, match="overwrite_config hidden_size of a model that is loaded"):
+    with pytest.raises(ConfigError, match="overwrite_config hidden_size does"):
         launch_of(data | {"model_config": model}, source="launch.yaml")
 
 

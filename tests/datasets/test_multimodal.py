@@ -188,7 +188,7 @@ def test_shards_that_are_there_are_read_where_they_lie(config: dict[str, Any], d
     shards = MultiModalDataset(config | {"dataset_format": "mds", "dataset_path": str(dataset_folder)}).build()
     assert shards.core.url == str(dataset_folder)
     assert len(shards[0].input_ids)
-    with pytest.raises(ConfigError, match="convert them with --max-tokens"):
+    with pytest.raises(ConfigError, match="convert the sources again with --max-tokens"):
         MultiModalDataset(shards.config.__class__(**config | {
             "dataset_format": "mds", "dataset_path": str(dataset_folder), "max_length": 3,
         })).build()  # fmt: skip

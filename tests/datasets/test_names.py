@@ -115,7 +115,7 @@ def test_llava_videos_slow_and_fast_frames_are_settings_of_the_processor() -> No
         ({"frames_upbound": 16}, "frames_upbound 16 without force_sample gives videos other numbers of frames"),
         (
             {"mm_spatial_pool_stride": 4},
-            "mm_spatial_pool_stride 4 cannot be followed, only 2, by which LLaVA-OneVision",
+            "mm_spatial_pool_stride 4 is not supported, only 2, LLaVA-OneVision",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -239,18 +239,18 @@ def test_wrong_processors_are_refused(given: dict[str, Any], message: str) -> No
 
 
 def test_weights_and_wrong_settings_of_a_list_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="entry 0 of datasets has a weight, and sources are read one after another"):
+    with pytest.raises(ConfigError, match="entry 0 of datasets has a weight, but sources are read one after"):
         sources_of(config(dataset_format="yaml", datasets=[{"path": "x", "weight": 1}]))
     with pytest.raises(DataError, match="entry 0 of datasets: limit is 'x': expected a number of rows"):
         sources_of(config(dataset_format="yaml", datasets=[{"path": "x", "limit": "x"}]))
     for key in "map", "filter":
         source = SourceEntry("x", None, "", {key: "module:function"})
-        with pytest.raises(ConfigError, match=f"x: {key} is done while sources are converted, and these are read as"):
+        with pytest.raises(ConfigError, match=f"x: {key} applies only to conversions, but these sources are read"):
             list_files([source], num_lanes=1, scratch=tmp_path, keeps_refused=False)
         (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
         (tmp_path / "list.yaml").write_text(f"datasets:\n- {{path: a.jsonl, {key}: 'module:function'}}\n")
         within = SourceEntry(str(tmp_path / "list.yaml"), None, "", {})
-        with pytest.raises(ConfigError, match=rf"a\.jsonl: {key} is done while sources are converted"):
+        with pytest.raises(ConfigError, match=rf"a\.jsonl: {key} applies only to conversions"):
             list_files([within], num_lanes=1, scratch=tmp_path, keeps_refused=False)
 
 
@@ -265,8 +265,8 @@ def test_a_list_that_is_wrong_is_named(tmp_path: Path) -> None:
     [
         ({}, "needs remote, the folder or URL of its shards, or dataset_type"),
         ({"dataset_path": "x"}, "dataset_path is for a dataset with a dataset_type"),
-        ({"dataset_type": "vision", "remote": "x"}, "has dataset_path for that: leave one of them out"),
-        ({"remote": "x", "seed": 1, "data_seed": 2}, "say the same: leave one of them out"),
+        ({"dataset_type": "vision", "remote": "x"}, "reads dataset_path: leave one of them out"),
+        ({"remote": "x", "seed": 1, "data_seed": 2}, "set the same value: leave one of them out"),
     ],
 )
 def test_a_config_is_either_of_shards_or_of_sources(given: dict[str, Any], message: str) -> None:

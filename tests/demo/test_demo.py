@@ -61,7 +61,7 @@ def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
     result = run_cli("demo", "--output", str(tmp_path))
     assert result.returncode == 1
-    assert f"error: {tmp_path} holds files that no demo wrote: pass another folder as --output" in result.stderr
+    assert f"error: {tmp_path} holds files not written by a demo: pass another folder as --output" in result.stderr
     assert (tmp_path / "mine.txt").read_text() == "kept"
 
 

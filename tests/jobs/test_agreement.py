@@ -59,7 +59,7 @@ def test_nodes_of_unequal_size_read_each_sample_of_an_epoch_once(
         ((2, 1), "batch", "ranks do not agree on global_batch: rank . has .*, rank . has .*read twice or never"),
         ((2,), "state", "ranks do not agree on cursor: .*load the same state on all ranks"),
         ((2,), "loaded", "ranks do not agree on cursor: .*load the same state on all ranks"),
-        ((2, 1), "alone", "1 of 3 ranks go on from a state that was loaded behind .* not within 2 s, .*: load"),
+        ((2, 1), "alone", "1 of 3 ranks resume from a state loaded after .* not within 2 s, .*: load"),
         ((1, 3, 2), "nothing", r"ranks do not agree on ranks_per_node: rank . has .*: give the loader of each rank"),
     ],
 )

@@ -157,9 +157,9 @@ def test_samples_that_no_pack_holds_are_counted_in_one_line(folder: Path) -> Non
 
 def test_datasets_that_cannot_be_evaluated_are_refused_by_all_ranks(folder: Path) -> None:
     messages = {
-        "lanes": "the eval_dataset is packed in lanes, which have no end: write its lengths index with lmms-stream in",
+        "lanes": "the eval_dataset is packed in lanes, without an end: write its lengths index with lmms-stream",
         "long": "source 'eval_dataset' has no packs: all its samples are dropped; raise packing_length",
-        "unlearnt": "the eval_dataset has no token that is learnt: choose another",
+        "unlearnt": "the eval_dataset has no token to train on: choose another",
     }
     errors = {run: value["error"] for run, value in cases_of(folder).items() if "error" in value}
     assert set(errors) == {f"{name}-2-{rank}" for name in messages for rank in range(2)}

@@ -171,16 +171,16 @@ def test_ranks_read_packs_of_their_own_and_hold_parts_of_some_experts(short: dic
 
 def test_what_has_no_experts_to_split_is_refused_by_name_on_every_rank(short: dict[str, Any]) -> None:
     none = (
-        "transformers has no plan for expert parallelism of {}, as it has for those of gpt-oss and Llama 4 and, from "
-        "5.0 on, of most mixtures: set "
+        "transformers has no plan for expert parallelism of {}, as for gpt-oss, Llama 4 and, from 5.0 on, most "
+        "mixtures: set "
     )
-    shared = "train.expert_parallel to 1. Experts are sharded over ranks as other weights are"
+    shared = "train.expert_parallel to 1. Experts are then sharded over ranks like other weights"
     at = "model.layers.*" if IS_5 else "layers.*"
     messages = {
         "dense": none.format("Qwen2ForCausalLM") + shared,
         "experts": "train.expert_parallel 4 does not divide the 6 experts of GptOssForCausalLM: choose a divisor",
-        "adapter": "GptOssForCausalLM has none of the parameters that transformers' plan names for its experts (as "
-        f"{at}.mlp.experts.gate_up_proj; an adapter of them has others): set train.expert_parallel to 1",
+        "adapter": "GptOssForCausalLM lacks the parameters of its experts in transformers' plan (such as "
+        f"{at}.mlp.experts.gate_up_proj; an adapter of experts has other parameters): set train.expert_parallel to 1",
         "rows": "2 ranks share the same 1 experts by train.expert_parallel, and divide neither these nor the 9 rows of "
         "down_proj: choose another degree, or other train.shard_ranks",
     }

@@ -89,8 +89,8 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused_by_name(made: list[dic
             "train.sequence_parallel 4 does not divide the world size 4 by tensor_parallel 2: choose a divisor"
         ),
         "sp 2 shards 1": (
-            "train.shard_ranks 1 is no multiple of sequence_parallel 2, whose ranks share one copy of the model: "
-            "choose a multiple of 2"
+            "train.shard_ranks 1 is not a multiple of sequence_parallel 2, whose ranks share a copy of the "
+            "model: choose a multiple of 2"
         ),
         "ep 3": (
             "train.expert_parallel 3 does not divide the 4 ranks that share one copy of the model: choose a divisor"

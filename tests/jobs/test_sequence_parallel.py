@@ -97,7 +97,7 @@ def test_penalties_of_packs_that_lie_on_several_ranks_are_those_of_whole_packs(
 
 def test_an_attention_that_makes_a_mask_of_a_part_is_refused(results: dict[str, Any]) -> None:
     assert results["masked-2"]["error"].startswith(
-        "train.sequence_parallel 2 with attention sdpa, whose mask would be made of one rank's part of the tokens: set "
+        "train.sequence_parallel 2 with attention sdpa, whose mask would cover only a single rank's tokens: set "
         "model.attention to flash_attention_2 or sdpa_varlen, or to auto"
     )
 

@@ -137,7 +137,7 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
         "dora": "train.tensor_parallel cuts adapters of peft_type LORA without use_dora alone, and this one is LORA: "
         "set it to 1",
         "opt": f"transformers has no plan for tensor parallelism of OPTForCausalLM: {remedy}",
-        "compiled": "train.tensor_parallel 2 and torch_compile do not go together yet",
+        "compiled": "train.tensor_parallel 2 and torch_compile cannot be combined yet",
         "channels": "train.tensor_parallel 2 does not divide the 63 outputs of model.layers.0.mlp.gate_proj: choose a "
         "divisor of 63",
         "ranks": "train.tensor_parallel 3 does not divide the world size 4: choose a divisor",
@@ -155,7 +155,7 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
     for name, message in messages.items():
         assert [made["error"].startswith(message) for made in results[name]] == [True] * 4, results[name]
     if not IS_5:
-        told = "train.tensor_parallel 2 cuts its heads, which not every model's code can take: "
+        told = "train.tensor_parallel 2 cuts its heads, which some models' code does not support:"
         assert told in results["qwen2_moe"][0]["error"]
 
 

@@ -94,7 +94,7 @@ def test_samples_of_a_dataset_that_is_stored_anew_are_found_by_their_rows(
     there = [(old, new_id) for old, found in zip(ids, names, strict=True) for new_id in found]
     assert len(there) == len(ids) or make is in_splits
     assert tokens_at(data, [old for old, _ in there]) == tokens_at(new, [new_id for _, new_id in there])
-    with pytest.raises(CursorError, match="The ids of the run's samples are those of the dataset as it was"):
+    with pytest.raises(CursorError, match="The run's ids belong to the dataset of that time"):
         Ledger(history, urls={"chats": str(new)})
 
 
@@ -115,7 +115,7 @@ def test_a_dataset_that_went_through_files_has_no_names_of_the_old_one(data: Pat
     assert Ledger(history).origins.renamed("chats", [7], url=str(tmp_path / "back")) == [[]]  # of other files
     for name in ("provenance.npy", "provenance.json"):
         (tmp_path / "back" / "_lmms" / name).unlink()
-    with pytest.raises(ConfigError, match="does not say where its samples come from, so that the ids of chats do not"):
+    with pytest.raises(ConfigError, match="has no record of the sources of its samples, so ids of chats do not"):
         Ledger(history).origins.renamed("chats", [7], url=str(tmp_path / "back"))
 
 

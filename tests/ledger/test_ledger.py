@@ -137,10 +137,10 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
         (["--drop", "nowhere.txt"], "the drop list nowhere.txt cannot be read"),
         (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
         (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
-        (["--url", "c=x"], "--url c: the run has no such source: it has a, b"),
-        (["--step", "1", "--until", "3"], "--until counts steps, of a sample or of all: leave it out"),
+        (["--url", "c=x"], "--url c: the run has no such source, only a, b"),
+        (["--step", "1", "--until", "3"], "--until selects steps, of a sample or of all samples: leave it out"),
         (["--until", "999999"], "--until 999999: the run ends before step"),
-        (["--step", "1", "--renamed", "x"], "--renamed is of --sample: name one"),
+        (["--step", "1", "--renamed", "x"], "--renamed needs --sample: name a sample"),
     ],
 )
 def test_what_a_run_has_not_is_refused(run: Path, arguments: list[str], message: str) -> None:
@@ -150,7 +150,7 @@ def test_what_a_run_has_not_is_refused(run: Path, arguments: list[str], message:
 
 
 def test_a_run_without_checkpoints_or_with_another_dataset_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has no complete checkpoint: name one, or the output_dir of a run"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint: name a checkpoint, or the output_dir"):
         Ledger(tmp_path)
     with pytest.raises(CursorError, match="they differ in the lengths index"):
         Ledger(run, urls={"a": str(run.parent / "b")})
@@ -218,18 +218,18 @@ def test_of_lanes_the_ledger_says_what_their_log_does(run: Path, tmp_path: Path)
     assert 2 in found["steps"][sample]
     assert "of steps to come, of ranks and micro-batches" in found["note"]
     assert "samples:" in run_cli("ledger", str(tmp_path / "run")).stdout
-    with pytest.raises(CheckpointError, match="keeps no history of its run: it is of an earlier release, or its packs"):
+    with pytest.raises(CheckpointError, match="has no history of its run: it was saved by an earlier release, or"):
         Ledger(checkpoint)
     for arguments, message in (
         (["--step", "4"], "step 4 is not in"),
         (["--sample", "a:b"], "--sample a:b: expected an ID; a run in lanes has one source"),
         (["--step", "1", "--show"], "--show and --renamed need the datasets"),
-        (["--until", "1"], "--until asks what packs hold, and"),
-        (["--url", "data=elsewhere"], "is of a run in lanes, of which the log alone tells: leave it out"),
+        (["--until", "1"], "--until needs the contents of packs, but"),
+        (["--url", "data=elsewhere"], "belongs to a run in lanes, whose contents are only in the log: leave it"),
     ):
         assert message in " ".join(run_cli("ledger", str(tmp_path / "run"), *arguments).stderr.split())
     log = tmp_path / "run" / "train_log.jsonl"
     log.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)))
     assert "has no sample ids" in run_cli("ledger", str(checkpoint), "--step", "1").stderr
     log.unlink()
-    assert "there is no train_log.jsonl beside it" in " ".join(run_cli("ledger", str(checkpoint)).stderr.split())
+    assert "there is no train_log.jsonl next to it" in " ".join(run_cli("ledger", str(checkpoint)).stderr.split())

@@ -97,7 +97,7 @@ def test_a_source_without_steps_says_why(rows: Path, tmp_path: Path) -> None:
     assert [entry.epoch for entry in ended.sample("other", 3)] == [0]
     assert ended.why_nowhere("other", 3) == "other ended before: max_epochs gives it 1"
     lacking = ended.origins.samples_of_row
-    with pytest.raises(ConfigError, match="the dataset of other does not say where its samples come from"):
+    with pytest.raises(ConfigError, match="the dataset of other has no record of the sources of its samples"):
         lacking("rows.jsonl", 999)
 
 
@@ -156,11 +156,11 @@ def test_a_dataset_that_was_converted_again_is_another_one_whose_names_map_by_ro
     assert ours == [provenance.source_of(theirs[0])]
     said = run_cli("ledger", str(config), "--sample", "7", "--renamed", str(again)).stdout
     assert f"again: {theirs[0]}" in "".join(said.split("\n")) or str(theirs[0]) in said
-    with pytest.raises(CursorError, match="The ids of the run's samples are those of the dataset as it was"):
+    with pytest.raises(CursorError, match="The run's ids belong to the dataset of that time"):
         Ledger(history, urls={"chats": str(again)})
     for name in ("provenance.npy", "provenance.json"):
         (again / "_lmms" / name).unlink()
-    with pytest.raises(ConfigError, match="does not say where its samples come from, so that the ids of chats do not"):
+    with pytest.raises(ConfigError, match="has no record of the sources of its samples, so ids of chats do not"):
         ledger.origins.renamed("chats", [7], url=str(again))
 
 
@@ -184,9 +184,9 @@ def test_samples_of_equal_lengths_in_another_order_are_another_dataset(tmp_path:
 
 def test_configs_of_which_nothing_is_known_beforehand_are_refused(rows: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, {"chats": rows}, max_steps=9)
-    with pytest.raises(ConfigError, match=r"the packs of 'chats' of .* are made in lanes as samples are read"):
+    with pytest.raises(ConfigError, match=r"the packs of 'chats' of .* are made in lanes during reading"):
         Ledger(config, overrides=["datasets.chats.packing_mode=lanes"])
     with pytest.raises(ConfigError, match=r"--world-size 3: of .* 2 ranks share their packs: name a multiple"):
         Ledger(config, world=World(world_size=3), overrides=["train.sequence_parallel=2"])
-    with pytest.raises(ConfigError, match="is no config, and its checkpoint says on which ranks"):
+    with pytest.raises(ConfigError, match="is not a config, and its checkpoint already has the ranks"):
         Ledger(tmp_path / "runs", world=World(world_size=2))

@@ -70,19 +70,19 @@ def test_a_local_copy_of_a_dataset_of_the_hub_comes_before_the_hub(
         ({"ms_hub_url": "a/b"}, "#x: ms_hub_url 'a/b' names a dataset of ModelScope, which is not read: download it"),
         ({"om_hub_url": "a/b"}, "om_hub_url 'a/b' names a dataset of OpenMind, which is not read"),
         ({"script_url": "a"}, "script_url 'a' names a loading script, which is not read: download it"),
-        ({"formatting": "alpaca"}, "#x: says not where its rows lie: give it a file_name"),
+        ({"formatting": "alpaca"}, "#x: has no path of its rows: add a file_name"),
         ({"file_nme": "a"}, r"#x: unknown key 'file_nme': did you mean 'file_name'"),
         ({"file_name": 3}, "file_name is 3: expected text"),
         ({"file_name": "no.json"}, r"no\.json: no such file or folder"),
         ({"file_name": "a", "split": "test"}, "split is 'test', and the rows of files are all of split train: leave"),
         ({"file_name": "a", "formatting": "sharegtp"}, "formatting 'sharegtp' is not known: did you mean 'sharegpt'"),
         ({"file_name": "a", "ranking": "yes"}, "ranking is 'yes': write true or false"),
-        ({"file_name": "a", "ranking": True, "columns": {"prompt": "a", "chosen": "b"}}, "columns name no rejected"),
+        ({"file_name": "a", "ranking": True, "columns": {"prompt": "a", "chosen": "b"}}, "columns has no rejected"),
         ({"file_name": "a", "columns": {"promt": "a"}}, "#x: columns: unknown key 'promt': did you mean 'prompt'"),
         ({"file_name": "a", "columns": ["a"]}, r"columns is \['a'\]: expected an object of names"),
         ({"file_name": "a", "columns": {"prompt": ["a"]}}, r"columns: prompt is \['a'\]: expected text"),
-        ({"file_name": "a", "columns": {"response": "a"}}, "columns name no prompt, which formatting alpaca reads"),
-        ({"file_name": "a", "formatting": "openai", "columns": {"system": "s"}}, "columns name no messages"),
+        ({"file_name": "a", "columns": {"response": "a"}}, "columns has no prompt, which formatting alpaca needs"),
+        ({"file_name": "a", "formatting": "openai", "columns": {"system": "s"}}, "columns has no messages"),
         ({"file_name": "a", "tags": {"role": "a"}}, "#x: tags: unknown key 'role': did you mean 'role_tag'"),
         ({"file_name": "a", "num_samples": 0}, "#x: num_samples is 0: expected a number of rows, at least 1"),
         ("a", r"#x: expected an object, found 'a': write"),
@@ -106,7 +106,7 @@ def test_a_list_names_described_datasets_and_says_nothing_of_their_rows(tmp_path
     path = write(tmp_path / "list.yaml", b"datasets: [{path: 'dataset_info.json#a', limit: 1}]")
     assert read(path) == ROWS[:1]
     write(path, b"datasets: [{path: 'dataset_info.json#a', system: x}]")
-    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json#a says itself how its rows are read: leave out sys"):
+    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json#a already sets how its rows are read: leave"):
         read(path)
     with pytest.raises(LmmsStreamError, match="a list of datasets is not sliced: set num_samples of its entries"):
         read(f"{tmp_path}/dataset_info.json#a@[1:]")
@@ -141,7 +141,7 @@ def test_paths_of_a_v1_yaml_file_start_from_the_working_directory_or_near_the_fi
         ({"source": "ms_hub"}, r"v1\.yaml#x: source 'ms_hub' is not read: download the dataset, and name its files"),
         ({"converter": "alpacca"}, "#x: converter 'alpacca' is not known: did you mean 'alpaca'"),
         ({"converter": "mine"}, "convert FILES --map FILE.py:FUNCTION"),
-        ({"weight": 0.5}, "#x: weight 0.5 repeats or leaves out rows by chance, which is not done here: leave it out"),
+        ({"weight": 0.5}, "#x: weight 0.5 repeats or leaves out rows at random, which is not supported: leave it"),
         ({"size": 0}, "#x: size is 0: expected a number of rows, at least 1"),
         ({"source": "local", "split": "test"}, "#x: split is 'test', and the rows of files are all of split train"),
         ({"source": "local"}, r"nowhere\.json: no such file or folder"),

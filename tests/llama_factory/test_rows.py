@@ -294,7 +294,7 @@ def test_rows_of_v1_are_stored_as_openais(case: str, tmp_path: Path) -> None:
         (v1("assistant", part("tool_call", "{}"), tool_calls=CALLS), "in a message without tool_calls"),
         (v1("assistant", part("tool_call", "no JSON")), "of type 'tool_call'.* holds text that is not JSON"),
         (v1("assistant", part("tool_call", '{"arguments": {}}')), "a function call must be an object with a name"),
-        (v1("assistant", part("text", "a"), loss_weight=0.5), "loss_weight 0.5, which must be 0 or 1"),
+        (v1("assistant", part("text", "a"), loss_weight=0.5), "loss_weight 0.5, expected 0, 1"),
     ],
 )  # fmt: skip
 def test_messages_of_v1_that_cannot_be_trained_on_are_named(message: Entry, error: str, tmp_path: Path) -> None:

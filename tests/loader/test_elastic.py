@@ -229,7 +229,7 @@ def test_what_lanes_cannot_do_is_said(folder: Path) -> None:
     dataset = open_dataset(folder, "lanes")
     with pytest.raises(ConfigError, match=r"1 ranks of 5 workers are 5 readers, which cannot share 12 lanes"):
         PackedLoader(dataset, global_batch=8, num_workers=5)
-    with pytest.raises(ConfigError, match=r"a mixture needs lengths indexes, and 'a' has none"):
+    with pytest.raises(ConfigError, match=r"a mixture needs lengths indexes, and 'a' has no index"):
         PackedLoader({"a": dataset, "b": open_dataset(folder, "plan")}, global_batch=8)
     loader = PackedLoader(dataset, global_batch=8)
     with pytest.raises(ConfigError, match=r"lanes, and sources with weights .* have no end"):

@@ -288,9 +288,9 @@ def test_a_list_on_disk_lacks_at_most_an_unfinished_line(tmp_path: Path) -> None
     append_left_out(tmp_path, replace(LISTED, sample_id=4), dataset="0f", rank=0, worker=1)
     assert [each.sample_id for each in read_left_out(tmp_path, {"data": "0f"}).left_out.samples] == [3, 4]
     for line, message in (
-        (b"{}", "does not say of which dataset it is"),
-        (b'{"dataset": "0f"}', "must have source"),
-        (b"7", "does not say of which dataset"),
+        (b"{}", "has no dataset"),
+        (b'{"dataset": "0f"}', "must have exactly source"),
+        (b"7", "has no dataset"),
     ):
         path.write_bytes(line + b"\n")
         with pytest.raises(DataError, match=rf"line 1: .*{message}.*; correct the line or remove the file"):
@@ -318,7 +318,9 @@ def test_a_list_that_a_run_wrote_is_refused_for_another_dataset(tmp_path: Path) 
     drop = str(tmp_path / "left_out.jsonl")
     write_left_out(Path(drop), LeftOut([LISTED]), PackedLoader(one, global_batch=8).identities)
     assert [each.name for each in PackedLoader(one, global_batch=8, drop=drop).left_out.samples] == ["data:3"]
-    with pytest.raises(ConfigError, match=r"line 1: the sample is of a dataset \w{16}, and data is \w{16}, whose numb"):
+    with pytest.raises(
+        ConfigError, match=r"line 1: the sample is of a dataset \w{16}, and data is \w{16}, with other sample"
+    ):
         PackedLoader(other, global_batch=8, drop=drop)
 
 

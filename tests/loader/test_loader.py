@@ -219,7 +219,7 @@ def test_a_cursor_of_another_plan_or_beyond_it_is_refused(
     with pytest.raises(CursorError, match=r"the checkpoint follows plan .* they differ in the order settings \(seed"):
         other.load_state_dict(state)
     source = state["sources"]["data"] | {"packs": 10**6}
-    with pytest.raises(CursorError, match=r"stands at pack 1000000 of epoch 0 of 'data', which has \d+"):
+    with pytest.raises(CursorError, match=r"is at pack 1000000 of epoch 0 of 'data', which has \d+"):
         PackedLoader(dataset, global_batch=GLOBAL_BATCH).load_state_dict(state | {"sources": {"data": source}})
 
 

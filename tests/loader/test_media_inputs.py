@@ -103,14 +103,14 @@ def test_a_batch_with_media_crosses_from_workers_as_it_is(samples: list[Processe
 
 def test_what_no_batch_would_hold_is_an_error_that_names_it() -> None:
     with pytest.raises(
-        ConfigError, match="a processor gives 'pixel_values', which no batch would hold: name tensors fo"
+        ConfigError, match="a processor gives 'pixel_values', which is not a part of batches: put tensors for"
     ):
         collate([{**seen(2), "pixel_values": np.zeros(3)}], [0])
     with pytest.raises(
         ConfigError, match=r"gives media 'pixel_values' as float32\[n, 3\] and float32\[n, 5\], which can"
     ):
         collate([seen(2), {**seen(2), "media": {"pixel_values": np.zeros((2, 3), np.float32)}}], [0, 1])
-    with pytest.raises(ConfigError, match="gives media 'fps' as single values, which cannot stand one after another"):
+    with pytest.raises(ConfigError, match="gives media 'fps' as single values, which cannot be concatenated"):
         collate([{**seen(2), "media": {"fps": 2.0}}], [0])
     for positions in (np.zeros((3, 5), np.int64), np.zeros((2, 2), np.int64), np.zeros((3, 2)), np.arange(2)):
         shape = re.escape(f"{positions.dtype}{list(positions.shape)}")
@@ -171,7 +171,7 @@ def test_workers_give_the_batches_that_the_loader_makes(tokens: Path) -> None:
 
 
 def test_a_key_of_a_processor_is_named_with_its_class(tokens: Path) -> None:
-    with pytest.raises(ConfigError, match="Strange gives 'second_per_grid_ts', which no batch would hold"):
+    with pytest.raises(ConfigError, match="Strange gives 'second_per_grid_ts', which is not a part of batches"):
         list(loader_of(tokens, Strange(), packing_length=256, overlong="drop"))
 
 

@@ -130,7 +130,7 @@ def test_an_array_that_says_how_large_it_is_takes_no_memory_for_it() -> None:
 
 
 def test_an_image_that_is_a_program_is_not_opened() -> None:
-    with pytest.raises(ValueError, match="it is PostScript, which is a program: refused"):
+    with pytest.raises(ValueError, match="it is PostScript, which is a program and is not run"):
         decoded("jpeg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
 
 

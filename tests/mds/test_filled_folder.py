@@ -134,9 +134,7 @@ def test_the_index_follows_its_source_and_one_of_others_stays(s3_folder: str, tm
     assert first != second == (tmp_path / "two/index.json").read_bytes()
     other = json.dumps({"version": 2, "shards": []}).encode()
     (local / "index.json").write_bytes(other)
-    with pytest.raises(
-        StorageError, match=r"index\.json is not what s3://.* holds, and was not downloaded by lmms-str"
-    ):
+    with pytest.raises(StorageError, match=r"index\.json differs from s3://.*, and was not downloaded by lmms-stream"):
         PackedStreamingDataset(remote, local)
     assert (local / "index.json").read_bytes() == other
 
@@ -170,7 +168,7 @@ def test_where_the_source_is_gone_the_error_says_how_to_read_what_is_here(tmp_pa
     source, local = written(tmp_path / "source", VALUES), tmp_path / "local"
     assert values_of(PackedStreamingDataset(source, local)) == VALUES
     shutil.rmtree(source)
-    with pytest.raises(StorageError, match=rf"or, as {local} holds all of a dataset, leave remote out and name"):
+    with pytest.raises(StorageError, match=rf"or, because {local} holds a whole dataset, leave remote out and name"):
         PackedStreamingDataset(source, local)
     assert values_of(PackedStreamingDataset(local=local)) == VALUES
 
@@ -180,7 +178,7 @@ def test_a_folder_is_filled_with_one_dataset_and_another_one_is_refused(hashes: 
     one = written(tmp_path / "one", VALUES, hashes=hashes)
     two = written(tmp_path / "two", [1000 + value for value in VALUES], hashes=hashes)
     local = tmp_path / "local"
-    refusal = rf"{local} holds copies of the dataset at {one}, which those of {two} would replace: name another folder"
+    refusal = rf"{local} holds copies of the dataset at {one}, which copies of {two} would replace: name another folder"
     with pytest.raises(StorageError, match=refusal):
         StreamingDataset(streams=[Stream(remote=one, local=local), Stream(remote=two, local=local)], batch_size=1)
     with pytest.raises(StorageError, match=refusal):
@@ -198,7 +196,7 @@ def test_the_folder_of_a_dataset_that_has_moved_is_used_again_once_notes_and_ind
     assert values_of(PackedStreamingDataset(source, local)) == VALUES
     moved = source.rename(tmp_path / "moved")
     notes = local / "_lmms/filled.json"
-    with pytest.raises(StorageError, match=rf"or, if that is the same dataset, remove {notes} and index\.json there"):
+    with pytest.raises(StorageError, match=rf"or, for the same dataset, remove {notes} and index\.json there"):
         PackedStreamingDataset(moved, local)
     for path in (notes, local / "index.json"):
         path.unlink()

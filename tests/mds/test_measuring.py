@@ -235,7 +235,7 @@ def test_what_killed_runs_downloaded_is_removed_by_the_next_run_of_any_processor
         ("data", 1, ": too many words"),
         ("data", 2, ": too many words"),
         ("code", 1, r": KeyError\('a\\nb'\)"),
-        ("0", 1, r" has 0 tokens, one that can be packed has 1 to 2\^32 - 1: remove it"),
+        ("0", 1, r" has 0 tokens, expected 1 to 2\^32 - 1: remove it"),
         (str(1 << 32), 1, " has 4294967296 tokens"),
     ],
 )

@@ -585,7 +585,7 @@ def test_streams_are_resampled_by_shard(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"allow_unsafe_types": True}, "allow_unsafe_types is refused: to unpickle data is to run"),
+        ({"allow_unsafe_types": True}, "allow_unsafe_types is refused, because unpickling can run"),
         ({"shuffle_algo": "py9"}, "shuffle_algo must be one of .*py1e.*blocks, got 'py9'"),
         ({"batching_method": "none"}, "batching_method must be one of random, stratified"),
         ({"sampling_granularity": 0}, "sampling_granularity must be at least 1, got 0"),
@@ -597,7 +597,7 @@ def test_streams_are_resampled_by_shard(folder: Path) -> None:
         ({"validate_hash": "md5"}, r"no checksum of the kind validate_hash asks for \(md5\): choose one of sha1"),
         (
             {"epoch_size": 10, "shuffle_algo": "blocks", "batching_method": "stratified"},
-            "shuffle_algo 'blocks' goes with",
+            "shuffle_algo 'blocks' needs",
         ),
     ],
 )
@@ -609,7 +609,7 @@ def test_keywords_that_are_wrong_are_named(folder: Path, keywords: dict[str, Any
 def test_batches_need_a_batch_size_and_weights_must_fit(folder: Path) -> None:
     with pytest.raises(ConfigError, match="Please pass `batch_size` to StreamingDataset, got None"):
         next(iter(StreamingDataset(remote=str(folder))))
-    with pytest.raises(ConfigError, match="stream 1 has no proportion and others have: give every stream one, or none"):
+    with pytest.raises(ConfigError, match="stream 1 has no proportion, and other streams have: set it for every"):
         StreamingDataset(streams=[Stream(remote=folder, proportion=1), Stream(remote=folder, repeat=2)])
     with pytest.raises(ConfigError, match="an epoch takes no sample of any stream"):
         StreamingDataset(streams=[Stream(remote=folder, choose=0)])
@@ -618,9 +618,9 @@ def test_batches_need_a_batch_size_and_weights_must_fit(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("twice", "message"),
     [
-        ({"order": OrderConfig(), "shuffle_seed": 1}, "order and shuffle_seed say the same"),
-        ({"fetch": FetchConfig(), "cache_limit": "1gb"}, "fetch and cache_limit say the same"),
-        ({"world": World(world_size=2, replication=2), "replication": 2}, "world.replication and replication say"),
+        ({"order": OrderConfig(), "shuffle_seed": 1}, "order and shuffle_seed set the same"),
+        ({"fetch": FetchConfig(), "cache_limit": "1gb"}, "fetch and cache_limit set the same"),
+        ({"world": World(world_size=2, replication=2), "replication": 2}, "world.replication and replication set"),
     ],
 )
 def test_what_is_said_twice_is_an_error(folder: Path, twice: dict[str, Any], message: str) -> None:

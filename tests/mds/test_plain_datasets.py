@@ -56,7 +56,7 @@ def test_the_index_of_a_plain_dataset_in_a_store_is_found_and_of_several_none_is
     assert np.array_equal(dataset.length_index().lengths, lengths)
     for name in LengthIndex.from_array(lengths, fingerprint="a" * 32).write(tmp_path):
         storage.upload(tmp_path / name, name)
-    with pytest.raises(LengthsError, match=rf"several lengths indexes \(.*{'a' * 32}.*\): give the processor"):
+    with pytest.raises(LengthsError, match=rf"several lengths indexes \(.*{'a' * 32}.*\): pass the processor"):
         dataset.length_index()
 
 
@@ -140,6 +140,6 @@ def test_a_whole_cache_that_cannot_be_written_is_read_also_after_a_restart_of_th
     shard.write_bytes(shard.read_bytes()[::-1])
     with (
         read_only(cache),
-        pytest.raises(StorageError, match=r"its folder cannot be written: name another folder as local, or make"),
+        pytest.raises(StorageError, match="its folder is not writable: name another folder as local, or make"),
     ):
         read()

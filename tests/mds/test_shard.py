@@ -143,7 +143,7 @@ def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
     path = tmp_path / info.name
     path.write_bytes(path.read_bytes()[:-1])
     assert not file_matches(path, size=info.size, checksum=None)
-    with pytest.raises(ShardError, match=f"has {info.size - 1} bytes, its index says {info.size}"):
+    with pytest.raises(ShardError, match=f"has {info.size - 1} bytes, but {info.size} bytes in its index"):
         Shard(path, info)
 
 
@@ -168,7 +168,7 @@ def test_offsets_that_leave_the_file_or_descend_are_refused(tmp_path: Path) -> N
         with pytest.raises(ShardError, match="offsets that descend or leave the file"):
             Shard(path, info)
     path.write_bytes((info.num_samples + 1).to_bytes(4, "little") + original[4:])
-    with pytest.raises(ShardError, match="does not hold the 20 samples that its index says"):
+    with pytest.raises(ShardError, match="does not hold the 20 samples of its index"):
         Shard(path, info)
 
 

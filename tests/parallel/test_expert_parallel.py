@@ -54,9 +54,9 @@ def mesh() -> Iterator[DeviceMesh]:
 
 def test_experts_that_are_called_otherwise_are_refused(mesh: DeviceMesh) -> None:
     message = (
-        "Experts takes hidden_states, capacity, and train.expert_parallel knows experts that take hidden_states, "
-        f"{'top_k_index, top_k_weights or hidden_states, ' if IS_5 else ''}router_indices, routing_weights or "
-        "hidden_states: set it to 1"
+        "Experts takes hidden_states, capacity, but train.expert_parallel supports only experts that take "
+        f"hidden_states, {'top_k_index, top_k_weights or hidden_states, ' if IS_5 else ''}router_indices, "
+        "routing_weights or hidden_states: set it to 1"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         split_experts(Planned(), mesh["ep"])
@@ -74,13 +74,13 @@ def test_a_model_that_writes_no_text_has_no_experts_to_split(mesh: DeviceMesh) -
     [
         (
             {"tensor_parallel": 4},
-            "train.expert_parallel 2 and tensor_parallel 4 do not go together: ranks of a tensor parallel group read "
-            "the same packs, those with different experts their own. Set one of them to 1",
+            "train.expert_parallel 2 and tensor_parallel 4 cannot be combined: ranks of a tensor parallel group "
+            "read the same packs, and ranks with different experts read different packs. Set one of them to 1",
         ),
         (
             {"torch_compile": True},
-            "train.expert_parallel 2 and torch_compile do not go together yet: which experts tokens go to is no part "
-            "of a graph. Leave one out",
+            "train.expert_parallel 2 and torch_compile cannot be combined yet: a graph cannot hold the choice of "
+            "experts. Leave one out",
         ),
     ],
     ids=["tensor_parallel", "torch_compile"],

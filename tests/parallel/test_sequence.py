@@ -97,7 +97,7 @@ def model_of(model_type: str, **fields: Any) -> Any:
             "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {},
             "gives each rank a part of the positions, and dynamic positions of LlamaForCausalLM change with the",
         ),
-        ("bloom", {"n_head": 4}, {}, "is for models whose layers see all tokens before them, or a window, and Bloom"),
+        ("bloom", {"n_head": 4}, {}, "is for models whose layers see all earlier tokens, or a window, and Bloom"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_run_on_parts_are_refused(
@@ -113,5 +113,5 @@ def test_attention_that_needs_a_mask_is_left_out() -> None:
     reason = "makes its mask of one rank's part of the tokens"
     assert leave_out(choices, "sdpa", degree=2) == dict.fromkeys(("flex_attention", "sdpa", "eager"), reason)
     assert choices == ["flash_attention_2", "sdpa_varlen"]
-    with pytest.raises(ConfigError, match=r"sequence_parallel 2 with attention eager, whose mask would be made of one"):
+    with pytest.raises(ConfigError, match="sequence_parallel 2 with attention eager, whose mask would cover only"):
         leave_out([], "eager", degree=2)

@@ -91,7 +91,7 @@ def test_a_dataset_that_is_read_where_it_lies_has_nothing_to_share(tmp_path: Pat
 def test_addresses_and_numbers_of_nodes_must_fit(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=50)
     dataset = PackedDataset([StreamConfig(remote=tmp_path / "data")])
-    with pytest.raises(ConfigError, match="node must be from 0 to 1, as there are peers, got 2"):
+    with pytest.raises(ConfigError, match="node must be from 0 to 1, the number of peers minus 1, got 2"):
         join_peers(dataset, ["127.0.0.1:1", "127.0.0.1:2"], node=2, token=TOKEN)
     with pytest.raises(ConfigError, match=r"peers cannot be served at 192\.0\.2\.1:7000"):
         join_peers([dataset], ["192.0.2.1:7000"], node=0, token=TOKEN)

@@ -413,10 +413,10 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"node": 2}, r"node must be from 0 to 1, as there are peers, got 2"),
-        ({"token": "short"}, r"a token of 5 characters: peers need 16 plain ones or more"),
-        ({"addresses": ("10.0.0.1:80", "10.0.0.2")}, r"'10\.0\.0\.2' is no peer's address: write it as host:port"),
-        ({"addresses": ("10.0.0.1:80", "10.0.0.2:99999")}, r"'10\.0\.0\.2:99999' is no peer's address"),
+        ({"node": 2}, "node must be from 0 to 1, the number of peers minus 1, got 2"),
+        ({"token": "short"}, "a token of 5 characters: peers need 16 plain characters or more"),
+        ({"addresses": ("10.0.0.1:80", "10.0.0.2")}, r"'10\.0\.0\.2' is not the address of a peer: write host:port"),
+        ({"addresses": ("10.0.0.1:80", "10.0.0.2:99999")}, r"'10\.0\.0\.2:99999' is not the address of a peer"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:

@@ -43,8 +43,9 @@ def test_a_saved_cursor_is_a_few_plain_values() -> None:
 def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> None:
     with pytest.raises(
         CursorError,
-        match=rf"^the saved cursor has version {shown}, this release reads 2, whose packs are others: finish the run "
-        r"with the release that wrote it, or start the data anew \(train.resume never, in another output_dir\)$",
+        match=rf"^the saved cursor has version {shown}, this release reads 2, with different packs: finish the "
+        r"run with the release that wrote the cursor, or start the data over \(train.resume never, in "
+        r"another output_dir\)$",
     ):
         Cursor.from_dict(saved(version=version))
 
@@ -114,17 +115,17 @@ def test_a_foreign_plan_is_refused_and_the_error_says_what_differs(built: str, d
 def test_a_place_beyond_its_epoch_is_refused() -> None:
     at = SourceCursor(plan="p", epoch=2, packs=9)
     at.check_packs("chat", 9)
-    with pytest.raises(CursorError, match="stands at pack 9 of epoch 2 of 'chat', which has 8: use another checkpoint"):
+    with pytest.raises(CursorError, match="is at pack 9 of epoch 2 of 'chat', which has 8 packs: use another"):
         at.check_packs("chat", 8)
 
 
 def test_a_cursor_of_the_release_before_is_refused_by_name() -> None:
     written = {"plan": "1-7bb7411063df4bef-c1359816a45df046-0d98acbef052877c-eca03c76a98fec87", "epoch": 0, "packs": 5}
     before = {"version": 1, "step": 1, "phase": "39bc5ae3994e2dec", "sources": {"a": {**written, "taken": 5}}}
-    with pytest.raises(CursorError, match=r"has version 1, this release reads 2, .* start the data anew"):
+    with pytest.raises(CursorError, match=r"has version 1, this release reads 2, with different.*the cursor.*"):
         Cursor.from_dict(before)
     lanes = {"version": 1, "plan": "lanes1-a", "num_lanes": 1, "step": 0, "packs": 0, "lanes": {}}
-    with pytest.raises(CursorError, match=r"has version 1, this release reads 2, .* start the data anew"):
+    with pytest.raises(CursorError, match=r"has version 1, this release reads 2, with different.*the cursor.*"):
         LaneCursor.from_dict(lanes)
 
 

@@ -369,7 +369,9 @@ def test_a_measure_that_leaves_out_samples_is_refused() -> None:
         lane=0,
         measure=lambda sample_ids: np.ones(len(sample_ids) - 1, np.int64),
     )
-    with pytest.raises(PackingError, match=r"^measure gave 4 lengths for 5 samples: it must give one for each$"):
+    with pytest.raises(
+        PackingError, match=r"^measure gave 4 lengths for 5 samples: it must return a length for each sample$"
+    ):
         lane.next_pack()
 
 
@@ -444,8 +446,8 @@ def test_a_state_with_more_packs_taken_than_its_window_has_is_refused() -> None:
     with pytest.raises(
         CursorError,
         match=(
-            r"^the saved lane state has taken 500 packs of a window that has \d+: samples are measured otherwise than "
-            r"before; restore the dataset and its processor$"
+            r"^the saved lane state has taken 500 packs of a window with \d+ packs: measured lengths have "
+            r"changed; restore the dataset and its processor$"
         ),
     ):
         lane.next_pack()
@@ -454,7 +456,7 @@ def test_a_state_with_more_packs_taken_than_its_window_has_is_refused() -> None:
 @pytest.mark.parametrize("number", [-1, 2])
 def test_a_lane_that_there_is_not_is_refused(number: int) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^lane must be from 0 to 1, got {number}: there is one for each of num_canonical_nodes$"
+        ConfigError, match=rf"^lane must be from 0 to 1, got {number}: there is a lane for each of num_canonical_nodes$"
     ):
         small_case().lane(number)
 

@@ -156,12 +156,12 @@ def test_steps_that_are_not_of_the_run_are_refused() -> None:
     ledger = StepLookup([Stretch(mixture=mixture, cursor=later, global_batch=2)])
     with pytest.raises(CursorError, match="step 2 is before the first, 3: name a later one"):
         ledger.step(2)
-    with pytest.raises(CursorError, match="step 10000 is behind the end of the run"):
+    with pytest.raises(CursorError, match="step 10000 is after the end of the run"):
         ledger.step(10_000)
     with pytest.raises(PackingError, match=r"sample 99 asked of a dataset with samples \[0, 30\)"):
         ledger.sample("a", 99, stop=5)
     start = Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)
-    with pytest.raises(CursorError, match="begins at step 0, before the one that it follows, which begins at step 3"):
+    with pytest.raises(CursorError, match="begins at step 0, before the preceding stretch, which begins at step 3"):
         StepLookup([Stretch(mixture=mixture, cursor=later, global_batch=2), start])
     with pytest.raises(CursorError, match="a ledger needs a stretch of a run at least"):
         StepLookup([])

@@ -357,7 +357,7 @@ def test_a_cursor_that_does_not_fit_is_refused() -> None:
     with pytest.raises(CursorError, match=r"they differ in the lengths index .* and the shards .* and the order"):
         mixture.adopt(foreign)
     beyond = Cursor(sources={"a": SourceCursor(plan=PLANS["a"].fingerprint, packs=10**6)})
-    with pytest.raises(CursorError, match="stands at pack 1000000 of epoch 0 of 'a'"):
+    with pytest.raises(CursorError, match="is at pack 1000000 of epoch 0 of 'a'"):
         mixture.adopt(beyond)
 
 

@@ -223,7 +223,7 @@ def test_packs_outside_the_epoch_are_refused(first: int, stop: int | None) -> No
     total = plan.num_packs(1)
     stop = total + 1 if stop is None else stop
     with pytest.raises(
-        PackingError, match=rf"^packs \[{first}, {stop}\) asked of epoch 1, which has packs \[0, {total}\)$"
+        PackingError, match=rf"^packs \[{first}, {stop}\) requested from epoch 1, which has packs \[0, {total}\)$"
     ):
         plan.packs(1, first, stop)
 
@@ -529,7 +529,7 @@ def test_amounts_are_those_of_the_first_packs(case: PlanCase, epoch: int, fixed:
 
 def test_amounts_of_packs_that_are_not_there_are_refused() -> None:
     plan = small_plan()
-    with pytest.raises(PackingError, match=rf"the first {plan.num_packs(0) + 1} packs asked of epoch 0"):
+    with pytest.raises(PackingError, match=rf"the first {plan.num_packs(0) + 1} packs requested from epoch 0"):
         plan.amounts(0, plan.num_packs(0) + 1)
 
 

@@ -275,7 +275,7 @@ def test_a_long_epoch_read_in_chunks_equals_the_same_epoch_read_at_once() -> Non
 @pytest.mark.parametrize(("first", "stop"), [(-1, 2), (3, 2), (0, 8)])
 def test_positions_outside_the_epoch_are_refused(first: int, stop: int) -> None:
     order = SampleOrder([np.array([7])], counts=[7], config=OrderConfig(), epoch=0)
-    message = r"asked of an epoch of 7: restore its streams and shares$"
+    message = r"requested from an epoch of 7 samples: restore its streams and shares$"
     with pytest.raises(CursorError, match=rf"^positions \[{first}, {stop}\) {message}"):
         order.ids(first, stop)
     with pytest.raises(CursorError, match=rf"^positions \[8, 7\) {message}"):
@@ -507,7 +507,7 @@ def test_two_settings_for_one_stream_are_refused() -> None:
 
 
 def test_proportions_for_some_streams_only_are_refused() -> None:
-    message = r"^stream 1 has no proportion and others have: give every stream one, or none$"
+    message = r"^stream 1 has no proportion, and other streams have: set it for every stream, or for none$"
     with pytest.raises(ConfigError, match=message):
         samples_chosen([1, 1], [StreamShare(proportion=1), StreamShare(repeat=2)])
 

@@ -84,7 +84,7 @@ def test_tokens_and_tensors_of_any_processor_are_its_own(name: str, processors: 
         assert learnt_text(processor, sample) == "so<|im_end|>"
         if is_alone:
             with pytest.raises(
-                DataError, match=r"it has 2 images, and the processor of .* reads several otherwise than"
+                DataError, match=r"it has 2 images, and the processor of .* reads several together differently"
             ):
                 processor.measure(stored(("user", media * 2), ("assistant", "so")))
 
@@ -162,7 +162,7 @@ def test_a_folder_of_a_model_of_text_gives_chats_where_no_type_is_said(tmp_path:
 def test_a_processor_that_writes_prompts_is_refused_with_the_recipe(tmp_path: Path) -> None:
     save_any(tmp_path, "paligemma")
     with pytest.raises(
-        ConfigError, match=r"\(PaliGemmaProcessor\) cannot be asked .* \(image: .*\): write a family of your own"
+        ConfigError, match=r"\(PaliGemmaProcessor\) did not show .* \(image: .*\): write a family of your own"
     ):
         ProcessorConfig(path=str(tmp_path)).build()
 
@@ -173,7 +173,7 @@ def test_a_processor_that_cannot_be_asked_is_refused_with_the_recipe(tmp_path: P
         (tmp_path / file).unlink(missing_ok=True)
     with pytest.raises(
         ConfigError,
-        match=r"processor .* \(LlavaProcessor\) cannot be asked which tokens and tensors media become \(image: .*\): "
+        match=r"processor .* \(LlavaProcessor\) did not show the tokens and tensors of media in a test \(image: .*\): "
         r"write a family of your own \(docs/families\.md\) and give it to MultimodalProcessor\.from_pretrained",
     ):
         ProcessorConfig(path=str(tmp_path)).build()

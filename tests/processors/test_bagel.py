@@ -198,7 +198,7 @@ def test_people_see_what_the_encoders_see(processor: BagelProcessor) -> None:
 def test_what_is_no_conversation_of_texts_and_images_is_refused(processor: BagelProcessor) -> None:
     with pytest.raises(DataError, match="a message holds video, and BAGEL reads texts and images: leave it out"):
         processor.measure(stored(("user", [("video", b"x")]), with_facts=False))
-    with pytest.raises(DataError, match="it has tools or calls of them"):
+    with pytest.raises(DataError, match="it has tools or calls of tools"):
         processor.measure(stored(("user", "see"), tools=[{"name": "look"}]))
     with pytest.raises(DataError, match="its messages hold no text and no image: leave it out"):
         processor.measure({"messages": json.dumps([{"role": "user", "content": None}])})

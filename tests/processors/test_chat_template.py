@@ -131,7 +131,7 @@ def test_a_template_that_changes_earlier_answers_needs_marks(tokenizer: Path) ->
     )
     processor = ChatProcessor(with_template(tokenizer, template))
     answer = {"role": "assistant", "content": "two"}
-    with pytest.raises(DataError, match="changes message 0 when others follow, so what the assistant says cannot be"):
+    with pytest.raises(DataError, match="changes message 0 when messages follow, so the assistant's words cannot"):
         processor.process(stored([answer, {"role": "user", "content": "three"}]))
 
 
@@ -140,7 +140,7 @@ def test_of_a_template_that_changes_earlier_answers_the_last_can_be_learnt(token
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
     with pytest.raises(
-        DataError, match=r"changes message 1 when others follow, .*: learn the last answer alone .learn: last in"
+        DataError, match=r"changes message 1 when messages follow, .*: train on only the last answer .learn: last in"
     ):
         processor.process(stored(messages))
     last = ChatProcessor(with_template(tokenizer, DROPS_THOUGHTS), learn="last")

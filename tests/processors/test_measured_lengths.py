@@ -208,7 +208,7 @@ def test_a_processor_that_measures_too_few_together_is_told_so(tokenizer: Path) 
             return [1]
 
     few = Few(TextProcessor.from_pretrained(str(tokenizer)).tokenizer)
-    with pytest.raises(ConfigError, match="measure_all gave 1 lengths of 2 samples: correct it to give one for each"):
+    with pytest.raises(ConfigError, match="measure_all gave 1 lengths of 2 samples: it must return a length for"):
         list(measured(few, [{}, {}]))
 
 

@@ -96,7 +96,7 @@ class Fewer(MediaWords):
 
 
 def test_a_processor_that_gives_too_few_is_told_to_give_one_for_each() -> None:
-    message = "measure_media gave 1 lengths of 2 samples: correct it to give one for each"
+    message = "measure_media gave 1 lengths of 2 samples: it must return a length for each"
     with pytest.raises(ConfigError, match=message):
         list(measured_with_media(Fewer(), [chat(1), chat(2)]))
 

@@ -181,7 +181,7 @@ def test_samples_that_are_torn_are_told(stored: str, message: str, tokenizer: Pa
 
 def test_answers_that_are_read_as_chats_name_their_processor(chat_processor: ChatProcessor) -> None:
     (sample, *_) = samples(PAIRS["messages behind a prompt"])
-    with pytest.raises(DataError, match="it holds answers that are compared, and is read as a chat: take the proc"):
+    with pytest.raises(DataError, match="it holds answers to compare, and is read as a chat: use the processor"):
         chat_processor.measure(sample)
 
 
@@ -189,7 +189,7 @@ def test_an_answer_that_adds_no_tokens_is_told(tokenizer: Path) -> None:
     loaded: Any = AutoTokenizer.from_pretrained(tokenizer)
     loaded.chat_template = "{% for message in messages %}{{ message.content if message.role == 'user' }}{% endfor %}"
     (sample,) = samples([{"prompt": said("what?"), "chosen": answer("this"), "rejected": answer("that")}])
-    with pytest.raises(DataError, match="an answer adds no tokens to its prompt, so nothing would be learnt"):
+    with pytest.raises(DataError, match="an answer adds no tokens to its prompt, so no token would be trained on"):
         PreferenceProcessor(loaded).process(sample)
 
 
@@ -202,7 +202,7 @@ def test_what_a_tokenizer_lacks_is_told_where_a_sample_needs_it(tokenizer: Path)
     bare = PreferenceProcessor(loaded)
     assert processor_fingerprint(bare) != whole
     assert bare.measure(texts[0])
-    with pytest.raises(ConfigError, match=r"has no chat template, and the answers are to chats: set tokenizer\.chat"):
+    with pytest.raises(ConfigError, match="has no chat template, but the answers belong to chats: set"):
         bare.measure(chats[0])
     loaded.eos_token = None
     with pytest.raises(ConfigError, match=r"has no end-of-text token: set tokenizer\.eos_token and save it"):

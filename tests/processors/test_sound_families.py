@@ -129,7 +129,7 @@ def test_sounds_of_other_rates_and_channels_are_measured_as_they_are_made(family
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)
 def test_sounds_that_become_no_token_are_refused(family: str, made: dict[str, Made]) -> None:
-    with pytest.raises(DataError, match=r"a sound of 100 samples at 16000 Hz .* make it longer or remove it"):
+    with pytest.raises(DataError, match=r"a sound of 100 samples at 16000 Hz .* lengthen or remove it"):
         made[family].ours().measure(stored(("user", [("audio", clip(100))]), ("assistant", "x")))
 
 

@@ -53,7 +53,7 @@ def test_the_thought_and_the_answer_after_the_generation_prompt_are_trained_on(
 def test_of_several_answers_the_last_can_be_trained_on_or_each_as_a_sample() -> None:
     messages = chat(("user", "q"), ("assistant", "<think>a</think>one"), ("user", "r"), ("assistant", "b</think>two"))
     sample = {"messages": json.dumps(messages)}
-    with pytest.raises(DataError, match=r"changes message 1 when others follow, .* \(learn: last in the settings"):
+    with pytest.raises(DataError, match=r"changes message 1 when messages follow, .* \(learn: last in the settings"):
         ChatProcessor(tokenizer(CUTS_THOUGHTS)).process(sample)
     last = ChatProcessor(tokenizer(CUTS_THOUGHTS), learn="last")
     assert written(last, messages) == (

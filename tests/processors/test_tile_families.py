@@ -202,7 +202,7 @@ def test_a_model_of_other_settings_than_its_processor_is_refused(
 def test_limits_on_pixels_that_tiles_cannot_follow_are_refused(name: str, folders: dict[str, Path]) -> None:
     for setting in TINY[name].refused:
         with pytest.raises(
-            ConfigError, match=rf"processor\.{setting} 5000 cannot be followed: .* reads tiles of one size, .*: leave"
+            ConfigError, match=rf"processor\.{setting} 5000 is not supported: .* reads tiles of a fixed size, .*: leave"
         ):
             MultimodalProcessor.from_pretrained(str(folders[name]), **{setting: 5000})  # type: ignore[arg-type]
 
@@ -211,7 +211,7 @@ def test_limits_on_pixels_that_tiles_cannot_follow_are_refused(name: str, folder
 def test_settings_of_a_folder_that_are_not_followed_are_refused(name: str, tmp_path: Path) -> None:
     for number, (key, value, message) in enumerate(
         (
-            ("do_rescale", False, "has do_rescale False, and only True is followed here: save it anew"),
+            ("do_rescale", False, "has do_rescale False, but only True is supported: save the processor again"),
             (
                 "resample",
                 0,

@@ -250,7 +250,7 @@ TINY: dict[str, Tiny] = {
         },
         checked=("image_token_id", "vision_config.image_size", "image_seq_length"),
         refused=("video_max_pixels", "video_min_pixels"),
-        unfollowed=[("size", {"height": 28, "width": 56}, r"has tiles of size .*, and only squares are read here")],
+        unfollowed=[("size", {"height": 28, "width": 56}, "has tiles of size .*, but only squares are supported")],
     ),
     "aya_vision": Tiny(
         ("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"), "<image>", "", _save_aya_vision,

@@ -135,7 +135,7 @@ def test_a_function_of_ones_own_chooses_groups_of_the_buffer(rows: Path) -> None
     assert [number for number, _, _ in numbers(source.get_samples(4))] == [2, 1, 0, 3]
     greedy = RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path=f"{__name__}.all_of_it"))
     greedy.add_samples(greedy.get_samples(3))
-    with pytest.raises(ConfigError, match="the buffer filter gave 3 groups where 2 were asked for"):
+    with pytest.raises(ConfigError, match="the buffer filter gave 3 groups, expected 2"):
         greedy.get_samples(2)
     with pytest.raises(ConfigError, match=r"no\.such cannot be imported .*: name a function as MODULE\.NAME"):
         RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path="no.such"))
@@ -157,7 +157,7 @@ def test_no_group_of_the_buffer_is_lost_to_an_error_or_given_twice(rows: Path, t
     assert numbers(source.get_samples(2)) == [(0, [0, 1], "0"), (1, [2, 3], "1")]
     left = RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path=f"{__name__}.all_but_kept"))
     left.add_samples(left.get_samples(2))
-    with pytest.raises(ConfigError, match="left a group that it gave in the buffer, so it would be given again"):
+    with pytest.raises(ConfigError, match="returned a group without deleting it from the buffer, so the group"):
         left.get_samples(1)
 
 
@@ -172,7 +172,7 @@ def test_a_state_with_groups_in_its_buffer_is_refused_where_there_is_none(rows: 
 def test_flags_of_json_say_how_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         add_data_arguments(argparse.ArgumentParser()).parse_args(["--multimodal-keys", "image"])
-    assert "'image' is no JSON object: write '{\"NAME\": VALUE}'" in capsys.readouterr().err
+    assert "'image' is not a JSON object: write '{\"NAME\": VALUE}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -261,13 +261,13 @@ def test_states_are_found_by_rollout_and_wrong_ones_refused(rows: Path, tmp_path
     with pytest.raises(CheckpointError, match=r"is not what .*_2\.json was saved with: take an earlier state"):
         latest.load(2)
     arrays.unlink()
-    with pytest.raises(CheckpointError, match=r"_2.json names a file that is not there"):
+    with pytest.raises(CheckpointError, match=r"_2.json names a missing file"):
         latest.load(2)
-    for text, message in (("{}", "is no saved state"), ('{"version": 9}', "has version 9, expected 1")):
+    for text, message in (("{}", "is not a saved state"), ('{"version": 9}', "has version 9, expected 1")):
         (run / f"{STATE}2.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
             latest.load(2)
-    with pytest.raises(ConfigError, match=r"there is no folder to save to: set save \(--save\)"):
+    with pytest.raises(ConfigError, match=r"no folder for states is set: set save \(--save\)"):
         RolloutDataSource(arguments(rows)).save(0)
     with pytest.raises(ConfigError, match="rollout_id must be a number of at least 0, got 'last'"):
         source.save("last")  # type: ignore[arg-type]

@@ -298,15 +298,15 @@ def test_the_files_of_a_folder_are_chosen_as_for_a_conversion(tmp_path: Path) ->
     assert [sample.label for sample in lazy] == ["en"] * 3  # those that are linked have no language
     assert lazy.num_rows == 6
     for name, message in (
-        ("lang=en/a.parquet", r"another format, and would read its rows twice: remove one, or name those .* in a list"),
+        ("lang=en/a.parquet", "another format, and rows would be read twice: remove one, or name the files .* in"),
         ("b.json", r"holds several formats: 1 json, 2 jsonl: name the files to be read in a list"),
         ("c.jsonl.gz", r"holds c\.jsonl\.gz, whose rows are not read: unpack or convert it, or name the files to be"),
         (
             "d-00000-of-00002.jsonl",
-            "1 of the 2 files d-NNNNN-of-00002: download the others, or name these in a list",
+            "1 of the 2 files d-NNNNN-of-00002: download the missing files, or name the existing files in a list",
         ),
-        ("_delta_log/0.json", "the log is not read: .* or name those that count in a list"),
-        ("e.jsonl.part", "unpack it or end its download, or name the files to be read in a list"),
+        ("_delta_log/0.json", "the log is not read: .* or name the valid files in a list"),
+        ("e.jsonl.part", "unpack it or complete its download, or name the files to read in a list"),
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         if name.endswith(".parquet"):
@@ -353,7 +353,7 @@ def test_paths_are_files_folders_and_lists_with_slices_of_each_and_of_all(tmp_pa
             Dataset(named)
     b.unlink()
     a.unlink()
-    with pytest.raises(DataError, match=r"none of its 1 files ends in .jsonl or .parquet"):
+    with pytest.raises(DataError, match=r"none of its 1 files has the extension .jsonl or .parquet"):
         Dataset(tmp_path / "all")
 
 
@@ -361,7 +361,7 @@ def test_a_file_that_is_changed_while_it_is_read_is_an_error(tmp_path: Path) -> 
     path = write_lines(tmp_path / "rows.jsonl", prompts(10))
     lazy = StreamingDataset(path)
     write_lines(path, prompts(11))
-    with pytest.raises(ObjectChangedError, match=r"rows\.jsonl was changed while it was read"):
+    with pytest.raises(ObjectChangedError, match=r"rows\.jsonl was changed during reading"):
         lazy.get_batch(1)
 
 
@@ -370,7 +370,7 @@ def test_a_parquet_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: 
     lazy = StreamingDataset(path, label_key="label", prefetch_max_cached=0)
     assert labels(lazy.get_batch(7)[0]) == list(range(7))
     write_parquet(path, prompts(42)[21:])
-    with pytest.raises(ObjectChangedError, match=r"rows\.parquet was changed while it was read"):
+    with pytest.raises(ObjectChangedError, match=r"rows\.parquet was changed during reading"):
         lazy.get_batch(7)
 
 
@@ -481,9 +481,9 @@ def test_what_threads_have_not_begun_is_made_by_who_asks_for_it(tmp_path: Path) 
 
 def test_what_is_no_state_or_stands_beyond_the_rows_is_refused(tmp_path: Path) -> None:
     dataset = Dataset(write_lines(tmp_path / "rows.jsonl", prompts(10)), label_key="label")
-    with pytest.raises(CursorError, match="this is no state of a dataset, it has no 'digest'"):
+    with pytest.raises(CursorError, match="the state is not a dataset's: it has no 'digest'"):
         dataset.load_state_dict({"sample_offset": 3, "epoch_id": 0})
-    with pytest.raises(CursorError, match=r"the state stands at row 11 of epoch 0, where there is none \(10 rows\)"):
+    with pytest.raises(CursorError, match=r"the state's position is row 11 of epoch 0, which does not exist \(10"):
         dataset.load_state_dict({**dataset.state_dict(), "position": 11})
     with pytest.raises(ConfigError, match="the number of samples must be at least 0, got -1"):
         dataset.get_batch(-1)
@@ -659,7 +659,7 @@ def test_parquet_in_a_store_and_lines_beyond_the_limit_are_read_by_ranges(
     assert labels(copied) == list(range(400))
     assert counted.ranges == []  # of its copy on this node, which an earlier run may have made
     store.write("rows/a.jsonl", lines.read_bytes()[:-9] + b"12345678\n")
-    with pytest.raises(DataError, match=r"a\.jsonl was changed while it was read"):
+    with pytest.raises(DataError, match=r"a\.jsonl was changed during reading"):
         [there[number] for number in range(800)]
 
 

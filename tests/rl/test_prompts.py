@@ -212,7 +212,7 @@ def test_images_are_resized_to_the_tokens_of_a_config(tmp_path: Path) -> None:
     assert size(image_max_token_num=30) == (140, 140)
     assert size(image_min_token_num=200) == (420, 420)
     assert MultimodalConfig.from_args(SimpleNamespace(image_max_token_num=30, video_fps=None)).image_max_token_num == 30
-    with pytest.raises(ConfigError, match=r"video_fps is 4\.0, and nothing here resizes or samples so: leave it out"):
+    with pytest.raises(ConfigError, match=r"video_fps is 4\.0, which is not supported: leave it out"):
         MultimodalConfig(video_fps=4.0)
     with pytest.raises(ConfigError, match="image_min_token_num is 9 and image_max_token_num 4: set 1 <= minimum"):
         MultimodalConfig(image_min_token_num=9, image_max_token_num=4)
@@ -273,7 +273,7 @@ def test_images_in_messages_are_read_or_an_error(as_object: bool, templated: Any
     )
     sample = only(path, templated, object())
     assert [image.size for image in (sample.multimodal_inputs or {})["images"]] == [(8, 6)]
-    with pytest.raises(DataError, match=r"holds media of kind image, and there is no processor .* --multimodal-keys"):
+    with pytest.raises(DataError, match=r"holds media of kind image, but no processor .* --multimodal-keys"):
         only(path, templated, apply_chat_template=True)
     rendered = only(path, templated, object(), apply_chat_template=True, multimodal_keys={"image": "images"})
     assert len((rendered.multimodal_inputs or {})["images"]) == 1

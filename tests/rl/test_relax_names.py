@@ -141,7 +141,7 @@ def test_a_cursor_gives_rows_in_the_order_of_each_epoch() -> None:
     assert (again.current_epoch, again.position, again.total_size, again.seed) == (7, 2, 5, 42)
     with pytest.raises(ValueError, match="there are no rows: check the path"):
         IndexManager(0).get_next_indices(1)
-    with pytest.raises(ValueError, match="this is no state of an IndexManager"):
+    with pytest.raises(ValueError, match="the state is not an IndexManager"):
         again.load_state({"epoch_id": 0})
 
 

@@ -139,7 +139,7 @@ def test_evaluation_goes_through_each_dataset_once(rows: Path, tmp_path: Path) -
     named = options(rows, eval_prompt_data=["mine", str(other)], eval_input_key="q", eval_label_key="a")
     (samples,) = (each["samples"] for each in RolloutManager(named, None, at_once, length).eval().values())  # type: ignore[arg-type]
     assert [(sample.prompt, sample.label) for sample in samples] == [("what?", "that"), ("who?", "she")]
-    with pytest.raises(ConfigError, match="--eval-prompt-data has 1 words: write NAME PATH"):
+    with pytest.raises(ConfigError, match="--eval-prompt-data has 1 words: write pairs of"):
         RolloutManager(options(rows, eval_prompt_data=["mine"]), None, at_once, length).eval()  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def test_a_late_result_of_a_holder_that_was_taken_for_lost_is_noticed(rows: Path
     assert source.put_back("slow") == 2
     with pytest.raises(DataError, match="group 0 is not in flight: it was finished before, or put back"):
         source.finish(late)
-    with pytest.raises(DataError, match="group 0 is in the buffer already"):
+    with pytest.raises(DataError, match="group 0 is already in the buffer"):
         source.add_samples(late)
     again = source.get_samples(2, holder="quick")
     source.finish([0])

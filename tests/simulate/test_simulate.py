@@ -267,7 +267,7 @@ def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: 
     assert (told["num_steps"], told["num_ranks"], told["num_canonical_nodes"]) == (20, 4, 4)
     for name, value in (("global-batch", "4"), ("seed", "0"), ("overlong", "drop"), ("setting", "fps=1")):
         assert main(["simulate", str(run), f"--{name}", value]) == 1
-        assert f"says this itself: leave --{name} out" in capsys.readouterr().err
+        assert f"already sets this: leave --{name} out" in capsys.readouterr().err
     run.write_text(run.read_text().replace("remote:", "dataset_type: vision, dataset_path:"))
     assert main(["simulate", str(run)]) == 1
     assert "convert it with lmms-stream convert, and name its folder" in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: 
         (["--global-batch", "8"], "a dataset needs --packing-length: give it, or the YAML file of a run"),
         (["--packing-length", "256", "--global-batch", "9"], "global_batch 9 cannot be shared equally by 8 ranks"),
         (["--bandwidth", "fast"], "bandwidth 'fast' is no amount a second: write it as 5gbit"),
-        (["--step-time", "soon"], "'soon' is no time: write it as 1.2s, 800ms or 2m"),
+        (["--step-time", "soon"], "'soon' is not a time: write for example 1.2s, 800ms or 2m"),
         (["--step-time", "0"], "step_time_s must be a number above 0, got 0.0"),
         (["--cache", "much"], "cache 'much' is not a number of bytes"),
         (["--compare", "color=red"], "'color=red' names nothing to compare: write NAME=VALUE,VALUE with one of"),

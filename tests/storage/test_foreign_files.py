@@ -188,7 +188,7 @@ def test_a_file_that_a_user_puts_there_during_the_download_is_never_replaced(
 
         monkeypatch.setattr("os.link", refuse)
     wanted = Wanted(name="object", identity="1", num_bytes=7, valid=lambda path: path.read_bytes() == b"content")
-    with pytest.raises(StorageError, match=r"object is not what .* holds, and was not downloaded by lmms-stream"):
+    with pytest.raises(StorageError, match=r"object differs from .*, and was not downloaded by lmms-stream"):
         LocalCache(SlowFolder(store, puts=b"my notes", cache=folder), folder).fetch("object", wanted)
     assert (folder / "object").read_bytes() == b"my notes"
     (folder / "object").unlink()

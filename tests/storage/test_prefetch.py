@@ -182,7 +182,7 @@ def test_what_was_forgotten_takes_no_room_of_what_is_asked_for_next() -> None:
 def test_the_wait_for_a_shard_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmms_stream.storage.prefetch._GRACE_S", 0.1)
     ahead = prefetcher(lambda shard_id: None, timeout_s=0.2)
-    with pytest.raises(StorageError, match=r"s3://b/5 did not come within 0\.2 s: another process holds"):
+    with pytest.raises(StorageError, match=r"s3://b/5 was not downloaded within 0\.2 s: another process holds"):
         ahead.take(5)
 
 

@@ -74,7 +74,7 @@ def test_ranges_are_read_of_the_object_that_was_asked_for_alone(storage: Storage
     assert storage.read_range("data", start=10, stop=20, tag=tag) == bytes(range(10, 20))
     assert storage.read_range("data", start=90, stop=200, tag=tag) == bytes(range(90, 100))
     storage.write("data", bytes(range(100, 200)))
-    with pytest.raises(ObjectChangedError, match="data was changed while it was read"):
+    with pytest.raises(ObjectChangedError, match="data was changed during reading"):
         storage.read_range("data", start=10, stop=20, tag=tag)
     storage.delete("data")
     with pytest.raises(ObjectMissingError, match="data does not exist"):

@@ -94,9 +94,7 @@ def test_a_model_whose_towers_are_not_found_is_refused_with_the_recipe(tmp_path:
     save_any(tmp_path, "phi4_multimodal")
     processor = MultimodalProcessor.from_pretrained(str(tmp_path))
     model = ModelConfig(config=any_config("phi4_multimodal", processor.family)).build()
-    with pytest.raises(
-        ConfigError, match=r"part that reads images is none of .*: write a family of your own \(docs/families\.md\)"
-    ):
+    with pytest.raises(ConfigError, match=r"name for reading images, found .*: write a family \(docs/families\.md\)"):
         PackedModel(model, family_of([processor], model.config))
 
 

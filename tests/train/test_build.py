@@ -50,7 +50,7 @@ def test_a_models_own_code_is_run_only_when_asked_for(
     own_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    with pytest.raises(ConfigError, match="own has Python files of its own, which can do anything here"):
+    with pytest.raises(ConfigError, match="own has its own Python files, which can run any code"):
         ModelConfig(pretrained=str(own_code)).build()
     assert not (tmp_path / "modules").exists()
 
@@ -68,7 +68,7 @@ def test_a_models_own_code_is_run_only_when_asked_for(
     assert all(torch.equal(value, trained[name].to_local()) for name, value in loaded.state_dict().items())
 
     checkpoint = tmp_path / "out" / "checkpoints" / "step-00000002"
-    with pytest.raises(ConfigError, match=r"with Python files of its own, .* and export with --trust-remote-"):
+    with pytest.raises(ConfigError, match=r"with its own Python files, .* and export with --trust-remote-"):
         export_checkpoint(checkpoint, tmp_path / "again")
     done = run_cli("export", str(checkpoint), str(tmp_path / "again"), "--trust-remote-code")
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def test_kernels_of_liger_leave_the_losses_to_us(tmp_path: Path, monkeypatch: py
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="use_liger_kernel needs CUDA, for which its kernels are written"):
+    with pytest.raises(ConfigError, match="use_liger_kernel needs CUDA, and this machine has none"):
         ModelConfig(config=MODEL, use_liger_kernel=True).build()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     built: Any = ModelConfig(config=MODEL, use_liger_kernel=True).build()

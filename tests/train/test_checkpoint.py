@@ -168,7 +168,7 @@ def lose(storage: Storage, key: str) -> None:
     storage.delete(key)
 
 
-CHANGED = "is not what was written: its checksum differs"
+CHANGED = "was changed after writing: its checksum differs"
 SHORT = r"has \d+ of \d+ bytes"
 
 
@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_the_file(
     with pytest.raises(CheckpointError, match=f"step-00000002/{name} {says}"):
         resume(location, tmp_path, f"{location}/step-00000002")
     damage(storage, f"step-00000001/{name}")
-    with pytest.raises(CheckpointError, match=rf"no checkpoint is whole.*step-00000001/{name} {says}"):
+    with pytest.raises(CheckpointError, match=rf"no checkpoint is complete.*step-00000001/{name} {says}"):
         resume(location, tmp_path)
     save_steps(location, tmp_path, 1, 2)  # both are replaced
     found = resume(location, tmp_path)
@@ -299,7 +299,7 @@ def test_a_file_that_may_not_grow_is_an_error_and_the_checkpoint_before_survives
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(CheckpointError, match="step-00000002 was not saved; those before it are untouched: "):
+        with pytest.raises(CheckpointError, match="step-00000002 was not saved; earlier checkpoints are"):
             save_steps(location, tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -402,7 +402,9 @@ def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
     saved = tmp_path / "default" / "checkpoints"
     saved.mkdir(parents=True)
     (saved / ".step-00000007.tmp").write_text("a file, where killed runs leave folders")
-    with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*Not a"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000020 was not saved; earlier checkpoints are unchanged: .*Not a"
+    ):
         trainer_of(path).train()
     assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
 
@@ -419,7 +421,9 @@ def test_a_folder_that_vanishes_while_a_save_is_in_flight_is_told_in_the_next_st
                 folder.rename(tmp_path / "elsewhere")
                 folder.touch()
 
-    with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*checkpo"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000020 was not saved; earlier checkpoints are unchanged: .*checkpo"
+    ):
         trainer_of(path, callbacks=[Unplugged()]).train()
     assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
 

@@ -26,8 +26,8 @@ def test_the_interface_towards_the_first_rank_is_taken_or_the_only_one() -> None
 
 @pytest.mark.parametrize(("own", "leads"), [("127.0.1.1", r"127\.0\.1\.1"), (None, "no address")])
 def test_a_node_whose_interface_is_not_known_is_an_error_that_names_those_it_has(own: str | None, leads: str) -> None:
-    known = r"set GLOO_SOCKET_IFNAME to one of them: eth0 \(10\.0\.0\.5\), ib0 \(192\.168\.7\.5\)$"
-    with pytest.raises(ConfigError, match=rf"this node's name leads to {leads}, which other nodes do not .*{known}"):
+    known = r"set GLOO_SOCKET_IFNAME to one of eth0 \(10\.0\.0\.5\), ib0 \(192\.168\.7\.5\)$"
+    with pytest.raises(ConfigError, match=rf"this node's name resolves to {leads}, which other nodes cannot .*{known}"):
         chosen({**ETH, **IB}, towards="127.0.0.1", own=own)
 
 

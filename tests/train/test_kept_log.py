@@ -111,8 +111,8 @@ def test_checkpoints_with_no_record_or_an_evaluation_alone_do_not_end_the_search
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        (b"", "does not say where it begins"),
-        (b"{}", "does not say where it begins"),
+        (b"", "has no start of the log"),
+        (b"{}", "has no start of the log"),
         (b'{"after_step": 6}', "begins after step 6, which is not before step 6"),
     ],
 )

@@ -179,7 +179,7 @@ def test_an_adapter_is_merged_by_the_command_with_its_own_base_alone(data: Path,
     assert done.returncode == 0, done.stderr
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").dtype == torch.bfloat16
     ModelConfig(config=MODEL, seed=8).build().save_pretrained(moved)
-    with pytest.raises(CheckpointError, match=rf"{moved} is not what the adapter of .* was trained on \(digest \w+"):
+    with pytest.raises(CheckpointError, match=rf"{moved} is not the base model of the adapter at .* \(digest \w+"):
         export_checkpoint(checkpoint, tmp_path / "none", merge=True)
     shutil.rmtree(moved)
     with pytest.raises(CheckpointError, match=f"{moved}, the model under the adapter of .*, cannot be loaded"):
@@ -228,7 +228,7 @@ def test_what_has_no_adapter_or_no_base_cannot_be_merged(data: Path, tmp_path: P
     run = write_run(tmp_path / "run.yaml", data, max_steps=1)
     out = f"train.output_dir={tmp_path / 'plain'}"
     trainer_of(run, out).train()
-    with pytest.raises(ConfigError, match="has no adapter to merge, but a whole model: export it without --merge"):
+    with pytest.raises(ConfigError, match="has a whole model and no adapter to merge: export it without --merge"):
         export_checkpoint(tmp_path / "plain" / "checkpoints" / "step-00000001", tmp_path / "none", merge=True)
     out = f"train.output_dir={tmp_path / 'out'}"
     trainer_of(run, out, "model.adapter={target_modules: [q_proj]}").train()
@@ -290,7 +290,7 @@ def test_an_adapter_for_inference_and_several_are_refused(base: Path, tmp_path: 
     with pytest.raises(ConfigError, match=r"not to be trained: load it with PeftModel.from_pretrained\(…, is_t"):
         take_adapter(loaded)
     wrapped.add_adapter("second", config)
-    with pytest.raises(ConfigError, match="the model has adapters default and second: one is trained"):
+    with pytest.raises(ConfigError, match="the model has adapters default and second: only one can be trained"):
         take_adapter(wrapped)
 
 
@@ -301,7 +301,7 @@ def test_a_model_of_quantised_weights_is_refused(method: str, tmp_path: Path) ->
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": method, "bits": 4, "load_in_4bit": method == "bitsandbytes"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    message = rf"weights are quantised \({method}\): FSDP2 shards numbers, .*\. Take the model that they were made of"
+    message = rf"weights are quantised \({method}\): FSDP2 cannot shard .*\. Use the original model"
     with pytest.raises(ConfigError, match=message):
         ModelConfig(pretrained=str(tmp_path)).build()
     built.config.quantization_config = config["quantization_config"]

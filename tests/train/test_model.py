@@ -314,7 +314,7 @@ def test_models_that_cannot_be_built_are_refused(tmp_path: Any) -> None:
             ModelConfig(config=config).build()
     with pytest.raises(ConfigError, match="model cannot be built"):
         ModelConfig(pretrained=str(tmp_path / "absent")).build()
-    with pytest.raises(ConfigError, match="model type 'vit' is no model that writes text: name a causal language mod"):
+    with pytest.raises(ConfigError, match="model type 'vit' does not generate text: name a causal language model"):
         ModelConfig(config={"model_type": "vit"}).build()
 
 

@@ -307,15 +307,15 @@ def test_a_model_is_saved_as_it_is_as_a_folder_of_transformers(config: Path, tmp
         ({"model_init": model_init}, "a trainer needs exactly one of model and model_init: give one of them"),
         ({"train_dataset": None}, "train_dataset is missing: give a dataset, or several by name"),
         ({"callbacks": [int]}, "callback 0 is none of transformers': inherit from transformers.TrainerCallback"),
-        ({"compute_loss_func": loss_of, "task": object()}, "compute_loss_func and task both say what the loss is"),
+        ({"compute_loss_func": loss_of, "task": object()}, "compute_loss_func and task both define the loss"),
         (
             {"preprocess_logits_for_metrics": max},
-            "preprocess_logits_for_metrics is for compute_metrics: give that, too",
+            "preprocess_logits_for_metrics needs compute_metrics: pass compute_metrics, too",
         ),
-        ({"compute_metrics": max, "eval_dataset": None}, "compute_metrics needs an eval_dataset: give one"),
+        ({"compute_metrics": max, "eval_dataset": None}, "compute_metrics needs an eval_dataset: pass one"),
         (
             {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)},
-            "optimizers has parameters of a model that is made",
+            "optimizers has parameters of an existing model",
         ),
     ],
 )
@@ -331,13 +331,13 @@ def test_what_is_given_and_cannot_be_kept_is_named_by_the_constructor(
     [
         (
             {"optimizer_cls_and_kwargs": (torch.optim.SGD, {})},
-            "optimizers and optimizer_cls_and_kwargs both give an optimizer: leave one of them out",
+            "optimizers and optimizer_cls_and_kwargs both set the optimizer: leave one of them out",
         ),
         (
             {"optimizers": (None, StepLR(torch.optim.SGD([torch.zeros(1)]), 1))},
             "optimizers has a scheduler without its optimizer: give both, or override create_scheduler",
         ),
-        ({}, "optimizers has parameters that are none of the model's: give the model that it was made for"),
+        ({}, "optimizers has parameters that do not belong to the model: pass the model of this optimizer"),
     ],
 )
 def test_optimizers_that_do_not_fit_are_named(config: Path, given: dict[str, Any], message: str) -> None:
@@ -392,7 +392,7 @@ def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Pa
             ["train.save_steps=best", "eval_dataset=null"],
             "train.save_steps best needs evaluations: give an eval_",
         ),
-        (["train.export=true", "train.save_steps=no"], "train.export is made of a checkpoint, and train.save_"),
+        (["train.export=true", "train.save_steps=no"], "train.export needs a checkpoint, and train.save_steps"),
         (
             ["train.save_steps=epoch", "dataset.packing_mode=lanes"],
             "train.save_steps is epoch, and packs of lanes",
@@ -458,5 +458,5 @@ def test_an_epoch_that_a_callback_leaves_is_over_and_the_schedule_ends_with_the_
 
 def test_a_metric_for_the_best_model_that_no_evaluation_has_is_named(config: Path, tmp_path: Path) -> None:
     trainer = trainer_of(config, f"train.output_dir={tmp_path}", "train.best.metric=f1", "train.eval_steps=1")
-    with pytest.raises(ConfigError, match=r"train.best.metric eval_f1 is no figure of the evaluation: choose one"):
+    with pytest.raises(ConfigError, match=r"train.best.metric eval_f1 is not a metric of the evaluation: choose"):
         trainer.train()

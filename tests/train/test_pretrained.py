@@ -112,7 +112,7 @@ def _cut(folder: Path) -> None:
             r"its model.norm.weight of shape \[2\] is \[32\] in the model",
         ),
         (_cut, r"its files cannot be listed \(.*"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it is an adapter beside its base"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it is an adapter next to its base"),
     ],
     ids=["bin", "made anew", "strange", "of another shape", "cut", "adapter"],
 )
@@ -131,11 +131,11 @@ def test_models_with_code_of_their_own_are_left_to_it(tmp_path: Path) -> None:
         pass
 
     fields = {name: value for name, value in MODEL.items() if name != "model_type"}
-    with pytest.raises(WholeOnlyError, match="its class is none of transformers'"):
+    with pytest.raises(WholeOnlyError, match="its class does not belong to transformers"):
         find_tensors(str(tmp_path), Own._from_config(LlamaConfig(**fields)))
     kept = LlamaForCausalLM._from_config(LlamaConfig(**fields), dtype=torch.bfloat16)
     kept._keep_in_fp32_modules_strict = ["norm"]
-    with pytest.raises(WholeOnlyError, match=r"some of its weights stay in float32 beside others in torch.bfloat16"):
+    with pytest.raises(WholeOnlyError, match="some of its weights stay in float32, next to weights in"):
         find_tensors(str(tmp_path), kept)
     hooked = LlamaForCausalLM(LlamaConfig(**fields))
     hooked.model.norm.register_load_state_dict_pre_hook(lambda *_: None)

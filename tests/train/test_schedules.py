@@ -93,7 +93,7 @@ def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments
         ({"lr_scheduler_kwargs": {"cycles": 2}}, r"cosine with lr_scheduler_kwargs \{'cycles': 2\}: .*'cycles'"),
         (
             {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"min_lr": 1e-6}},
-            "min_lr is of cosine, linear, wsd, and lr_scheduler_type is constant: leave it out",
+            "min_lr needs cosine, linear, wsd, and lr_scheduler_type is constant: leave it out",
         ),
         (
             {"lr_scheduler_type": "wsd", "warmup": 50, "lr_scheduler_kwargs": {"decay_ratio": 0.8}},

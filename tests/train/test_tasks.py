@@ -134,7 +134,7 @@ def test_a_step_adds_up_the_objectives_of_a_task(tmp_path: Path, per_device_batc
 
 
 def test_a_task_without_an_objective_that_is_logged_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="task Unlogged has no objective that is logged: give it one"):
+    with pytest.raises(ConfigError, match="task Unlogged has no objective for the log: set its objective"):
         trainer_of(mixed_run(tmp_path), task=Unlogged()).build()
 
 

@@ -123,8 +123,8 @@ def test_a_disk_that_fills_up_ends_a_run_after_its_last_whole_checkpoint(config:
             trainer_of(config, *overrides, f"train.checkpoint_dir={saved}").train()
         *_, last = checkpoints(saved)
         assert re.match(
-            rf"checkpoint {saved}/step-0*{int(last.name[-8:]) + 1} was not saved; those before it are untouched: no "
-            r"room on the disk of .*: free some, lower save_total_limit, or name another checkpoint_dir",
+            rf"checkpoint {saved}/step-0*{int(last.name[-8:]) + 1} was not saved; earlier checkpoints are unchanged: "
+            r"no room on the disk of .*: free some, lower save_total_limit, or name another checkpoint_dir",
             str(caught.value),
         )
         assert {path.name for path in saved.iterdir()} == {"log", *(path.name for path in checkpoints(saved))}

@@ -217,7 +217,7 @@ def test_processors_of_a_run_are_of_one_family_and_that_of_its_model() -> None:
     assert family_of([object(), Reads(), Reads()], config) is Reads.family
     with pytest.raises(ConfigError, match="makes inputs of qwen2_vl, and the model is qwen3_vl: take the model's own"):
         family_of([Reads()], build("qwen3_vl").config)
-    with pytest.raises(ConfigError, match="processors are of families Family and Other: take those of one family"):
+    with pytest.raises(ConfigError, match="processors are of families Family and Other: use processors of a"):
         family_of([Reads(), ReadsOther()], config)
 
 

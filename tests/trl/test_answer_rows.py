@@ -117,10 +117,10 @@ def test_steps_are_those_of_trl(kind: str, tok: PreTrainedTokenizerFast, model_f
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "several losses": ("DPO", {"loss_type": ["sigmoid", "ipo"]}, "loss_type is sigmoid, ipo, and one loss"),
+    "several losses": ("DPO", {"loss_type": ["sigmoid", "ipo"]}, "loss_type is sigmoid, ipo, but only one loss"),
     "another loss": ("DPO", {"loss_type": ["nca_pair"]}, "has no loss_type 'nca_pair'"),
-    "a moving reference": ("DPO", {"sync_ref_model": True}, "args.sync_ref_model is True, which is refused"),
-    "weights of answers": ("DPO", {"use_weighting": True}, "args.use_weighting is True, which is refused"),
+    "a moving reference": ("DPO", {"sync_ref_model": True}, "args.sync_ref_model is True, which is not supported"),
+    "weights of answers": ("DPO", {"use_weighting": True}, "args.use_weighting is True, which is not supported"),
 }
 
 

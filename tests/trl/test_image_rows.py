@@ -81,5 +81,5 @@ def test_images_for_a_tokenizer_are_refused(tok: PreTrainedTokenizerFast, model_
         ConfigError, match=r"the rows have images, and processing_class is a .*, which reads none: give"
     ):
         SFTTrainer(str(model_folder), processing_class=tok, **given)
-    with pytest.raises(ConfigError, match="the rows have images, of which a formatting_func makes no text: leave it"):
+    with pytest.raises(ConfigError, match="the rows have images, and a formatting_func returns only text: leave"):
         SFTTrainer(str(model_folder), processing_class=tok, formatting_func=str, **given)

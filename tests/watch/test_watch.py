@@ -141,10 +141,12 @@ def test_a_run_says_where_it_stands(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", tmp_path / "none.yaml"):
-        with pytest.raises(DataError, match=f"{re.escape(str(path))}: no run there: name the output_dir of a run that"):
+        with pytest.raises(
+            DataError, match=f"{re.escape(str(path))}: no run found: name the output_dir of a started run"
+        ):
             open_run(path)
     (tmp_path / "other.yaml").write_text("a: 1")
-    with pytest.raises(ConfigError, match=r"other\.yaml names no train\.output_dir: name the file that a run is"):
+    with pytest.raises(ConfigError, match=r"other\.yaml names no train\.output_dir: name the YAML file of a run"):
         open_run(tmp_path / "other.yaml")
 
 
@@ -173,7 +175,7 @@ def test_a_real_run_is_shown_once_and_stays_as_it_was(tmp_path: Path) -> None:
     assert "samples of step 3" in done.stdout
     refused = run_cli("watch", str(tmp_path / "data"), "--once")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith(f"error: {tmp_path / 'data'}: no run there: ")
+    assert refused.stderr.startswith(f"error: {tmp_path / 'data'}: no run found: ")
     assert "Traceback" not in refused.stderr
 
 
@@ -228,4 +230,4 @@ def test_a_sample_that_holds_a_script_is_shown_and_not_run(tmp_path: Path) -> No
         assert said in shown
         assert "<script" not in shown
     foreign = sample_page({"": {"dataset_type": "vision", "dataset_path": "x.jsonl"}}, "0")
-    assert "rows of its sources: convert them to see samples" in foreign
+    assert "read from their sources, and cannot be shown: convert the sources to see samples" in foreign

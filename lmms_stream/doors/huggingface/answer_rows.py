@@ -162,7 +162,7 @@ def _taken_apart(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
         last = min(len(chosen), len(rejected)) - 1
         num = next((index for index in range(last) if chosen[index] != rejected[index]), last)
     if not num:
-        raise DataError("chosen and rejected begin differently, and there is no prompt: give the column prompt")
+        raise DataError("chosen and rejected begin differently, and there is no prompt: add the column prompt")
     return chosen[:num], chosen[num:], rejected[num:]
 
 
@@ -180,7 +180,7 @@ def holds_media(dataset: Any) -> bool:
 def check_media(processing_class: Any, formatting_func: Any) -> None:
     """Raise ConfigError if the processing_class or formatting_func cannot read images."""
     if formatting_func is not None:
-        raise ConfigError("the rows have images, of which a formatting_func makes no text: leave it out")
+        raise ConfigError("the rows have images, and a formatting_func returns only text: leave it out")
     if not hasattr(processing_class, "image_processor"):
         raise ConfigError(
             f"the rows have images, and processing_class is a {type(processing_class).__name__}, which reads none: "

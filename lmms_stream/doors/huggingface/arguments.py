@@ -51,8 +51,9 @@ def device_batch(arguments: TrainingArguments, world: World) -> int:
         return batch
     if batch % world.num_groups:
         raise ConfigError(
-            f"args.per_device_train_batch_size {batch} is of all ranks together, as accelerator_config.split_batches "
-            f"says, and cannot be split over {world.num_groups} of them: set it to a multiple"
+            f"args.per_device_train_batch_size {batch} is for all ranks together, because of "
+            f"accelerator_config.split_batches, and cannot be split over {world.num_groups} ranks: set it to a "
+            "multiple of this number"
         )
     return batch // world.num_groups
 

@@ -184,7 +184,9 @@ class Conversion:
         """Wait until the dataset exists; DataError if the converting process ends or takes too long."""
         waited = wait_for_other((folder / _DONE).is_file, lock=_lock(folder), begin_s=self.wait_s, end_s=self.wait_s)
         if waited.outcome == "ended":
-            raise DataError(f"the rank that converted {name} ended before {folder} was whole: see its error")
+            raise DataError(
+                f"the rank that converted {name} ended before {folder} was complete: see the error of this rank"
+            )
         if waited.outcome == "late":
             raise _late(folder, name, self.wait_s)
 
@@ -195,21 +197,24 @@ def _check(dataset: Any, name: str) -> None:
 
     if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise ConfigError(
-            f"{name} is an IterableDataset, which has no end and no numbers: write it to shards with lmms-stream "
-            "convert, and give a PackedStreamingDataset of them, or load it without streaming=True"
+            f"{name} is an IterableDataset, without a length and without access by number: write it to shards with "
+            "lmms-stream convert and pass a PackedStreamingDataset of the shards, or load it without streaming=True"
         )
     if isinstance(dataset, datasets.DatasetDict):
-        raise ConfigError(f"{name} is a DatasetDict of {', '.join(dataset)}: give one of them, as dataset['train']")
+        raise ConfigError(
+            f"{name} is a DatasetDict of {', '.join(dataset)}: pass one of them, for example dataset['train']"
+        )
     if not isinstance(dataset, datasets.Dataset):
         raise ConfigError(
             f"{name} is a {type(dataset).__name__}: give a datasets.Dataset, or a PackedStreamingDataset or "
             "DatasetConfig of lmms_stream"
         )
     if not len(dataset):
-        raise ConfigError(f"{name} has no rows: give another")
+        raise ConfigError(f"{name} has no rows: pass another dataset")
     if dataset.format["type"] == "custom":
         raise ConfigError(
-            f"{name} has a transform (with_transform), which may give other rows each time: apply it with its map"
+            f"{name} has a transform (with_transform), whose rows may differ at each read: apply it with the dataset's "
+            "map method"
         )
 
 
@@ -247,8 +252,8 @@ def _hash_of(function: Callable[..., str] | None) -> str:
         return str(Hasher.hash(function))
     except Exception as error:  # dill raises any error of the function's own objects
         raise ConfigError(
-            f"formatting_func cannot be told from others by its content ({type(error).__name__}): apply it to the "
-            "dataset with map before"
+            f"formatting_func cannot be identified by its content ({type(error).__name__}): apply it to the dataset "
+            "with map first"
         ) from error
 
 

@@ -87,7 +87,7 @@ class GivenData:
     def _several(self, given: Mapping[str, Any], name: str, *, packs: bool) -> Datasets:
         opened = {str(each): self._dataset(value, f"{name} {each}", packs=packs) for each, value in given.items()}
         if not opened:
-            raise ConfigError(f"{name} has no dataset: give one")
+            raise ConfigError(f"{name} has no dataset: pass one")
         return opened  # type: ignore[return-value]
 
     def _check_skipped(self, given: Any, name: str) -> None:

@@ -37,11 +37,12 @@ def model_of(
         raise ConfigError("peft_config is for a model that is given: add the adapter in model_init")
     if isinstance(model, ModelConfig):
         if model.adapter is not None:
-            raise ConfigError("peft_config and the model's adapter both say what is trained: leave one out")
+            raise ConfigError("peft_config and the model's adapter both choose the trained weights: leave one out")
         return replace(model, adapter=_fields(peft_config))
     if hasattr(model, "peft_config"):
         raise ConfigError(
-            "peft_config is given for a model that has an adapter already: leave it out, or merge that adapter before"
+            "peft_config is set, but the model already has an adapter: leave peft_config out, or merge the adapter "
+            "first"
         )
     made: torch.nn.Module = peft_model(model, peft_config)
     return made
@@ -72,7 +73,9 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
         if arguments is not None and arguments.use_liger_kernel:
             if isinstance(given, ModelConfig):
                 return replace(given, use_liger_kernel=True)
-            raise ConfigError("args.use_liger_kernel changes a model as it is built: give its name, or a ModelConfig")
+            raise ConfigError(
+                "args.use_liger_kernel changes a model while it is built: pass the model's name, or a ModelConfig"
+            )
         return _dequantized(given)
     trusts = options.pop("trust_remote_code", None)
     if arguments is not None:
@@ -107,8 +110,9 @@ def check_quantization(config: Any) -> None:
     """Raise ConfigError for a quantization config."""
     if config is not None:
         raise ConfigError(
-            f"quantization_config is a {type(config).__name__}: weights are float32 or bfloat16 here, and each rank "
-            "has its part of them. Leave it out (--load_in_4bit, --load_in_8bit), and train on more ranks"
+            f"quantization_config is a {type(config).__name__}: quantized weights are not supported; weights are "
+            "float32 or bfloat16, sharded over ranks. Leave it out (--load_in_4bit, --load_in_8bit), and train on "
+            "more ranks"
         )
 
 

@@ -126,7 +126,7 @@ def _ours(dataset: Any, name: str) -> Any:
     if not gives_packs(dataset):
         raise ConfigError(
             f"{name} is a {type(dataset).__module__}.{type(dataset).__name__}, and args is a TrainConfig, which does "
-            "not say how its rows become tokens: give a trl.SFTConfig or transformers.TrainingArguments, or a "
+            "not specify how rows become tokens: pass a trl.SFTConfig or transformers.TrainingArguments, or a "
             "PackedStreamingDataset"
         )
     return dataset

@@ -98,8 +98,8 @@ class RowTokenizer:
             text = self._formatting_func(dict(row))
             if not isinstance(text, str):
                 raise ConfigError(
-                    f"formatting_func gives {type(text).__name__} {str(text)[:80]}, and is called with one row: let it "
-                    "return the text of that row"
+                    f"formatting_func returns {type(text).__name__} {str(text)[:80]}, but is called with a single row: "
+                    "return the text of this row"
                 )
             row = {"text": text}
         elif self.is_from_value:
@@ -135,8 +135,8 @@ class RowTokenizer:
         if "chosen" in first:
             raise ConfigError("the rows are pairs of answers: give them to DPOTrainer or KTOTrainer of lmms_stream.trl")
         raise ConfigError(
-            f"the rows have the columns {', '.join(first)}, of which none makes a sample: they are to have {FORMS}, or "
-            "give a formatting_func"
+            f"the rows have the columns {', '.join(first)}, which do not make a sample: use {FORMS}, or pass a "
+            "formatting_func"
         )
 
     def _check(self) -> None:
@@ -149,8 +149,8 @@ class RowTokenizer:
             )
         if self._formatting_func is not None and self.completion_only and self.kind != "tokens":
             raise ConfigError(
-                "a formatting_func makes one text of a row, of which completion_only_loss cannot tell the completion: "
-                "set completion_only_loss=False, or format the dataset with its map before"
+                "a formatting_func makes a single text of a row, and completion_only_loss cannot find the completion "
+                "in it: set completion_only_loss=False, or format the dataset with map first"
             )
         if self.kind in ("text", "prompt") and not self._end:
             raise ConfigError("the tokenizer has no end-of-text token: set its eos_token, or args.eos_token")
@@ -221,8 +221,9 @@ class RowTokenizer:
         found = {name: values[0] for name, values in made.items()} if is_processor else dict(made)
         if "assistant_masks" in found and 1 not in found["assistant_masks"]:
             raise ConfigError(
-                "args.assistant_only_loss is set, and a conversation has no token that its template marks as the "
-                "assistant's: mark them by {% generation %} … {% endgeneration %}, or remove the row"
+                "args.assistant_only_loss is set, but the template marks no token of a conversation as the "
+                "assistant's: mark the assistant's tokens by {% generation %} … {% endgeneration %}, or remove "
+                "the row"
             )
         return found
 

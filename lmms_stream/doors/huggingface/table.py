@@ -58,7 +58,7 @@ def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
         if row.fate == "honoured" or not row.is_given(value, field):
             continue
         if row.fate == "refused":
-            raise ConfigError(f"args.{field.name} is {_shown(value)}, which is refused: {row.text}")
+            raise ConfigError(f"args.{field.name} is {_shown(value)}, which is not supported: {row.text}")
         passed_over.append(f"{field.name} ({row.text})")
     if passed_over and tells:
         logger.warning("arguments that are set and cannot matter here: %s", "; ".join(passed_over))

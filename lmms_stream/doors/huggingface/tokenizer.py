@@ -91,22 +91,24 @@ def assistant_template(processing_class: Any) -> str | None:
         from trl.chat_template_utils import get_training_chat_template
     except ImportError as error:
         raise ConfigError(
-            f"args.assistant_only_loss needs a template that marks the assistant's words, and this one does not: "
-            f"{remedy}, or pip install trl, which has such templates for some models"
+            "args.assistant_only_loss needs a chat template that marks the assistant's words, and the tokenizer's "
+            f"template does not: {remedy}, or pip install trl, which has such templates for some models"
         ) from error
     try:
         found: str | None = get_training_chat_template(processing_class)
     except ValueError as error:
         raise ConfigError(
-            "args.assistant_only_loss needs a template that marks the assistant's words, and neither this one does "
-            f"nor has TRL one for it: {remedy}"
+            "args.assistant_only_loss needs a chat template that marks the assistant's words; neither the tokenizer "
+            f"nor TRL has such a template for this model: {remedy}"
         ) from error
     return found
 
 
 def _check_token(tokenizer: Any, token: str, name: str) -> None:
     if token not in tokenizer.get_vocab():
-        raise ConfigError(f"args.{name} {token!r} is no token of the tokenizer: name one that it has, or add it first")
+        raise ConfigError(
+            f"args.{name} {token!r} is not a token of the tokenizer: name an existing token, or add the token first"
+        )
 
 
 def _take_template(processing_class: Any, path: str) -> None:

@@ -410,7 +410,7 @@ def _check_evaluates(args: Any, eval_dataset: Any) -> None:
     strategy = "no" if args is None or isinstance(args, TrainConfig) else getattr(args, "eval_strategy", "no")
     name = getattr(strategy, "value", strategy)
     if eval_dataset is None and name != "no":
-        raise ConfigError(f"args.eval_strategy is {name}, and there is no eval_dataset: give one, or set it to no")
+        raise ConfigError(f"args.eval_strategy is {name}, and there is no eval_dataset: pass one, or set it to no")
 
 
 def _run_inputs(given: TrainerInputs) -> RunInputs:

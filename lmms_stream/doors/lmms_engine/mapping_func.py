@@ -52,7 +52,10 @@ def register_dataset(dataset_type: str) -> Callable[[C], C]:
     def add(made_by: C) -> C:
         _check_new(dataset_type, {**TYPES, **OWN_TYPES}, "dataset_type")
         if not issubclass(made_by, MultiModalDataset | MultiModalIterableDataset):
-            raise ConfigError(f"{made_by.__name__} is no dataset of packs: inherit from BaseDataset or another")
+            raise ConfigError(
+                f"{made_by.__name__} is not a dataset of packs: inherit from BaseDataset or a class of lmms_stream "
+                "derived from it"
+            )
         if own := [name for name in _OF_ROWS if hasattr(made_by, name)]:
             raise ConfigError(
                 f"{made_by.__name__} has {', '.join(own)}, which nothing calls here: name `map: module:function` in "
@@ -154,7 +157,7 @@ def create_model_from_config(
 ) -> tuple[Any, transformers.PretrainedConfig]:
     """Return the class of transformers that builds a model of this type, and the model's config."""
     if model_type not in CONFIG_MAPPING:
-        raise ConfigError(f"model_type {model_type!r} is unknown to the transformers that is installed: correct it")
+        raise ConfigError(f"model_type {model_type!r} is unknown to the installed transformers: correct it")
     made = CONFIG_MAPPING[model_type](**config)
     return _class_of(made, model_general_type), made
 
@@ -178,4 +181,4 @@ def _auto_class(general_type: str) -> Any:
 
 def _check_new(name: str, known: Mapping[str, Any], what: str) -> None:
     if name in known:
-        raise ConfigError(f"{what} {name!r} is there already: choose another name")
+        raise ConfigError(f"{what} {name!r} is already registered: choose another name")

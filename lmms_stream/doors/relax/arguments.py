@@ -17,7 +17,7 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: write '{{\"NAME\": VALUE}}'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object: write '{{\"NAME\": VALUE}}'")
     return value
 
 
@@ -114,8 +114,8 @@ def refuse_unheard(args: Any, names: Sequence[str] = _UNHEARD) -> None:
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')} ({name})" for name in given)
         raise ConfigError(
-            f"{flags}: not supported, and prompts would be made without: leave it out, or prepare the rows so (media "
-            "of the wanted size), or do it in a function of your own"
+            f"{flags}: not supported, and would have no effect on prompts: leave it out, or prepare the rows (media of "
+            "the wanted size), or apply it in your own function"
         )
 
 

@@ -81,7 +81,7 @@ class BaseDataset(ABC):
             raise ConfigError(f"{type(self).__name__} takes no {name}: {did_you_mean(name, known)}")
         seed = whole_number("seed", seed, least=0)
         if use_audio_in_video:
-            raise ConfigError("use_audio_in_video is not supported: leave it out; videos are given as they are stored")
+            raise ConfigError("use_audio_in_video is not supported: leave it out; videos are read as stored")
         if multimodal_config is not None and not isinstance(multimodal_config, MultimodalConfig):
             raise ConfigError(f"multimodal_config must be a MultimodalConfig, got {multimodal_config!r}: make one")
         if on_error not in ("error", "skip"):
@@ -179,18 +179,18 @@ class BaseDataset(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state; CursorError for other rows, for another seed if shuffled, and for an invalid state."""
         if missing := sorted(self.state_dict().keys() - state.keys() - {"order", "all_bytes"}):
-            raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
+            raise CursorError(f"the state is not a dataset's: it has no {missing[0]!r}; pass the result of state_dict")
         all_bytes = state.get("all_bytes"), self._rows.all_bytes
         is_other = None not in all_bytes and all_bytes[0] != all_bytes[1]
         if is_other or state["digest"] not in (self.digest, self._rows.old_digest):
             raise CursorError(
                 f"the state belongs to other data ({state['num_rows']} rows, {state['digest']}; these are "
-                f"{self.num_rows} rows, {self.digest}): name the files it was saved with, or begin anew"
+                f"{self.num_rows} rows, {self.digest}): name the files of the saved run, or start over"
             )
         if state["seed"] != self.seed and state["is_shuffled"]:
             raise CursorError(
-                f"the state follows seed {state['seed']} and this dataset has seed {self.seed}: set that one, or begin "
-                "anew"
+                f"the state follows seed {state['seed']} and this dataset has seed {self.seed}: set the state's seed, "
+                "or start over"
             )
         self.index_manager.check(state["epoch_id"], state["position"])
         self.follow(state.get("order", "own"))
@@ -206,8 +206,8 @@ class BaseDataset(ABC):
         known = next((each for each in ORDERS if each == order), None)
         if known is None:
             raise CursorError(
-                f"the state follows the order {order!r}, which {type(self).__name__} does not have: load it with the "
-                "class and the max_length that saved it, or begin anew"
+                f"the state follows the order {order!r}, which {type(self).__name__} does not support: load it with "
+                "the class and max_length of the saved run, or start over"
             )
         self.index_manager.order, self.index_manager.last = known, None
 
@@ -221,7 +221,7 @@ class BaseDataset(ABC):
             self.load_state_dict(state)
             return
         if missing := sorted({"epoch_id", "position"} - state.keys()):
-            raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what get_state gave")
+            raise CursorError(f"the state is not a dataset's: it has no {missing[0]!r}; pass the result of get_state")
         self.index_manager.check(state["epoch_id"], state["position"])
         self.follow("relax")
         self.index_manager.reset(state["position"], state["epoch_id"])

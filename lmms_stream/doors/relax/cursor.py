@@ -50,8 +50,8 @@ class IndexManager:
         """Raise CursorError for a position outside the epoch or a negative epoch."""
         if not 0 <= position <= self.total_size or epoch_id < 0:
             raise CursorError(
-                f"the state stands at row {position} of epoch {epoch_id}, where there is none ({self.total_size} "
-                "rows): it is damaged, or of other data; take another, or begin anew"
+                f"the state's position is row {position} of epoch {epoch_id}, which does not exist ({self.total_size} "
+                "rows): it is damaged, or belongs to other data; load another state, or start over"
             )
 
     def of_epoch(self, epoch_id: int) -> Permutation:
@@ -107,7 +107,9 @@ class IndexManager:
         try:
             position, epoch_id = int(state["position"]), int(state["epoch_id"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CursorError(f"this is no state of an IndexManager ({error!r}): give what get_state gave") from error
+            raise CursorError(
+                f"the state is not an IndexManager's ({error!r}): pass the result of get_state"
+            ) from error
         self.begin(epoch_id, is_shuffled=self.is_shuffled, position=position)
 
 

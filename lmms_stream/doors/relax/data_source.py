@@ -113,7 +113,7 @@ class RolloutDataSource:
     def save(self, rollout_id: int) -> None:
         """Save the state below args.save, atomically: a kill leaves the old state or the new state."""
         if setting(self.args, "save") is None:
-            raise ConfigError("there is no folder to save to: set save (--save)")
+            raise ConfigError("no folder for states is set: set save (--save)")
         if not isinstance(rollout_id, int) or rollout_id < 0:
             raise ConfigError(f"rollout_id must be a number of at least 0, got {rollout_id!r}: count rollouts from 0")
         with self._lock:
@@ -184,7 +184,9 @@ class RolloutDataSource:
         if self.dataset is not None:
             if state["dataset"]["is_shuffled"] != bool(setting(self.args, "rollout_shuffle")):
                 how = "with" if state["dataset"]["is_shuffled"] else "without"
-                raise CursorError(f"the state was saved {how} --rollout-shuffle: set it as it was, or begin anew")
+                raise CursorError(
+                    f"the state was saved {how} --rollout-shuffle: use the setting of the saved run, or start over"
+                )
             self.dataset.load_state_dict(state["dataset"])
         self.sample_group_index = state["sample_group_index"]
         self.sample_index = state["sample_index"]
@@ -232,13 +234,12 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         groups = [*self.buffer_filter(self.args, None, self.buffer, num_samples)]
         if len(groups) > num_samples:
             raise ConfigError(
-                f"the buffer filter gave {len(groups)} groups where {num_samples} were asked for: correct "
-                "--buffer-filter-path"
+                f"the buffer filter gave {len(groups)} groups, expected {num_samples}: correct --buffer-filter-path"
             )
         if {*map(id, groups)} & {*map(id, self.buffer)}:
             raise ConfigError(
-                "the buffer filter left a group that it gave in the buffer, so it would be given again: let the "
-                "function of --buffer-filter-path delete it there"
+                "the buffer filter returned a group without deleting it from the buffer, so the group would be used "
+                "again: delete returned groups in the function of --buffer-filter-path"
             )
         return groups
 
@@ -259,8 +260,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             held = {group[0].group_index for group in self.buffer}
             if twice := [group[0].group_index for group in samples if group[0].group_index in held - {None}]:
                 raise DataError(
-                    f"group {twice[0]} is in the buffer already: its holder was taken for lost, or it was put back "
-                    "twice; leave it out"
+                    f"group {twice[0]} is already in the buffer: its holder was considered lost, or the group was "
+                    "returned twice; leave it out"
                 )
             self._in_flight.came_back(samples)
             self.buffer += samples
@@ -302,7 +303,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         if buffer and state["n_samples_per_prompt"] != self.num_per_group:
             raise CursorError(
                 f"the state's buffer holds groups of {state['n_samples_per_prompt']} samples and n_samples_per_prompt "
-                f"is {self.num_per_group}: set it as it was, or begin anew"
+                f"is {self.num_per_group}: set the state's number, or start over"
             )
         super()._restore(state)
         self.buffer, self._in_flight = buffer, InFlight()
@@ -330,11 +331,11 @@ def read_relax_state(store: Storage, key: str) -> dict[str, Any]:
         state = torch.load(io.BytesIO(store.read(key)), weights_only=True, map_location="cpu")
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{where} cannot be read without running what is pickled in it ({str(error).splitlines()[0][:200]}): take "
-            "an earlier state, or one whose metadata hold numbers and texts alone"
+            f"{where} cannot be read without running pickled code ({str(error).splitlines()[0][:200]}): load an "
+            "earlier state, or a state whose metadata are only numbers and texts"
         ) from error
     if not isinstance(state, dict) or not {"sample_offset", "epoch_id", "sample_index"} <= state.keys():
-        raise CheckpointError(f"{where} is no state of Relax's data source: take another")
+        raise CheckpointError(f"{where} is not a state of Relax's data source: load another state")
     return state
 
 
@@ -352,12 +353,14 @@ def follow_relax(
         return
     if drops_unordered:
         raise CursorError(
-            "the state is of Relax's eager dataset with a processor and --rollout-max-prompt-len, whose samples come "
-            "in another order in each run: begin anew, or drop long prompts from the files and leave the flag out"
+            "the state is of Relax's eager dataset with a processor and --rollout-max-prompt-len, whose order differs "
+            "in each run: start over, or remove long prompts from the files and leave the flag out"
         )
     offset, epoch_id = int(state["sample_offset"]), int(state["epoch_id"])
     if offset < 0 or epoch_id < 0:
-        raise CursorError(f"the state has sample_offset {offset} and epoch_id {epoch_id}: it is damaged; take another")
+        raise CursorError(
+            f"the state has sample_offset {offset} and epoch_id {epoch_id}: it is damaged; load another state"
+        )
     drops = dataset.may_drop
     if drops and not isinstance(dataset, Dataset):
         raise CursorError(
@@ -382,8 +385,8 @@ def _follow_streaming(dataset: BaseDataset, state: Mapping[str, Any], *, is_shuf
     position = state.get("position", 0)
     if not is_shuffled and 0 < position < dataset.num_rows:
         raise CursorError(
-            "the state stands within an epoch of Relax's StreamingDataset, which most versions shuffle, asked or not: "
-            "set --rollout-shuffle to go on in that order, or begin anew"
+            "the state's position is within an epoch of Relax's StreamingDataset, which most versions shuffle even "
+            "without --rollout-shuffle: set --rollout-shuffle to resume in this order, or start over"
         )
     dataset.load_state(state)
     if not is_shuffled:

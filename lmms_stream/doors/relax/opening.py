@@ -48,7 +48,7 @@ def open_eval_datasets(args: Any) -> dict[str, BaseDataset]:
     refuse_unheard(args, ["eval_config"])
     named = setting(args, "eval_prompt_data") or []
     if len(named) % 2:
-        raise ConfigError(f"--eval-prompt-data has {len(named)} words: write NAME PATH, and NAME PATH of another")
+        raise ConfigError(f"--eval-prompt-data has {len(named)} words: write pairs of NAME PATH")
     settings = _settings(args, max_length=setting(args, "eval_max_prompt_len"))
     for name, ours in (("input", "prompt_key"), ("label", "label_key"), ("tool", "tool_key")):
         settings[ours] = setting(args, f"eval_{name}_key") or settings[ours]
@@ -100,7 +100,7 @@ def _processor(path: str) -> Any:
         return AutoProcessor.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"processor {path!r} cannot be loaded ({str(error).splitlines()[0]}): name another"
+            f"processor {path!r} cannot be loaded ({str(error).splitlines()[0]}): name another processor"
         ) from error
 
 

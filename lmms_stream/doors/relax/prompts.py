@@ -61,7 +61,7 @@ class Prompts:
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length must be at least 1, got {self.max_length}: leave it out for no limit")
         if self.tokenizer is None and (self.apply_chat_template or self.max_length is not None):
-            raise ConfigError("apply_chat_template and max_length need a tokenizer: give one, or its folder")
+            raise ConfigError("apply_chat_template and max_length need a tokenizer: pass one, or its folder")
         if not isinstance(self.apply_chat_template_kwargs or {}, Mapping):
             raise ConfigError(
                 f"apply_chat_template_kwargs must be a dict, got {self.apply_chat_template_kwargs!r}: write "
@@ -69,12 +69,14 @@ class Prompts:
             )
         if self.custom_prompt_func is not None and not callable(self.custom_prompt_func):
             raise ConfigError(
-                f"custom_prompt_func must be a function of (prompt, row), got {self.custom_prompt_func!r}: give one "
-                "(--custom-prompt-path names one)"
+                f"custom_prompt_func must be a function of (prompt, row), got {self.custom_prompt_func!r}: pass such a "
+                "function (--custom-prompt-path names it)"
             )
         for name in _SET_HERE:
             if name in (self.apply_chat_template_kwargs or {}):
-                raise ConfigError(f"apply_chat_template_kwargs cannot set {name!r}, which is set here: leave it out")
+                raise ConfigError(
+                    f"apply_chat_template_kwargs cannot set {name!r}, which the dataset sets itself: leave it out"
+                )
         if self.apply_chat_template:
             _ = self._template  # raises for a tokenizer without a template
 
@@ -289,8 +291,8 @@ def _refuse_media(messages: Messages) -> None:
         for part in content if isinstance(content, list) else ():
             if part["type"] in KINDS:
                 raise DataError(
-                    f"the prompt holds media of kind {part['type']}, and there is no processor that reads them: give "
-                    'Dataset one, or set --multimodal-keys \'{"image": "images"}\', as for media in columns'
+                    f"the prompt holds media of kind {part['type']}, but no processor for media is set: pass one to "
+                    'Dataset, or set --multimodal-keys \'{"image": "images"}\', for media in columns'
                 )
 
 
@@ -333,8 +335,8 @@ class MultimodalConfig:
             value = getattr(self, each.name)
             if each.name not in _HEARD and value != each.default:
                 raise ConfigError(
-                    f"{each.name} is {value!r}, and nothing here resizes or samples so: leave it out, and do it where "
-                    "the media are decoded, or prepare the rows so"
+                    f"{each.name} is {value!r}, which is not supported: leave it out, and resize or sample where the "
+                    "media are decoded, or prepare the rows"
                 )
         if not 1 <= self.image_min_token_num <= self.image_max_token_num:
             raise ConfigError(
@@ -368,8 +370,9 @@ def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messag
     if isinstance(prompt, str):
         if are_messages(unpacked(prompt)) or IN_PYTHON.match(prompt):
             raise DataError(
-                f"the prompt is a list of messages as text ({prompt[:60]!r}), which the user would say as it stands: "
-                "write a list, or read it by custom_prompt_func (--custom-prompt-path), such as json.loads"
+                f"the prompt is a list of messages as text ({prompt[:60]!r}), which would become the user's message "
+                "unchanged: write a list, or parse the text by custom_prompt_func (--custom-prompt-path), for example "
+                "json.loads"
             )
         messages: Messages = [{"role": "user", "content": prompt}]
     else:

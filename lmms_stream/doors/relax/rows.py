@@ -180,7 +180,10 @@ def _chosen(spec: Spec, store: Storage, objects: Sequence[StoredObject]) -> list
     if not objects:
         raise ObjectMissingError(f"{spec.path} does not exist, or is empty: check the path")
     if not any(each.key.lower().endswith(EXTENSIONS) for each in objects):
-        raise DataError(f"{spec.path}: none of its {len(objects)} files ends in {' or '.join(EXTENSIONS)}: name others")
+        raise DataError(
+            f"{spec.path}: none of its {len(objects)} files has the extension {' or '.join(EXTENSIONS)}: name other "
+            "files"
+        )
     kept = [each for each in objects if named_format(each.key)[0] not in _NO_ROWS]
     readme = store.read(README) if any(each.key == README for each in objects) else None
     configurations = configurations_of([each.key for each in kept], readme)

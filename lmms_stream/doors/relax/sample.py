@@ -283,7 +283,7 @@ class _Writer:
         if described is None:
             raise CheckpointError(
                 f"{where} is {type(value).__name__}, which a saved state does not hold: use numbers, texts, lists, "
-                "dicts, bytes, arrays, tensors or images of PIL's, or leave it out of what is put back"
+                "dicts, bytes, arrays, tensors or images of PIL's, or leave it out of returned groups"
             )
         about, data = described
         if id(value) not in self._names:
@@ -370,8 +370,8 @@ def load_state(store: Storage, name: str) -> dict[str, Any]:
         described = json.loads(text)
         if described["version"] != VERSION:
             raise CheckpointError(
-                f"{where} has version {described['version']!r}, expected {VERSION}: load it with the version of "
-                "lmms_stream that saved it"
+                f"{where} has version {described['version']!r}, expected {VERSION}: load it with the lmms_stream "
+                "version of the saved run"
             )
         data = store.read(described["arrays"])
         if xxhash.xxh3_64_hexdigest(data) != described["xxh3_64"]:
@@ -379,9 +379,9 @@ def load_state(store: Storage, name: str) -> dict[str, Any]:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             values: dict[str, Any] = _restored(described["values"], {each: arrays[each] for each in arrays})
     except ObjectMissingError as error:
-        raise CheckpointError(f"{where} names a file that is not there ({error}): take an earlier state") from error
+        raise CheckpointError(f"{where} names a missing file ({error}): load an earlier state") from error
     except LmmsStreamError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{where} is no saved state ({error!r}): take an earlier one") from error
+        raise CheckpointError(f"{where} is not a saved state ({error!r}): load an earlier state") from error
     return values

@@ -32,6 +32,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name.endswith("Trainer"):
         raise ConfigError(
-            f"{name} is not here, where {', '.join(_HOME)} are: import it from trl, which trains without packs"
+            f"{name} is not part of lmms_stream.trl, which has {', '.join(_HOME)}: import it from trl, which trains "
+            "without packs"
         )
     return getattr(need("trl", by=f"lmms_stream.trl.{name}"), name)

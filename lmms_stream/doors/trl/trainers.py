@@ -95,7 +95,9 @@ class _AnswersTrainer(FSDP2SFTTrainer):
 
     def compute_ref_log_probs(self, inputs: Any) -> NoReturn:
         """Raise ConfigError: the task computes its reference."""
-        raise ConfigError("compute_ref_log_probs is not here: precompute_ref_log_probs=True stores what it gives")
+        raise ConfigError(
+            "compute_ref_log_probs is not supported: precompute_ref_log_probs=True stores the same values"
+        )
 
     def _config(self) -> type:
         import trl
@@ -119,7 +121,9 @@ class DPOTrainer(_AnswersTrainer):
         losses = getattr(args, "loss_type", ["sigmoid"])
         losses = [losses] if isinstance(losses, str) else list(losses)
         if len(losses) != 1:
-            raise ConfigError(f"args.loss_type is {', '.join(losses)}, and one loss is trained on: name one of them")
+            raise ConfigError(
+                f"args.loss_type is {', '.join(losses)}, but only one loss is supported: name one of them"
+            )
         return build_task("dpo", {
             "beta": option(args, "beta"), "loss_type": losses[0], "label_smoothing": option(args, "label_smoothing"),
             "reference": "stored" if option(args, "precompute_ref_log_probs") else "model",

@@ -148,8 +148,8 @@ def _local_settings(ray: Any, num_cpus: int) -> Iterator[dict[str, Any]]:
     if ray.util.get_node_ip_address() != _LOOPBACK:
         name = next(iter(_KEEP_TO_LOOPBACK))
         raise ConfigError(
-            "Ray was imported before the conversion, so that its own cluster could be reached from other machines: "
-            f"set {name}=0 before Ray is imported, or call ray.init() before the conversion"
+            "Ray was imported before the conversion, and its cluster would be reachable from other machines: set "
+            f"{name}=0 before Ray is imported, or call ray.init() before the conversion"
         )
     with _session_folder() as folder, _environment(_LOCAL_ENVIRONMENT, without=_LOCAL_ENVIRONMENT_WITHOUT):
         yield {
@@ -232,7 +232,9 @@ class RayEngine:
         try:
             pickled = ray.cloudpickle.dumps(job)
         except Exception as error:
-            raise ConfigError(f"the processor cannot be sent to other machines ({error!r}): change it") from error
+            raise ConfigError(
+                f"the processor cannot be sent to other machines ({error!r}): change the processor"
+            ) from error
         actor = ray.remote(_Worker).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
         sent = ray.put(pickled)
         pool = _Actors[Task, Result]([actor.remote(sent) for _ in range(num_workers)], marks, name, on_progress)
@@ -355,7 +357,8 @@ class _Actors(Generic[Task, Result]):
             reason = " ".join(str(error).split())[:_REASON_LENGTH]
             raise WorkerError(
                 f"a Ray worker was lost at {name}: run the same command again, with fewer --workers if memory ran out; "
-                f"it goes on (all nodes need this version of lmms_stream and its libraries; Ray says: {reason})"
+                "the conversion resumes (all nodes need this version of lmms_stream and its libraries; Ray says: "
+                f"{reason})"
             ) from error
 
     def end(self) -> None:

@@ -84,8 +84,8 @@ class LlavaOnevision(TiledFamily):
         if strategy != "full" or not aspect.removeprefix(_ANYRES).isdigit() or math.isqrt(num_tokens) ** 2 < num_tokens:
             raise ConfigError(
                 f"processor {files.name!r} has vision_feature_select_strategy {strategy!r}, vision_aspect_ratio "
-                f"{aspect!r} and num_image_tokens {num_tokens}, and only 'full', '{_ANYRES}N' and squares are followed "
-                "here: save it anew"
+                f"{aspect!r} and num_image_tokens {num_tokens}, and only 'full', '{_ANYRES}N' and squares are "
+                "supported: save the processor again"
             )
         choice = choice_of(files, settings, num_frames=_NUM_FRAMES)
         return cls(
@@ -311,7 +311,7 @@ def _resolutions(files: ProcessorFiles, side: int) -> tuple[tuple[int, int], ...
     if not found or any(each % side for pair in found for each in pair):
         raise ConfigError(
             f"processor {files.name!r} has image_grid_pinpoints {said!r}, expected sides that are multiples of its "
-            f"tiles' {side}: save it anew"
+            f"tiles' {side}: save the processor again"
         )
     return found
 

@@ -109,8 +109,8 @@ class Omni(FramesOfTheirOwn):
         count = self.num_tokens(shape.frames)
         if shape.num_samples < self.fewest_samples or count < 1:
             raise DataError(
-                f"a sound of {sound.samples} samples at {sound.rate} Hz is shorter than {self.name} reads, "
-                f"{self.fewest_samples} samples at {self.clips.rate} Hz: make it longer or remove it"
+                f"a sound of {sound.samples} samples at {sound.rate} Hz is too short for {self.name}, which needs "
+                f"{self.fewest_samples} samples at {self.clips.rate} Hz: lengthen or remove it"
             )
         return Layout("audio", (count,), shape.frames, "", shape, shape.is_cut)
 

@@ -67,7 +67,7 @@ class Qwen2Audio:
         if count < _FEWEST_TOKENS:
             raise DataError(
                 f"a sound of {sound.samples} samples at {sound.rate} Hz becomes {max(count, 0)} tokens, and "
-                f"Qwen2-Audio reads those of {_FEWEST_TOKENS} at least, some 0.06 s: make it longer or remove it"
+                f"Qwen2-Audio needs at least {_FEWEST_TOKENS}, about 0.06 s: lengthen or remove it"
             )
         shape = ClipShape(sound, num_samples, frames, is_cut=is_cut)
         return Layout("audio", (count,), self._num_frames, f"{START}{AUDIO}{END}", shape, is_cut)

@@ -327,18 +327,17 @@ def _names(model: Any) -> list[str]:
     if not word:
         is_cut = any("experts" in name for name in plans[1])
         raise ConfigError(
-            f"transformers has no plan for expert parallelism of {type(model).__name__}, as it has for those of "
-            "gpt-oss and Llama 4 and, from 5.0 on, of most mixtures: set train.expert_parallel to 1. Experts are "
-            "sharded over ranks as other weights are"
-            f"{', and train.tensor_parallel cuts them' if is_cut else ''}"
+            f"transformers has no plan for expert parallelism of {type(model).__name__}, as for gpt-oss, Llama 4 and, "
+            "from 5.0 on, most mixtures: set train.expert_parallel to 1. Experts are then sharded over ranks like "
+            f"other weights{', and train.tensor_parallel cuts them' if is_cut else ''}"
         )
     named = model.named_parameters() if word == _OF_EXPERTS else model.named_modules()
     names = [name for name, _ in named if plan.get(re.sub(r"\d+", "*", name)) == word]
     if not names:
         raise ConfigError(
-            f"{type(model).__name__} has none of the parameters that transformers' plan names for its experts (as "
-            f"{next(name for name, each in plan.items() if each == word)}; an adapter of them has others): set "
-            "train.expert_parallel to 1"
+            f"{type(model).__name__} lacks the parameters of its experts in transformers' plan (such as "
+            f"{next(name for name, each in plan.items() if each == word)}; an adapter of experts has other "
+            "parameters): set train.expert_parallel to 1"
         )
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names)) if word == _OF_EXPERTS else names
 
@@ -347,8 +346,8 @@ def _dispatch(experts: torch.nn.Module) -> Callable[[dist.ProcessGroup, int], Di
     names = tuple(inspect.signature(experts.forward).parameters)
     if names not in _CALLS:
         raise ConfigError(
-            f"{type(experts).__name__} takes {', '.join(names)}, and train.expert_parallel knows experts that take "
-            f"{' or '.join(map(', '.join, _CALLS))}: set it to 1"
+            f"{type(experts).__name__} takes {', '.join(names)}, but train.expert_parallel supports only experts that "
+            f"take {' or '.join(map(', '.join, _CALLS))}: set it to 1"
         )
     return _CALLS[names]
 

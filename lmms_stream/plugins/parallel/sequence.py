@@ -156,8 +156,8 @@ def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, i
         )
     if not has_varlen(type(model), model.config):
         raise ConfigError(
-            f"{asked} is for models whose layers see all tokens before them, or a window, and {type(model).__name__} "
-            "has others: set it to 1"
+            f"{asked} is for models whose layers see all earlier tokens, or a window, and {type(model).__name__} has "
+            "other layers: set it to 1"
         )
     scaling = getattr(text, "rope_scaling", None) or {}
     if (kind := scaling.get("rope_type", scaling.get("type"))) in _CHANGING_ROPE:
@@ -175,8 +175,8 @@ def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
     """
     if not choices and named not in ATTENTIONS:
         raise ConfigError(
-            f"train.sequence_parallel {degree} with attention {named}, whose mask would be made of one rank's part of "
-            f"the tokens: set model.attention to {' or '.join(ATTENTIONS)}, or to auto (of a model that is made: "
+            f"train.sequence_parallel {degree} with attention {named}, whose mask would cover only a single rank's "
+            f"tokens: set model.attention to {' or '.join(ATTENTIONS)}, or to auto (for an existing model: "
             f"model.set_attn_implementation({SDPA_VARLEN!r}))"
         )
     others = {name: "makes its mask of one rank's part of the tokens" for name in choices if name not in ATTENTIONS}

@@ -309,8 +309,8 @@ def _inside(model: Any, known: Set[str], words: Mapping[str, str]) -> Iterator[s
             head_dim = getattr(model.get_submodule(parent), "head_dim", None)
             if inner not in _HEAD_NORMS or any(each.shape != (head_dim,) for each in own.values()):
                 raise ConfigError(
-                    f"transformers' plan for {type(model).__name__} cuts maps of {parent} and does not say what "
-                    f"becomes of {name}.{next(iter(own))}, which lies between them: set train.tensor_parallel to 1"
+                    f"transformers' plan for {type(model).__name__} cuts maps of {parent} and has no entry for "
+                    f"{name}.{next(iter(own))} between them: set train.tensor_parallel to 1"
                 )
             yield name
 

@@ -52,11 +52,13 @@ class PeerGroup:
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < len(self.addresses):
-            raise ConfigError(f"node must be from 0 to {len(self.addresses) - 1}, as there are peers, got {self.node}")
+            raise ConfigError(
+                f"node must be from 0 to {len(self.addresses) - 1}, the number of peers minus 1, got {self.node}"
+            )
         if len(self.token) < MIN_TOKEN or not self.token.isascii() or not self.token.isprintable():
             raise ConfigError(
-                f"a token of {len(self.token)} characters: peers need {MIN_TOKEN} plain ones or more, the same on all "
-                "nodes, such as secrets.token_hex() gives"
+                f"a token of {len(self.token)} characters: peers need {MIN_TOKEN} plain characters or more, the same "
+                "on all nodes, for example from secrets.token_hex()"
             )
         for address in self.addresses:
             host_and_port(address)
@@ -70,7 +72,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Split "10.0.0.1:29800" or "[fd00::1]:29800" into host and port; ConfigError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not int(port) < 1 << 16:
-        raise ConfigError(f"{address!r} is no peer's address: write it as host:port")
+        raise ConfigError(f"{address!r} is not the address of a peer: write host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -140,7 +140,7 @@ class PeerServer:
             self.close()
             raise StorageError(
                 f"the server for peers did not start within {timeout_s:g} s (exit status {self._process.returncode}): "
-                "see what it said, or set fetch.peers to false"
+                "see its log, or set fetch.peers to false"
             )
 
 

@@ -145,8 +145,8 @@ def check_blocks(model: PlainModel, *, device: torch.device, bf16: bool) -> None
         reshard(model)
     if fault is not None:
         raise ConfigError(
-            f"{type(model.model).__name__} {fault}: let its attention be block_attention.attend with the layout "
-            "that it is given, and norms look at one token"
+            f"{type(model.model).__name__} {fault}: use block_attention.attend with the given layout as its attention, "
+            "and norms of single tokens"
         )
 
 

@@ -66,7 +66,7 @@ class FlowMatching:
         if self._shape is None and {"in_channels", "sample_size"} <= config.keys():
             self._shape = (config["in_channels"], config["sample_size"], config["sample_size"])
         if takes(model.forward, LABELS) and self.num_classes is None:
-            raise ConfigError(f"{type(model).__name__} takes class_labels: say how many there are, as num_classes")
+            raise ConfigError(f"{type(model).__name__} takes class_labels: set the number of classes, num_classes")
         return PlainModel(model)
 
     def objectives(self, model: Any) -> Sequence[Objective]:
@@ -125,8 +125,8 @@ class FlowMatching:
         """Shape of the model's input."""
         if self._shape is None:
             raise ConfigError(
-                "a rank has no image in its first step, and the model's config does not say its sample_size and "
-                "in_channels: give FlowMatching a sample_shape"
+                "a rank has no image in its first step, and the model's config has no sample_size and in_channels: "
+                "pass a sample_shape to FlowMatching"
             )
         return self._shape
 
@@ -139,8 +139,8 @@ class FlowMatching:
         if len(wrong):
             index = int(wrong[0])
             raise ConfigError(
-                f"label {int(labels[index])} of sample {int(batch.sample_ids[index])} is none of the model's "
-                f"{self.num_classes} classes, which count from 0: correct its labels, or num_embeds_ada_norm"
+                f"label {int(labels[index])} of sample {int(batch.sample_ids[index])} is not among the model's "
+                f"{self.num_classes} classes, counted from 0: correct the label, or num_embeds_ada_norm"
             )
         dropped = draw.chosen(packs, self.label_dropout, name="label").to(labels.device) | (labels == NO_LABEL)
         return torch.where(dropped, self.num_classes, labels)
@@ -198,7 +198,7 @@ def load_autoencoder(path: str | Path) -> Any:
         return AutoencoderKL.from_pretrained(str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"vae {path} is no AutoencoderKL of diffusers: {' '.join(str(error).split())[:200]}"
+            f"vae {path} is not an AutoencoderKL of diffusers: {' '.join(str(error).split())[:200]}"
         ) from error
 
 

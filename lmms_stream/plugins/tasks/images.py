@@ -40,8 +40,9 @@ def pixels_of(batch: Batch) -> torch.Tensor | None:
     """Images of a batch, -1 to 1: float32[n, 3, S, S]; None if its packs have no images."""
     if PIXELS not in batch.inputs:
         if len(batch.sample_ids):
-            raise ConfigError(f"a batch has no {PIXELS}, of which this task learns: give its dataset processor.type "
-                              "image")  # fmt: skip
+            raise ConfigError(
+                f"a batch has no {PIXELS}, the input of this task: set processor.type of its dataset to image"
+            )
         return None
     return scaled(batch.inputs[PIXELS])
 
@@ -74,6 +75,6 @@ def check_apart(
     reshard(model)
     if not differ <= allowed:
         raise ConfigError(
-            f"{type(model.model).__name__} makes something else of an image where others lie beside it: take norms "
-            "that look at one image (GroupNorm, LayerNorm), not at all of a batch (BatchNorm)"
+            f"{type(model.model).__name__} gives other results for an image next to other images: use norms over "
+            "single images (GroupNorm, LayerNorm), not over a batch (BatchNorm)"
         )

@@ -66,9 +66,9 @@ class KTO(PreferenceTask):
                 raise ConfigError(f"task kto: {name} must be 0 or more, got {weight}")
         if reference == "stored" and self._needs_kl:
             raise ConfigError(
-                "task kto: loss_type kto compares with its reference on answers to other prompts, and which these are "
-                "follows from the packs of each step, so that they cannot be measured beforehand: set reference to "
-                "model, or loss_type to apo_zero_unpaired"
+                "task kto: loss_type kto compares with its reference on answers to other prompts, which depend on the "
+                "packs of each step and cannot be measured before the run: set reference to model, or loss_type to "
+                "apo_zero_unpaired"
             )
         self.desirable_weight, self.undesirable_weight = desirable_weight, undesirable_weight
 

@@ -101,7 +101,7 @@ class MaskedDiffusion(CausalLanguageModelling):
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
         if model.sequence is not None:
             raise ConfigError(
-                f"train.sequence_parallel shares the tokens of causal models, and task {NAME} has none: set it to 1"
+                f"train.sequence_parallel is only for causal models, and task {NAME} has no causal model: set it to 1"
             )
         assert isinstance(model, MaskedModel)
         _ = model.token_id
@@ -149,8 +149,8 @@ class MaskedModel(PackedModel):
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if not attentions or kinds != {"full_attention"} or getattr(config, "sliding_window", None):
             raise ConfigError(
-                f"task {NAME} needs a model whose layers can see all of a sample, and {type(self.model).__name__} has "
-                "others: take one of full attention, as Qwen3 without sliding_window"
+                f"task {NAME} needs a model whose layers can see the whole sample, and {type(self.model).__name__} has "
+                "other layers: use a model with full attention, such as Qwen3 without sliding_window"
             )
         for each in attentions:
             each.is_causal = False
@@ -164,8 +164,7 @@ class MaskedModel(PackedModel):
         """Id of the token that replaces masked tokens; ConfigError if it is not known."""
         if self._mask_token_id is None:
             raise ConfigError(
-                f"task {NAME} has no mask token, and samples that are tokens already do not say one: give it the "
-                "mask_token_id"
+                f"task {NAME} has no mask token, and samples of token ids do not name one: set mask_token_id"
             )
         return int(self._mask_token_id)
 

@@ -134,11 +134,11 @@ class HingeGAN:
 def weights_of(terms: Sequence[Term]) -> dict[str, float]:
     """Weights of the losses of all terms; ConfigError for duplicate names, and without terms."""
     if not terms:
-        raise ConfigError("a reconstruction without terms learns nothing: give it L1(), or others")
+        raise ConfigError("a reconstruction without terms has no loss: add L1() or another term")
     weights: dict[str, float] = {}
     for term in terms:
         if both := weights.keys() & term.weights.keys():
-            raise ConfigError(f"two terms have the loss {min(both)!r}: give one of them another name")
+            raise ConfigError(f"two terms have the name {min(both)!r}: rename one of them")
         weights |= term.weights
     return weights
 
@@ -252,8 +252,8 @@ class VisionEncoder:
         config = getattr(self.model.config, "vision_config", self.model.config)
         if not (hasattr(config, "image_size") and hasattr(config, "patch_size")):
             raise ConfigError(
-                f"{type(model).__name__} is no vision encoder, whose config has image_size and patch_size: take one as "
-                "SiglipVisionModel or Dinov2Model"
+                f"{type(model).__name__} is not a vision encoder: its config needs image_size and patch_size; use for "
+                "example SiglipVisionModel or Dinov2Model"
             )
         self.image_size, self.patch_size = int(config.image_size), int(config.patch_size)
         self.hidden_size = int(config.hidden_size)
@@ -269,7 +269,7 @@ class VisionEncoder:
             model = transformers.AutoModel.from_pretrained(str(path))
         except (OSError, ValueError) as error:
             message = " ".join(str(error).split())[:200]
-            raise ConfigError(f"encoder {path} is no model of transformers: {message}") from error
+            raise ConfigError(f"encoder {path} is not a model of transformers: {message}") from error
         try:
             processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path))
         except (OSError, ValueError):  # a folder without an image processor

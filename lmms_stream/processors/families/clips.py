@@ -72,7 +72,7 @@ class Clips:
             )
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"processor {name!r} has settings of sound that are no numbers ({error}): save it anew"
+                f"processor {name!r} has settings of sound that are not numbers ({error}): save it again"
             ) from error
         return made
 

@@ -218,8 +218,8 @@ def _found_tower(kind: str, names: Sequence[str]) -> str:
         if re.search(said, name) and not re.search(_BEHIND, name):
             return name
     raise ConfigError(
-        f"the model's part that reads {kind}s is none of {', '.join(names)}: write a family of your own "
-        "(docs/families.md) that names it"
+        f"no part of the model has a name for reading {kind}s, found {', '.join(names)}: write a family "
+        "(docs/families.md) that names the part"
     )
 
 

@@ -46,7 +46,8 @@ def check_followed(values: Mapping[str, Any], followed: Mapping[str, Any], *, na
     for key, value in followed.items():
         if values.get(key, value) != value:
             raise ConfigError(
-                f"processor {name!r} has {key} {values[key]!r}, and only {value!r} is followed here: save it anew"
+                f"processor {name!r} has {key} {values[key]!r}, but only {value!r} is supported: save the processor "
+                "again"
             )
 
 
@@ -103,7 +104,7 @@ def _of_hub(path: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"processor {path!r} cannot be loaded: it is no folder, and as a hub id: {first_line}"
+            f"processor {path!r} cannot be loaded: it is not a folder, and as a hub id: {first_line}"
         ) from error
 
 

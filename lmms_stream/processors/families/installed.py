@@ -58,9 +58,9 @@ class Installed:
             loaded = AutoProcessor.from_pretrained(self.path, trust_remote_code=False)
         if isinstance(loaded, PreTrainedTokenizerBase):
             raise ConfigError(
-                f"transformers {__version__} has no class for the processor of {self.path}, and gives its "
-                "tokenizer alone: register the class by transformers.AutoProcessor.register in the module of your "
-                "family, or install a version that has it"
+                f"transformers {__version__} has no class for the processor of {self.path}, and loads only its "
+                "tokenizer: register the class by transformers.AutoProcessor.register in the module of your family, "
+                "or install a version with the class"
             )
         return loaded
 
@@ -314,8 +314,8 @@ class AsInstalled:
         for kind, each in self.kinds.items():
             if each.is_alone and (number := sum(layout.kind == kind for layout in layouts)) > 1:
                 raise DataError(
-                    f"it has {number} {kind}s, and the processor of {self.name} reads several otherwise than each "
-                    f"alone: keep one a sample, or {RECIPE}"
+                    f"it has {number} {kind}s, and the processor of {self.name} reads several together differently "
+                    f"from single {kind}s: keep one per sample, or {RECIPE}"
                 )
         kinds = self.never_together
         if kinds and {layout.kind for layout in layouts}.issuperset(kinds):
@@ -396,8 +396,8 @@ class AsInstalled:
         method = getattr(base, f"get_{kind}_features", None)
         if method is None:
             raise ConfigError(
-                f"{type(base).__name__} has no get_{kind}_features, by which media are read that no text is beside: "
-                f"{RECIPE}"
+                f"{type(base).__name__} has no get_{kind}_features, which reads media for ranks without text around "
+                f"them: {RECIPE}"
             )
         names = inspect.signature(method).parameters
         return method(**{name: value for name, value in inputs.items() if name in names})

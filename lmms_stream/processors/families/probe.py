@@ -59,8 +59,8 @@ class Described:
         for setting in _NOT_FOLLOWED:
             if (value := getattr(settings, setting)) is not None:
                 raise ConfigError(
-                    f"processor.{setting} {value} cannot be followed: {name} is read as its folder says: leave it out, "
-                    "or save the processor with other limits"
+                    f"processor.{setting} {value} is not supported for {name}, which follows only the settings of its "
+                    "folder: leave it out, or save the processor with other limits"
                 )
         installed = Installed(files.name, None)
         try:
@@ -68,7 +68,7 @@ class Described:
         except Exception as error:
             raise ConfigError(
                 f"processor {files.name!r} cannot be loaded by the installed transformers ({_first_line(error)}): "
-                "install what it needs, or take another"
+                "install the packages that it needs, or use another"
             ) from error
         asked = _Asked(installed, processor, self, files)
         kinds, dummies = asked.kinds()
@@ -124,8 +124,8 @@ class _Asked:
             del dummies["video"]  # frames are passed to the model like images
         if not kinds:
             raise ConfigError(
-                f"processor {self.path!r} ({type(self.processor).__name__}) cannot be asked which tokens and tensors "
-                f"media become ({'; '.join(reasons) or 'it reads none'}): {RECIPE}"
+                f"processor {self.path!r} ({type(self.processor).__name__}) did not show the tokens and tensors of "
+                f"media in a test ({'; '.join(reasons) or 'it reads none'}): {RECIPE}"
             )
         for reason in reasons:
             logger.warning("%s cannot be read by the processor at %s", reason, self.path)

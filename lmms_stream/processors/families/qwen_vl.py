@@ -339,7 +339,7 @@ def check_aspect(height: int, width: int) -> None:
     """Raise DataError if one side is more than 200 times the other."""
     if height > _MAX_ASPECT * width or width > _MAX_ASPECT * height:
         raise DataError(
-            f"it has {width} x {height} pixels, and one side may be {_MAX_ASPECT} times the other at most: cut or "
+            f"it has {width} x {height} pixels, but one side may be at most {_MAX_ASPECT} times the other: cut or "
             "remove it"
         )
 

@@ -54,8 +54,8 @@ class MediaSettings:
             raise ConfigError(f"processor.fps must be above 0, got {self.fps!r}")
         if self.fps is not None and self.frame_num is not None:
             raise ConfigError(
-                f"processor.fps {self.fps} and processor.frame_num {self.frame_num} both say how many frames of a "
-                "video are read: set one of them"
+                f"processor.fps {self.fps} and processor.frame_num {self.frame_num} both set the number of frames of a "
+                "video: set only one of them"
             )
         for kind in ("image", "video"):
             lowest, highest = getattr(self, f"{kind}_min_pixels"), getattr(self, f"{kind}_max_pixels")
@@ -67,6 +67,6 @@ class MediaSettings:
         start, end = self.video_start, self.video_end
         if (start is not None and not 0 <= start < float("inf")) or (end is not None and not (start or 0) < end):
             raise ConfigError(
-                f"processor.video_start {start} and processor.video_end {end} must be seconds of a video, from 0 on, "
-                "of which the end lies behind the start: correct them"
+                f"processor.video_start {start} and processor.video_end {end} must be seconds of a video, 0 or more, "
+                "and the end must be after the start: correct them"
             )

@@ -128,7 +128,7 @@ class Vision:
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"processor {name!r} has settings of images that are no numbers ({error}): save it anew"
+                f"processor {name!r} has settings of images that are not numbers ({error}): save it again"
             ) from error
 
     def within(self, min_pixels: int | None, max_pixels: int | None) -> Vision:
@@ -193,7 +193,7 @@ def square_side(size: Mapping[str, Any] | int | None, *, name: str, default: int
     said = {key: value for key, value in (size or {}).items() if value is not None}
     sides = {int(said[key]) for key in ("height", "width", "shortest_edge", "longest_edge") if key in said}
     if len(sides) > 1:
-        raise ConfigError(f"processor {name!r} has tiles of size {said}, and only squares are read here: save it anew")
+        raise ConfigError(f"processor {name!r} has tiles of size {said}, but only squares are supported: save it again")
     return next(iter(sides), default)
 
 
@@ -214,8 +214,8 @@ def refuse_pixels(settings: MediaSettings, names: Sequence[str] = _LIMITS_OF_PIX
     for name in names:
         if (value := getattr(settings, name)) is not None:
             raise ConfigError(
-                f"processor.{name} {value} cannot be followed: {family} reads tiles of one size, whose number follows "
-                "from its own settings: leave it out"
+                f"processor.{name} {value} is not supported: {family} reads tiles of a fixed size, and their number "
+                "follows from its own settings: leave it out"
             )
 
 

@@ -32,11 +32,11 @@ def opened(
         with av.open(BytesIO(data), format=_DEMUXERS.get(name, name)) as container:
             stream = container.streams.best(kind)
             if stream is None or stream.codec_context is None:
-                raise DataError(f"it has no {kind} that can be decoded: remove it, or write it with another codec")
+                raise DataError(f"it has no {kind} in a known codec: remove it, or write it with another codec")
             if kind == "video" and stream.width * stream.height > MAX_FRAME_PIXELS:
                 raise DataError(
                     f"it has frames of {stream.width} x {stream.height} pixels, more than {MAX_FRAME_PIXELS}: make it "
-                    "smaller beforehand"
+                    "smaller before the conversion"
                 )
             stream.thread_type, stream.codec_context.thread_count = "NONE", 1
             options = {"err_detect": "crccheck+explode"} if is_strict else {}
@@ -89,7 +89,7 @@ def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
                 return VideoFacts(*_size_shown(first), listed.num_frames, fps)
     found = _decoded_facts(data, is_checked=is_checked)
     if is_checked and listed is not None and listed.num_frames != found.frames:
-        raise DataError(f"its header lists {listed.num_frames} frames, {found.frames} are there: repair or remove it")
+        raise DataError(f"its header lists {listed.num_frames} frames, but it has {found.frames}: repair or remove it")
     return found
 
 
@@ -141,7 +141,7 @@ def _listed_frames(data: bytes, container: Any, stream: Any) -> _Listed | None:
     num_missing = sum(entry.pos + entry.size > len(data) for entry in entries)
     if num_missing:
         raise DataError(
-            f"it is cut short: of its {len(entries)} frames {num_missing} lie behind its end: repair or remove it"
+            f"it is cut short: of its {len(entries)} frames, {num_missing} are after its end: repair or remove it"
         )
     if any(entry.is_discard or not entry.size for entry in entries) or not _decodes_from(data, entries[0], stream):
         return None

@@ -85,7 +85,7 @@ def checked_facts(data: bytes, kind: str) -> Facts:
     from .containers import sound_facts, video_facts
 
     if is_cut_short(data):
-        raise DataError("it is cut short: its header says that more bytes follow: repair or remove it")
+        raise DataError("it is cut short, with fewer bytes than in its header: repair or remove it")
     if kind == "video":
         return video_facts(data, is_checked=True)
     decoded, said = sound_facts(data, is_checked=True), sound_facts_of_header(data)

@@ -279,7 +279,7 @@ def strictly_decoded(
     except ValueError as error:
         if any(loss in str(error) for loss in _LOSSES):
             raise DataError(
-                f"{subject} lacks pixels, which a decoder would make up ({error}): repair or remove it"
+                f"{subject} lacks pixels, and a decoder would invent them ({error}): repair or remove it"
             ) from error
         return None
     return pixels if pixels.shape[:2] == (height, width) else None
@@ -332,8 +332,8 @@ def _levels(values: NDArray[Any]) -> NDArray[np.uint8]:
     if not (lowest >= 0 and highest <= 255):  # NaN is neither
         kind = "floats" if values.dtype.kind == "f" else "whole numbers of 32 bits"
         raise DataError(
-            f"the image is grey with {kind} from {lowest:g} to {highest:g}, and which of them is white is not said: "
-            "write it with 8 or 16 bits, or with floats from 0 to 1"
+            f"the image is grey with {kind} from {lowest:g} to {highest:g}, and the value of white is unknown: write "
+            "it with 8 or 16 bits, or with floats from 0 to 1"
         )
     if values.dtype.kind == "f" and highest <= 1:
         values = np.rint(values * 255)

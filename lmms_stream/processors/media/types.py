@@ -103,9 +103,9 @@ def interval_of(part: Mapping[str, Any]) -> Interval | None:
         return None
     for name, value in zip(INTERVAL_KEYS, (start, end), strict=True):
         if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
-            raise DataError(f"its {name} is {value!r}, expected seconds of the video, a number from 0 on: correct it")
+            raise DataError(f"its {name} is {value!r}, expected seconds of the video, 0 or more: correct it")
     if end is not None and end <= (start or 0):
         raise DataError(
-            f"its video_end, second {end:g}, does not lie behind its video_start, second {start or 0:g}: correct them"
+            f"its video_end, second {end:g}, is not after its video_start, second {start or 0:g}: correct them"
         )
     return Interval(float(start or 0), None if end is None else float(end))

@@ -48,7 +48,7 @@ def read_frames(
     if missing:
         raise DataError(
             f"the video has {num_frames} frames by its facts, and decoding gives no frame {min(missing)}: it is cut "
-            "short, or has other facts: repair it and convert the dataset again"
+            "short, or its facts are wrong: repair it and convert the dataset again"
         )
     return out
 

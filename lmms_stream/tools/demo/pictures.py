@@ -24,7 +24,10 @@ def write_pictures(folder: Path) -> tuple[Path, int]:
     folder.mkdir(parents=True, exist_ok=True)
     found = [path for name in PACKAGES for path in _pictures_of(name)][:MOST_PICTURES]
     if not found:
-        raise DataError(f"none of {', '.join(PACKAGES)} has pictures here: pip install matplotlib, which ships some")
+        raise DataError(
+            f"none of {', '.join(PACKAGES)} has pictures on this machine: pip install matplotlib, which includes "
+            "pictures"
+        )
     rows = []
     for number, path in enumerate(found):
         name = f"{number:02}-{path.name}"

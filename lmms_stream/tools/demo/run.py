@@ -62,7 +62,7 @@ def _make_room(output: Path) -> None:
     """An empty folder for this run; only one that an earlier demo made is emptied."""
     if output.exists() and any(output.iterdir()):
         if not (output / MARKER).exists():
-            raise ConfigError(f"{output} holds files that no demo wrote: pass another folder as --output")
+            raise ConfigError(f"{output} holds files not written by a demo: pass another folder as --output")
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
     (output / MARKER).touch()

@@ -40,7 +40,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from .summary import inspect_dataset, save_media
 
     if options.source is not None and (given := given_options(options, ("sample", "samples"))):
-        raise ConfigError(f"--source says which samples are shown: leave {given[0]} out")
+        raise ConfigError(f"--source selects the shown samples: leave {given[0]} out")
     with bar("reading", unit="shards", shown=not options.json) as progress:
         inspection = inspect_dataset(
             options.remote,

@@ -439,14 +439,14 @@ def samples_of_row(storage: Storage, folder: Path, text: str) -> list[int]:
     provenance = Provenance.of(storage, folder)
     if provenance is None:
         raise ConfigError(
-            f"{storage.url} does not say where its samples come from: convert it again with this release, or leave "
+            f"{storage.url} has no record of the sources of its samples: convert it again with this release, or leave "
             "--source out"
         )
     found: list[int] = provenance.sample_of(source, int(row)).tolist()
     if not found:
         raise ConfigError(
-            f"no sample of {storage.url} was made of row {row} of {provenance.named(source)}: it does not have that "
-            "row, or the row was left out (_lmms/rejects.jsonl says why, where it did not fit); a sample of --concat "
-            "is found by the row that it begins with alone"
+            f"no sample of {storage.url} was made of row {row} of {provenance.named(source)}: the source does not have "
+            "this row, or the row was left out (_lmms/rejects.jsonl has the reasons for unfit rows); a sample of "
+            "--concat is found only by its first row"
         )
     return found

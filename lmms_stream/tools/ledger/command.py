@@ -97,7 +97,7 @@ def _ledger(options: argparse.Namespace) -> int:
         return _logged(options, history)
     ledger = Ledger(history, urls=urls)
     if others := sorted({*urls} - {*ledger.urls}):
-        raise ConfigError(f"--url {others[0]}: the run has no such source: it has {', '.join(ledger.urls)}")
+        raise ConfigError(f"--url {others[0]}: the run has no such source, only {', '.join(ledger.urls)}")
     if options.until is not None and options.until > ledger.stop and options.until > (ledger.end or options.until):
         raise ConfigError(f"--until {options.until}: the run ends before step {ledger.end}: choose at most that")
     if options.step is not None:
@@ -128,9 +128,11 @@ def _check_questions(options: argparse.Namespace) -> None:
     if options.show and not (given["--step"] or given["--sample"]):
         raise ConfigError("--show prints samples of --step or --sample: name one of them")
     if options.until is not None and (given["--step"] or given["--drop"]):
-        raise ConfigError("--until counts steps, of a sample or of all: leave it out, or what else is asked")
+        raise ConfigError(
+            "--until selects steps, of a sample or of all samples: leave it out, or leave out the other options"
+        )
     if options.renamed and not given["--sample"]:
-        raise ConfigError("--renamed is of --sample: name one")
+        raise ConfigError("--renamed needs --sample: name a sample")
 
 
 def _world(options: argparse.Namespace) -> World | None:
@@ -152,8 +154,8 @@ def _logged(options: argparse.Namespace, history: RunHistory) -> int:
         raise ConfigError("--show and --renamed need the datasets, which a run in lanes does not keep: use inspect")
     if given := given_options(options, ("until", "drop", "url")):
         raise ConfigError(
-            f"{given[0]} asks what packs hold, and {options.checkpoint} is of a run in lanes, of which the log alone "
-            "tells: leave it out"
+            f"{given[0]} needs the contents of packs, but {options.checkpoint} belongs to a run in lanes, whose "
+            "contents are only in the log: leave it out"
         )
     ledger = LoggedLedger(history, output_dir=output_dir_of(options.checkpoint))
     samples = [int(text.rpartition(":")[2]) for text in options.sample if text.rpartition(":")[2].isdecimal()]

@@ -62,8 +62,8 @@ def open_history(run: str, *, world: World | None = None, overrides: Sequence[st
         return history_of_config(Path(run), world=world or World(), overrides=overrides)
     if world is not None or overrides:
         raise ConfigError(
-            f"{run} is no config, and its checkpoint says on which ranks and by which settings it was trained: leave "
-            f"out {'--world-size and --num-nodes' if world else ' '.join(overrides)}, or name the run's YAML file"
+            f"{run} is not a config, and its checkpoint already has the ranks and settings of the run: leave out "
+            f"{'--world-size and --num-nodes' if world else ' '.join(overrides)}, or name the run's YAML file"
         )
     found = _find(run)
     state = found.state
@@ -105,7 +105,9 @@ def _find(run: str) -> Checkpoint:
         target = open_target(url, staging=Path())  # nothing is fetched
         if steps := target.candidates():
             return read_checkpoint(target.storage, steps[-1])
-    raise CheckpointError(f"{run} has no complete checkpoint: name one, or the output_dir of a run that has saved one")
+    raise CheckpointError(
+        f"{run} has no complete checkpoint: name a checkpoint, or the output_dir of a run with a checkpoint"
+    )
 
 
 # A run's file -> datasets and settings of the plan, before the run.
@@ -190,8 +192,8 @@ def _core(dataset: Any, *, name: str, path: Path) -> PackedDataset:
     core = None if opens_loader(dataset) else core_of(dataset)
     if core is None or core.mode == "lanes":
         raise ConfigError(
-            f"the packs of {name!r} of {path} are made in lanes as samples are read, and are not known beforehand: "
-            "write its lengths index with lmms-stream index, and leave its packing_mode auto"
+            f"the packs of {name!r} of {path} are made in lanes during reading, and are unknown before: write its "
+            "lengths index with lmms-stream index, and set its packing_mode to auto"
         )
     return core
 

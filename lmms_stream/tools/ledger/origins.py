@@ -61,7 +61,7 @@ class Origins:
         for source in self._stored:
             provenance = self.provenance(source)
             if provenance is None:
-                reasons.append(f"the dataset of {source} does not say where its samples come from")
+                reasons.append(f"the dataset of {source} has no record of the sources of its samples")
                 continue
             try:
                 ids = provenance.sample_of(file, row).tolist()
@@ -73,7 +73,7 @@ class Origins:
                 reasons.append(f"{source}: {error}")
         if not found:
             why = "; ".join(reasons) or f"row {row} was left out of the conversion, or is not there"
-            raise ConfigError(f"{file}:{row} is no sample of the run ({why}): name a row, or a sample as SOURCE:ID")
+            raise ConfigError(f"{file}:{row} is not a sample of the run ({why}): name a row, or a sample as SOURCE:ID")
         return found
 
     def provenance(self, source: str) -> Provenance | None:
@@ -93,8 +93,8 @@ class Origins:
         if ours is None or theirs is None:
             lacking = self._stored[source].url if ours is None else url
             raise ConfigError(
-                f"{lacking} does not say where its samples come from, so that the ids of {source} do not map to those "
-                f"at {url}: convert it again with this release"
+                f"{lacking} has no record of the sources of its samples, so ids of {source} do not map to ids at "
+                f"{url}: convert it again with this release"
             )
         return theirs.samples_of([ours.source_of(each) for each in sample_ids])
 
@@ -118,5 +118,5 @@ class NamedSamples:
         """Ids of the samples made from a row of a file; ConfigError if the dataset was not made from the file."""
         provenance = self.origins.provenance(self.source)
         if provenance is None:
-            raise ConfigError("it does not say what it was made of: convert it again")
+            raise ConfigError("it has no record of its sources: convert it again")
         return [each for each in provenance.sample_of(file, row).tolist() if each < self.num_samples]

@@ -61,8 +61,8 @@ class Ledger:
         self.history = run if isinstance(run, RunHistory) else open_history(str(run), world=world, overrides=overrides)
         if not self.history.stretches:
             raise CheckpointError(
-                f"{self.history.where} keeps no history of its run: it is of an earlier release, or its packs are made "
-                "in lanes, which are not known beforehand; log_sample_ids in the settings of a run has its log say them"
+                f"{self.history.where} has no history of its run: it was saved by an earlier release, or its packs are "
+                "made in lanes, which are unknown before reading; with the setting log_sample_ids a run logs its ids"
             )
         self._sources = OpenedSources(urls)
         self.plans = PlanLedger(open_stretches(self.history.stretches, self._sources, where=self.history.where))
@@ -210,7 +210,7 @@ class LoggedLedger:
         }
         if not found:
             raise ConfigError(
-                f"{self._log} has no sample ids: {CANNOT}, and of steps that are done it is what the log keeps with "
+                f"{self._log} has no sample ids: {CANNOT}; for finished steps only the log has ids, with "
                 "train.log_sample_ids"
             )
         return found
@@ -235,8 +235,8 @@ def output_dir_of(run: str) -> Path:
         if (folder / LOG_NAME).is_file():
             return folder
     raise ConfigError(
-        f"{run}: {CANNOT}, and there is no {LOG_NAME} beside it: name the output_dir of the run, where its "
-        f"{CHECKPOINTS_NAME} lie"
+        f"{run}: {CANNOT}, and there is no {LOG_NAME} next to it: name the output_dir of the run, with its "
+        f"{CHECKPOINTS_NAME}"
     )
 
 
@@ -322,8 +322,8 @@ def _check_same(name: str, built: PackPlan, stored: StoredDataset, *, followed: 
         differs = f"the run read a dataset {identity} as {name!r}, and {stored.identity} lies at {stored.url} now"
     if differs:
         raise CursorError(
-            f"{differs}. The ids of the run's samples are those of the dataset as it was: name a copy of it "
-            f"with --url {name}=URL (urls), and what its samples are called in another one is said by --renamed"
+            f"{differs}. The run's ids belong to the dataset of that time: name a copy of that dataset with --url "
+            f"{name}=URL (urls); --renamed translates its ids to ids of another dataset"
         )
 
 

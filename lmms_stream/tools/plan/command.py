@@ -152,7 +152,7 @@ def _check_options(options: argparse.Namespace) -> None:
         return
     if (run := _run_file(options)) is not None:
         if given := given_options(options, IN_RUN_FILES):
-            raise ConfigError(f"{run} says this itself: leave {given[0]} out")
+            raise ConfigError(f"{run} already sets this: leave {given[0]} out")
     elif options.packing_length is None:
         raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file")
 
@@ -225,7 +225,9 @@ def _run_file(options: argparse.Namespace) -> Path | None:
     """The YAML file of a run, if DATASET names one."""
     files = [each for each in options.remotes if each.endswith((".yaml", ".yml"))]
     if files and len(options.remotes) > 1:
-        raise ConfigError(f"{files[0]} is the file of a run, which names its datasets: leave the others out")
+        raise ConfigError(
+            f"{files[0]} is the file of a run, which already names its datasets: leave the other datasets out"
+        )
     return Path(files[0]) if files else None
 
 

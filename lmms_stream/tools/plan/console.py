@@ -126,7 +126,8 @@ def _named_numbers(words: Sequence[str], *, option: str) -> dict[str, float]:
             separator = ""
         if not (name and separator):
             raise ConfigError(
-                f"{option} {' '.join(words)}: with --from it takes NAME=NUMBER,… as a=3,b=1, got {each!r}"
+                f"{option} {' '.join(words)}: with --from the option needs NAME=NUMBER,…, for example a=3,b=1, got "
+                f"{each!r}"
             )
         found[name] = int(value) if value == int(value) else value
     return found

@@ -101,7 +101,7 @@ def parse_seconds(text: str) -> float:
     try:
         return float(number.removesuffix(unit)) * _SECONDS[unit]
     except ValueError:
-        raise ConfigError(f"{text!r} is no time: write it as 1.2s, 800ms or 2m") from None
+        raise ConfigError(f"{text!r} is not a time: write for example 1.2s, 800ms or 2m") from None
 
 
 def shown_bandwidth(bytes_per_s: float) -> str:

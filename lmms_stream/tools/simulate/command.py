@@ -248,7 +248,7 @@ def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     from .sources import Sources
 
     if given := given_options(options, IN_RUN_FILES):
-        raise ConfigError(f"{options.dataset} says this itself: leave {given[0]} out")
+        raise ConfigError(f"{options.dataset} already sets this: leave {given[0]} out")
     run = open_run(Path(options.dataset), is_stored=True)
     train = run.train
     sources = Sources.of(run.datasets, weights=train.weights, max_epochs=train.max_epochs)

@@ -287,5 +287,5 @@ def parse_count(text: float | str, *, name: str) -> int:
     except (ValueError, OverflowError):
         said, found = 0.0, 0
     if found < 1 or abs(said - found) > 1e-9 * said:  # what is no whole number
-        raise ConfigError(f"{name} {text!r} is no number of them: write it as 7e9, 300m, 7b or 10.5t")
+        raise ConfigError(f"{name} {text!r} is not a number: write for example 7e9, 300m, 7b or 10.5t")
     return found

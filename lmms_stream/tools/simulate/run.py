@@ -165,8 +165,8 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_StepWindow]:
     if steps.epochs > 1:
         raise ConfigError(
             f"{steps.epochs} epochs of {sources.num_samples} samples are more than max_samples {steps.max_samples}, "
-            "and what a cache keeps from one to the next is not known from windows: simulate one epoch, or raise "
-            f"max_samples to {math.ceil(num_seen)}"
+            "and a simulation of windows cannot know what a cache keeps from one epoch to the next: simulate one "
+            f"epoch, or raise max_samples to {math.ceil(num_seen)}"
         )
     per_round = sum(
         plan.num_canonical_nodes * min(plan.order.shuffle_block_size, plan.num_samples // plan.num_canonical_nodes)

@@ -161,11 +161,14 @@ def _shown(datasets: Mapping[str, Mapping[str, Any]], sample: str) -> str:
             f"the datasets of sample {sample!r} are not known: watch the YAML file that the run is trained by"
         )
     if not number.isdecimal():
-        raise ConfigError(f"{sample!r} is no sample: name its number, after its source where there are several")
+        raise ConfigError(
+            f"{sample!r} is not a sample: write its number, after the name of its source if there are several sources"
+        )
     config = build_config(DatasetConfig, datasets[source], source=f"dataset {source}".strip())
     if config.source_type is not None:
         raise ConfigError(
-            f"the samples of dataset_type {config.source_type!r} are rows of its sources: convert them to see samples"
+            f"samples of dataset_type {config.source_type!r} are read from their sources, and cannot be shown: convert "
+            "the sources to see samples"
         )
     view, num_samples = inspect_sample(config.remote, int(number), processor=config.processor.build())
     return render_sample(view, num_samples=num_samples, url=config.remote)

@@ -57,8 +57,7 @@ def open_run(path: Path) -> RunSource:
         folder = path.parent if path.name == LOG_NAME else path
         if not (folder / LOG_NAME).is_file():
             raise DataError(
-                f"{path}: no run there: name the output_dir of a run that has begun, its {LOG_NAME}, or the YAML file "
-                "that it is trained by"
+                f"{path}: no run found: name the output_dir of a started run, its {LOG_NAME}, or its YAML file"
             )
     checkpoints = Path(checkpoints_url(str(folder), None))
     return RunSource(name=str(path), log=folder / LOG_NAME, checkpoints=checkpoints, settings=None, datasets={})
@@ -70,7 +69,7 @@ def _configured(path: Path) -> RunSource:
     settings = train if isinstance(train, Mapping) else launched if isinstance(launched, Mapping) else {}
     output_dir = settings.get("output_dir")
     if not isinstance(output_dir, str):
-        raise ConfigError(f"{path} names no train.output_dir: name the file that a run is trained by, or its folder")
+        raise ConfigError(f"{path} names no train.output_dir: name the YAML file of a run, or its folder")
     kept_at = checkpoints_url(output_dir, settings.get("checkpoint_dir"))
     datasets = data.get("datasets") or {"": data.get("dataset")}
     return RunSource(

@@ -204,7 +204,7 @@ class Checkpointer:
             if self.rank == 0 or not self._target.reads_in_place:
                 self._target.discard(self._writer.step)
             raise CheckpointError(
-                f"checkpoint {where} was not saved; those before it are untouched: {cause_of(error)}"
+                f"checkpoint {where} was not saved; earlier checkpoints are unchanged: {cause_of(error)}"
             ) from error
         for message in self._writer.warnings if self.rank == 0 else ():
             logger.warning("%s", message)

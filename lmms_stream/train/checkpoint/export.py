@@ -131,7 +131,7 @@ def export_checkpoint(
                 made, found, target, dtype=dtype, merge=merge, average=average, trust_remote_code=trust_remote_code
             )
         elif merge:
-            raise ConfigError(f"{checkpoint} has no adapter to merge, but a whole model: export it without --merge")
+            raise ConfigError(f"{checkpoint} has a whole model and no adapter to merge: export it without --merge")
         elif (stem := weights_stem(json.loads((made / "config.json").read_text()))) is not None:
             write_plain_weights(made, found, target, stem=stem, dtype=dtype, average=average)
         else:

@@ -126,8 +126,8 @@ def _check_base(
     digest, saved = base_digest(model, adapter, unread=unread), found.state["fingerprint"]["adapter"]["base"]
     if digest != saved:
         raise CheckpointError(
-            f"{name} is not what the adapter of {found.where} was trained on (digest {digest}, then {saved}): restore "
-            "it there"
+            f"{name} is not the base model of the adapter at {found.where} (digest {digest}, in training {saved}): "
+            "restore the base model at this path"
         )
 
 
@@ -140,7 +140,7 @@ def _base(parts: _Parts) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{name}, the model under the adapter of {found.where}, cannot be loaded ({' '.join(str(error).split())}): "
-            "put it there"
+            "restore it at this path"
         ) from error
     return base
 
@@ -267,7 +267,7 @@ def _layers(model: PreTrainedModel, adapter: Adapter) -> dict[str, str]:
         if any("Dora" not in type(each).__name__ for each in getattr(module, "lora_variant", {}).values()):
             raise WholeOnlyError(f"{path} is of a variant of LoRA other than DoRA")
         if any(path.startswith(f"{outer}.") for outer in wrappers):
-            raise WholeOnlyError(f"{path} lies in a module that is trained as a whole")
+            raise WholeOnlyError(f"{path} is in a module that is trained as a whole")
         state = module.get_base_layer().state_dict()
         found |= {f"{path}.{leaf}": path for leaf in leaves if leaf in state}
     return found

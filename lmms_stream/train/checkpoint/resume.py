@@ -62,7 +62,7 @@ def find_checkpoint(url: str, *, choice: str, staging: Path, group: dist.Process
             refuse_theirs([Path(choice)])
             raise CheckpointError(
                 f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or "
-                "resume_from_checkpoint, or set that to auto"
+                "resume_from_checkpoint, or set it to auto"
             )
         return _latest_whole(target, [step], group)
     target = open_target(url, staging=staging)
@@ -70,7 +70,7 @@ def find_checkpoint(url: str, *, choice: str, staging: Path, group: dist.Process
     if steps and choice == "never":
         raise CheckpointError(
             f"{target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is never: set it "
-            "to auto, or call train(resume_from_checkpoint=True), to go on from there, or name another output_dir or "
+            "to auto, or call train(resume_from_checkpoint=True), to resume from it, or name another output_dir or "
             "checkpoint_dir"
         )
     return _latest_whole(target, steps, group) if steps else None
@@ -89,8 +89,8 @@ def _latest_whole(
         else:
             return Resumable(checkpoint=checkpoint, target=target, earlier=steps[:index])
     raise CheckpointError(
-        f"no checkpoint is whole, and the oldest that is left is damaged ({damage}): "
-        "restore one, or start over in another output_dir"
+        f"no checkpoint is complete, and the oldest remaining checkpoint is damaged ({damage}): restore one, or start "
+        "over in another output_dir"
     )
 
 

@@ -181,8 +181,8 @@ class RunSaver:
             if written_with in ([], [installed]):
                 raise
             raise CheckpointError(
-                f"{error} (it was written with transformers {written_with[0]}, and the models of {installed}, which is "
-                f"installed, may have other parts: pip install transformers=={written_with[0]} to go on)"
+                f"{error} (it was written with transformers {written_with[0]}, and models of the installed {installed} "
+                f"may have other parts: pip install transformers=={written_with[0]} to resume)"
             ) from error
         self._latest = loaded.where
         differences = other_differences(loaded.state["fingerprint"], self._fingerprint)

@@ -154,8 +154,8 @@ class FolderTarget:
             path = temporary / name
             if not path.is_file() or path.stat().st_size != digest.num_bytes:
                 raise CheckpointError(
-                    f"{path} is not seen by rank 0, another rank wrote it: "
-                    "checkpoint_dir must be a folder that all nodes share, or a URL, and no other run's"
+                    f"{path} was written by another rank, and rank 0 cannot see it: checkpoint_dir must be a folder "
+                    "shared by all nodes, or a URL, and not used by another run"
                 )
         write_synced(temporary / COMPLETE_NAME, _manifest(step, files))
         for folder in {temporary, *(path.parent for path in map(temporary.joinpath, files))}:
@@ -163,7 +163,7 @@ class FolderTarget:
         if final.exists():  # an earlier run saved this step, and resuming passed that checkpoint over
             remove(self.storage, step)
             if final.exists():
-                raise CheckpointError(f"{final} holds files that no checkpoint wrote: move them elsewhere")
+                raise CheckpointError(f"{final} holds files that do not belong to a checkpoint: move them elsewhere")
         temporary.rename(final)
         _sync(self._folder)
 
@@ -266,7 +266,7 @@ def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
             raise DamagedError(f"{where}/{name} has {stored[name].num_bytes} of {digest.num_bytes} bytes")
     text = storage.read(f"{folder_name(step)}/{STATE_NAME}")
     if xxhash.xxh3_64(text).hexdigest() != files[STATE_NAME].xxh3:
-        raise DamagedError(f"{where}/{STATE_NAME} is not what was written: its checksum differs")
+        raise DamagedError(f"{where}/{STATE_NAME} was changed after writing: its checksum differs")
     return Checkpoint(where=where, step=step, files=files, state=json.loads(text))
 
 
@@ -306,7 +306,7 @@ def _check(path: Path, checkpoint: Checkpoint, name: str) -> None:
     except OSError as error:
         raise DamagedError(f"{checkpoint.where}/{name} cannot be read: {error.strerror}") from error
     if found != checkpoint.files[name]:
-        raise DamagedError(f"{checkpoint.where}/{name} is not what was written: its checksum differs")
+        raise DamagedError(f"{checkpoint.where}/{name} was changed after writing: its checksum differs")
 
 
 def _manifest(step: int, files: Mapping[str, FileDigest]) -> bytes:
@@ -326,13 +326,13 @@ def _read_manifest(storage: Storage, step: int, where: str) -> dict[str, FileDig
     except ValueError as error:
         raise DamagedError(f"{where}/{COMPLETE_NAME} is not JSON") from error
     if not isinstance(content, dict) or content.pop("xxh3", None) != _digest_of(content):
-        raise DamagedError(f"{where}/{COMPLETE_NAME} is not what was written: its checksum differs")
+        raise DamagedError(f"{where}/{COMPLETE_NAME} was changed after writing: its checksum differs")
     if content["format"] != FORMAT:
         raise CheckpointError(
             f"{where} has format {content['format']}, this release reads {FORMAT}: use the release that wrote it"
         )
     if strange := [name for name in content["files"] if not _OURS.fullmatch(name)]:
-        raise DamagedError(f"{where}/{COMPLETE_NAME} names {strange[0]!r}, which is no file of a checkpoint")
+        raise DamagedError(f"{where}/{COMPLETE_NAME} names {strange[0]!r}, which is not a file of a checkpoint")
     return {name: FileDigest(**digest) for name, digest in content["files"].items()}
 
 

@@ -252,8 +252,8 @@ def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> 
     own = said.get("auto_map") or {}
     if own and not trust_remote_code:
         raise ConfigError(
-            f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
-            "export with --trust-remote-code if you trust them"
+            f"{found.where} belongs to a model with its own Python files, which can run any code: read the files, and "
+            "export with --trust-remote-code if you trust the files"
         )
     family_class = class_of_family(said.get("model_type", "")) or class_of_slow_frames(said)
     if family_class is not None:

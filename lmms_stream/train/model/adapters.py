@@ -98,7 +98,10 @@ def take_adapter(model: Any) -> PreTrainedModel:
     if not configs or adapter_of(inner) is not None:
         return inner
     if len(configs) > 1:
-        raise ConfigError(f"the model has adapters {' and '.join(configs)}: one is trained, give a model with it alone")
+        raise ConfigError(
+            f"the model has adapters {' and '.join(configs)}: only one can be trained, pass a model with a single "
+            "adapter"
+        )
     ((name, config),) = configs.items()
     _check_kind(config)
     if not any(parameter.requires_grad for parameter in inner.parameters()):
@@ -192,7 +195,7 @@ def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str,
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     if "" in found or not trained <= found.keys():
         raise ConfigError(
-            f"peft saves an adapter of type {_plain(config.peft_type)} otherwise than it trains it "
+            f"peft saves an adapter of type {_plain(config.peft_type)} differently from its training form "
             f"({', '.join(sorted(trained - found.keys())[:1]) or 'its tensors are computed'}): choose LORA"
         )
     return found

@@ -247,7 +247,7 @@ def _attend_by_kernel(
         found, _ = sdpa_attention_forward(module, query, key, value, None, dropout=dropout, scaling=scaling)
         return found, None
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
-        raise ValueError(f"{VARLEN} is for packs, of models that tell their attention where samples begin")
+        raise ValueError(f"{VARLEN} needs packs, and models that pass the bounds of samples to their attention")
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
     behind = 0 if is_causal else -1  # later tokens that each token sees; -1: all

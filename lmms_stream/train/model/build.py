@@ -130,14 +130,16 @@ class ModelConfig:
         if sum(each is not None for each in (self.pretrained, self.config, self.class_path)) != 1:
             raise ConfigError("model needs exactly one of pretrained and config, or class_path")
         if self.args and self.class_path is None:
-            raise ConfigError("model.args are arguments of model.class_path, which is not given: leave them out")
+            raise ConfigError("model.args are arguments of model.class_path, which is not set: leave model.args out")
         if self.slow_every is not None and (self.slow_every < 1 or self.class_path is not None):
             raise ConfigError(
                 f"model.slow_every must be at least 1, of a LLaVA-OneVision of transformers', got {self.slow_every!r}"
             )
         if self.class_path is not None and (self.adapter is not None or self.use_liger_kernel):
             name = "use_liger_kernel" if self.adapter is None else "adapter"
-            raise ConfigError(f"model.{name} is for models of transformers, and class_path names another: leave it out")
+            raise ConfigError(
+                f"model.{name} is for models of transformers, but class_path names another model: leave it out"
+            )
 
     def build(self) -> PreTrainedModel:
         """Return the model, on the CPU of rank 0, and without weights on the meta device of other ranks.
@@ -223,8 +225,8 @@ class ModelConfig:
             except _UNBUILT as error:
                 if "trust_remote_code" in str(error) and not self.trust_remote_code:
                     raise ConfigError(
-                        f"model {self.pretrained} has Python files of its own, which can do anything here: read them, "
-                        "and set model.trust_remote_code to true if you trust them"
+                        f"model {self.pretrained} has its own Python files, which can run any code: read the files, "
+                        "and set model.trust_remote_code to true if you trust the files"
                     ) from error
                 raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
             if self.use_liger_kernel:
@@ -282,8 +284,8 @@ class ModelConfig:
             if type(config) in auto._model_mapping:
                 return auto, auto._model_mapping[type(config)]
         raise ConfigError(
-            f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
-            "one of images and text"
+            f"model type {config.model_type!r} does not generate text: name a causal language model or a model of "
+            "images and text"
         )
 
     def _family_class(self) -> Any:
@@ -362,9 +364,8 @@ def check_config(config: PretrainedConfig) -> None:
     fields = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
     method = fields.get("quant_method", "unknown")
     raise ConfigError(
-        f"the model's weights are quantised ({getattr(method, 'value', method)}): FSDP2 shards numbers, and these are "
-        "packed codes with scales beside them. Take the model that they were made of, in bfloat16 and with an adapter: "
-        "ranks share its frozen weights"
+        f"the model's weights are quantised ({getattr(method, 'value', method)}): FSDP2 cannot shard packed codes with "
+        "scales. Use the original model in bfloat16, with an adapter: its frozen weights are sharded over ranks"
     )
 
 
@@ -377,7 +378,7 @@ def use_liger_kernels(model: PreTrainedModel) -> None:
     if find_spec("liger_kernel") is None:
         raise ConfigError("model.use_liger_kernel needs liger-kernel: pip install liger-kernel, or set it to false")
     if not torch.cuda.is_available():
-        raise ConfigError("model.use_liger_kernel needs CUDA, for which its kernels are written: set it to false here")
+        raise ConfigError("model.use_liger_kernel needs CUDA, and this machine has none: set it to false")
     patches = import_module("liger_kernel.transformers.monkey_patch")
     if (kind := model.config.model_type) not in patches.MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise ConfigError(f"liger-kernel has no kernels for model type {kind!r}: set model.use_liger_kernel to false")
@@ -397,8 +398,8 @@ def build_own(class_path: str, args: Mapping[str, Any], *, dtype: torch.dtype, i
         made = make(**args)
     if not isinstance(made, torch.nn.Module):
         raise ConfigError(
-            f"model.class_path {class_path} makes a {type(made).__name__}, and a model is a torch.nn.Module: name its "
-            "class, or a function that makes one"
+            f"model.class_path {class_path} makes a {type(made).__name__}, expected a torch.nn.Module: name a model "
+            "class, or a function that makes a model"
         )
     return made.to(dtype)
 

@@ -398,8 +398,8 @@ def _known(model: Any, batch: Batch, processor: Processor | None) -> _Known:
     media = [*batch.inputs, *batch.token_inputs]
     if family is None and media:
         raise ConfigError(
-            f"the batch holds media ({', '.join(media)}), and only the processor that made it knows how this model "
-            "takes them: call batch.for_model(model, processor)"
+            f"the batch holds media ({', '.join(media)}), and only its processor can convert media to inputs of this "
+            "model: call batch.for_model(model, processor)"
         )
     known: _Known | None = getattr(inner, _ATTRIBUTE, None)
     if known is None or (family is not None and known.packed.family is not family):

@@ -116,9 +116,9 @@ def _check_class(model: PreTrainedModel) -> None:
 
     kind: Any = type(model)
     if kind._auto_class is not None or not kind.__module__.startswith("transformers."):
-        raise WholeOnlyError("its class is none of transformers'")
+        raise WholeOnlyError("its class does not belong to transformers")
     if kind.from_pretrained.__func__ is not PreTrainedModel.from_pretrained.__func__:
-        raise WholeOnlyError(f"{kind.__name__} has a from_pretrained of its own")
+        raise WholeOnlyError(f"{kind.__name__} has its own from_pretrained")
     for path, module in model.named_modules():
         own = type(module)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
         if own or module._load_state_dict_pre_hooks:
@@ -127,7 +127,7 @@ def _check_class(model: PreTrainedModel) -> None:
         return
     in_float32 = model._keep_in_fp32_modules_strict or (model.dtype == torch.float16 and model._keep_in_fp32_modules)
     if in_float32:
-        raise WholeOnlyError(f"some of its weights stay in float32 beside others in {model.dtype}")
+        raise WholeOnlyError(f"some of its weights stay in float32, next to weights in {model.dtype}")
 
 
 def _files(source: str) -> Sequence[str]:
@@ -142,7 +142,7 @@ def _files(source: str) -> Sequence[str]:
         return path
 
     if find("adapter_config.json") is not None:
-        raise WholeOnlyError("it is an adapter beside its base")
+        raise WholeOnlyError("it is an adapter next to its base model")
     if (single := find("model.safetensors")) is not None:
         return [single]
     if (index := find("model.safetensors.index.json")) is not None:

@@ -59,8 +59,9 @@ class Dummies:
         for kind in self.of_kind:
             if not hasattr(base, f"get_{kind}_features"):
                 raise ConfigError(
-                    f"{type(base).__name__} has no get_{kind}_features, and a model with several towers needs one for "
-                    "each kind of media, so that ranks run the towers in the same order: give the model one"
+                    f"{type(base).__name__} has no get_{kind}_features, and a model with several towers needs such a "
+                    "method for each kind of media, so that ranks run the towers in the same order: add it to the "
+                    "model"
                 )
             own = [*model_inputs(self._family, base, self.of_kind[kind])]
             if own[0] in inputs:
@@ -162,7 +163,9 @@ def family_of(processors: Iterable[Any], config: Any) -> Family | None:
     families: list[Family] = [each.family for each in processors if getattr(each, "family", None) is not None]
     found = {_name_of(getattr(each, "ours", each)): each for each in reversed(families)}
     if len(found) > 1:
-        raise ConfigError(f"processors are of families {' and '.join(sorted(found))}: take those of one family")
+        raise ConfigError(
+            f"processors are of families {' and '.join(sorted(found))}: use processors of a single family"
+        )
     family = families[0] if families else None
     if family is None:
         return None

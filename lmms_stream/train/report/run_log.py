@@ -407,7 +407,7 @@ def _read_part(storage: Storage, step: int) -> tuple[int, list[dict[str, Any]]]:
     try:
         after = int(json.loads(head)[AFTER])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{where}: its first line does not say where it begins ({error}): remove it") from None
+        raise DataError(f"{where}: its first line has no start of the log ({error}): remove it") from None
     if not 0 <= after < step:
         raise DataError(f"{where} begins after step {after}, which is not before step {step}: remove it")
     return after, [record_of(line, where=f"{where}:{number}") for number, line in enumerate(lines, start=2)]

@@ -82,8 +82,8 @@ class TrainedOn:
         """Raise TrainingError if no step of the run had anything to train on."""
         if self._num_steps and not self._num_units:
             raise TrainingError(
-                f"nothing is trained on in any of the {self._num_steps} steps of the run, which updated nothing: no "
-                f"sample of {self._named} that was read has a token that is trained on; {_REMEDY}"
+                f"none of the {self._num_steps} steps of the run had a token to train on, and no weights were updated: "
+                f"no sample read of {self._named} has such a token; {_REMEDY}"
             )
 
     @property

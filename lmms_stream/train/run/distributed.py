@@ -91,7 +91,8 @@ def _make_group(backend: str, device: torch.device, timeout_s: float) -> None:
             raise
         raise TrainingError(
             f"rank {os.environ['RANK']} waited for another rank, which ended or did not come within {timeout_s:g} s "
-            f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
+            f"({' '.join(str(error).split())[:200]}): look for the first error of the other ranks, or raise "
+            "train.timeout_s"
         ) from error
 
 
@@ -266,8 +267,8 @@ def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) ->
     if len(names) != 1:
         known = ", ".join(f"{name} ({each})" for name, each in found.items())
         raise ConfigError(
-            f"this node's name leads to {own or 'no address'}, which other nodes do not reach, and which of its "
-            f"interfaces they do is not known: set {VARIABLE} to one of them: {known}"
+            f"this node's name resolves to {own or 'no address'}, which other nodes cannot reach, and the reachable "
+            f"interface is unknown: set {VARIABLE} to one of {known}"
         )
     return names[0]
 

@@ -113,7 +113,7 @@ class Best:
             return False
         if self.name not in metrics:
             raise ConfigError(
-                f"train.best.metric {self.name} is no figure of the evaluation: choose one of {', '.join(metrics)}"
+                f"train.best.metric {self.name} is not a metric of the evaluation: choose one of {', '.join(metrics)}"
             )
         metric = float(metrics[self.name])
         if self.metric is not None and not (metric > self.metric if self.is_greater else metric < self.metric):

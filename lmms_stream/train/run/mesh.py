@@ -102,7 +102,7 @@ def _shard_ranks(config: TrainConfig, world_size: int) -> int:
         )
     if shard_ranks % sp:
         raise ConfigError(
-            f"train.shard_ranks {shard_ranks} is no multiple of sequence_parallel {sp}, whose ranks share one copy of "
+            f"train.shard_ranks {shard_ranks} is not a multiple of sequence_parallel {sp}, whose ranks share a copy of "
             f"the model: choose a multiple of {sp}"
         )
     if shard_ranks % config.expert_parallel:

@@ -53,8 +53,8 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
     for pattern, values in config.groups.items():
         if strange := sorted(values.keys() - made.defaults.keys()):
             raise ConfigError(
-                f"train.groups {pattern!r} has {strange[0]}, which {config.optim} does not have for a group: name some "
-                f"of {', '.join(made.defaults)}"
+                f"train.groups {pattern!r} has {strange[0]}, which is not an option of {config.optim} for a group: use "
+                f"only {', '.join(made.defaults)}"
             )
     return made
 
@@ -336,13 +336,15 @@ def adopt_optimizer(
     ConfigError for parameters of another model, and for an optimizer that has made updates.
     """
     if optimizer.state:
-        raise ConfigError("the optimizer has made updates, whose state is not sharded: give a new one")
+        raise ConfigError(
+            "the optimizer has already made updates, with a state that is not sharded: pass a new optimizer"
+        )
     parameters = dict(sharded.named_parameters())
     for group in optimizer.param_groups:
         if any(id(each) not in names for each in group["params"]):
             raise ConfigError(
-                "optimizers has parameters that are none of the model's: give the model that it was made for as a "
-                "module, or optimizer_cls_and_kwargs"
+                "optimizers has parameters that do not belong to the model: pass the model of this optimizer as a "
+                "module, or use optimizer_cls_and_kwargs"
             )
         group["params"] = [parameters[names[id(each)]] for each in group["params"]]
     return optimizer

@@ -154,7 +154,7 @@ def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
     if kind not in _WITH_MINIMUM:
         if given.get("min_lr") and not name.endswith("_with_min_lr"):
             raise ConfigError(
-                f"train.lr_scheduler_kwargs.min_lr is of {', '.join(_WITH_MINIMUM[:3])}, and lr_scheduler_type is "
+                f"train.lr_scheduler_kwargs.min_lr needs {', '.join(_WITH_MINIMUM[:3])}, and lr_scheduler_type is "
                 f"{kind}: leave it out, or choose one of them"
             )
     elif lowest := given.pop("min_lr", 0):

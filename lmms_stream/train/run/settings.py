@@ -174,8 +174,8 @@ def _replication(settings: Settings, ranks: int | None) -> None:
     own = (settings.get("tensor_parallel") or 1) * (settings.get("sequence_parallel") or 1)
     if ranks not in (None, 1, own):
         raise ConfigError(
-            f"replication {ranks} has no use of its own: ranks read the same packs where they share their tokens or "
-            f"matrices, which are {own} here. Leave it out, or set tensor_parallel or sequence_parallel"
+            f"replication {ranks} has no effect alone: ranks read the same packs if they share tokens or matrices, "
+            f"here {own} ranks. Leave it out, or set tensor_parallel or sequence_parallel"
         )
 
 
@@ -404,14 +404,14 @@ class TrainConfig:
             )
         if self.expert_parallel > 1 and self.tensor_parallel > 1:
             raise ConfigError(
-                f"train.expert_parallel {self.expert_parallel} and tensor_parallel {self.tensor_parallel} do not go "
-                "together: ranks of a tensor parallel group read the same packs, those with different experts their "
-                "own. Set one of them to 1"
+                f"train.expert_parallel {self.expert_parallel} and tensor_parallel {self.tensor_parallel} cannot be "
+                "combined: ranks of a tensor parallel group read the same packs, and ranks with different experts "
+                "read different packs. Set one of them to 1"
             )
         if self.expert_parallel > 1 and self.torch_compile:
             raise ConfigError(
-                f"train.expert_parallel {self.expert_parallel} and torch_compile do not go together yet: which experts "
-                "tokens go to is no part of a graph. Leave one out"
+                f"train.expert_parallel {self.expert_parallel} and torch_compile cannot be combined yet: a graph "
+                "cannot hold the choice of experts. Leave one out"
             )
 
     def _check_steps(self) -> None:
@@ -437,7 +437,9 @@ class TrainConfig:
 
     def _check_best(self) -> None:
         if self.export and self.save_steps == "no":
-            raise ConfigError("train.export is made of a checkpoint, and train.save_steps is no: set it to 0 or more")
+            raise ConfigError(
+                "train.export needs a checkpoint, and train.save_steps is no: set save_steps to 0 or more"
+            )
         if self.save_minutes is not None and self.save_steps == "no":
             raise ConfigError(
                 f"train.save_minutes is {self.save_minutes:g}, and train.save_steps no saves nothing: set it to 0 or "
@@ -474,7 +476,7 @@ class TrainConfig:
         if self.max_tokens is not None and 1 <= self.warmup < self.max_tokens / _LONGEST_PER_WARMUP:
             raise ConfigError(
                 f"train.warmup counts tokens in a run with max_tokens, and {self.warmup:,.0f} of {self.max_tokens:,} "
-                "is next to none: name more tokens, or a share of the run, such as 0.01"
+                "is a tiny part: set more tokens, or a share of the run, such as 0.01"
             )
         ratio, lowest = self.lr_scheduler_kwargs.get("decay_ratio"), self.lr_scheduler_kwargs.get("min_lr")
         if ratio is not None and not (is_number(ratio) and 0 <= ratio <= 1):

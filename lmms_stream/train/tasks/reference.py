@@ -135,8 +135,8 @@ def check_adapter(model: PackedModel) -> None:
     begins = True if adapter is None else adapter.config.get("init_lora_weights", True)
     if begins not in (True, "gaussian"):
         raise ConfigError(
-            f"the adapter's init_lora_weights {begins!r} changes the weights under it or what they make, and these are "
-            "the reference: leave it out"
+            f"the adapter's init_lora_weights {begins!r} changes the base weights or their outputs, which are the "
+            "reference: leave it out"
         )
 
 

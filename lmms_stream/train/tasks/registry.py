@@ -35,7 +35,7 @@ def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """
     if name not in TASKS:
         remedy = did_you_mean(name, TASKS)
-        raise ConfigError(f"there is no task {name!r}: {remedy}, or give the trainer a task of your own")
+        raise ConfigError(f"there is no task {name!r}: {remedy}, or pass your own task to the trainer")
     TASKS.check_names()
     kind, options = TASKS[name], options or {}
     known = list(inspect.signature(kind).parameters)
@@ -75,8 +75,8 @@ def check_objective(task: Task, processors: Iterable[Any]) -> None:
     for objective in sorted({getattr(each, "objective", CAUSAL) for each in processors}):
         if objective != name and {objective, name} & _ALONE:
             raise ConfigError(
-                f"task {name} cannot learn from a dataset for {objective}: leave task out, so that the dataset says "
-                "what is learnt, or give the trainer another dataset"
+                f"task {name} cannot train on a dataset for {objective}: leave task out, and the dataset chooses the "
+                "task, or pass another dataset"
             )
 
 
@@ -88,7 +88,7 @@ def objective_of(processors: Iterable[Any]) -> str:
     names = sorted({getattr(each, "objective", CAUSAL) for each in processors})
     if len(names) > 1:
         raise ConfigError(
-            f"the datasets are for several tasks, {' and '.join(names)}: train on those of one task, or give the "
-            "trainer a task that learns both"
+            f"the datasets are for several tasks, {' and '.join(names)}: train on the datasets of one task, or pass "
+            "the trainer a task for both"
         )
     return names[0] if names else CAUSAL

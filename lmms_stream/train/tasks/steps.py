@@ -59,7 +59,7 @@ class TaskSteps:
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
         if not self.logged:
-            raise ConfigError(f"task {type(task).__name__} has no objective that is logged: give it one")
+            raise ConfigError(f"task {type(task).__name__} has no objective for the log: set its objective")
 
     def begin_step(self, step: int) -> None:
         """Begin the random draws of a step, by the number of finished steps."""

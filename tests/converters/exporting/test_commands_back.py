@@ -198,11 +198,11 @@ def test_the_format_that_an_error_names_holds_the_value(
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
-        (judged, {"keep": "prompt"}, "column 'prompt' is called like a column of rows of preference"),
+        (judged, {"keep": "prompt"}, "column 'prompt' has the name of a column of preference rows"),
         (
             lambda folder, number: {"messages": [said("user", "?"), said("assistant", "!")], "tools": "no"},
             {"keep": "tools", "columns": {"tools": ""}},
-            "column 'tools' is called like a column of rows of messages, and a row has one of a name: convert",
+            "column 'tools' has the name of a column of messages rows, and names in a row are unique: convert",
         ),
     ],
 )

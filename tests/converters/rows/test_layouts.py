@@ -181,7 +181,7 @@ def test_addresses_of_media_are_media_that_are_to_be_downloaded_first(row: Row) 
     row = {"image_url": "https://a/b?c", "image_sha256": "d", **row}
     with pytest.raises(DataError, match=r"--columns images=image_url (to read them, --keep image_url|for what has)"):
         find_mapper([row], _AS_USUAL)
-    with pytest.raises(DataError, match="is on the web, from where nothing is fetched: download it first"):
+    with pytest.raises(DataError, match="is on the web, and conversions do not download media: download it first"):
         find_mapper([row], SchemaOptions(columns={"images": "image_url"}))(row, None)
 
 
@@ -342,10 +342,10 @@ BY_MAP = r".* make such rows with --map FILE\.py:FUNCTION, or keep columns as th
         ("batches of OpenAI", r"column body\.messages holds messages that end without an answer"),
         ("ARC", r"column choices holds what the answer is chosen from, .* with --map FILE\.py:FUNCTION, or keep"),
         ("MMLU", r"column choices holds what .* with --map FILE\.py:FUNCTION, or pass --kind question-answer to leave"),
-        ("Nectar", rf"--columns response=COLUMN for what has another name,{BY_MAP}$"),
-        ("PKU-SafeRLHF", rf"--columns response=COLUMN for what has another name,{BY_MAP}$"),
-        ("Chatbot Arena", rf"--columns messages=COLUMN for what has another name,{BY_MAP}$"),
-        ("SQuAD", rf"--columns answer=COLUMN for what has another name,{BY_MAP}$"),
+        ("Nectar", rf"--columns response=COLUMN for columns with other names,{BY_MAP}$"),
+        ("PKU-SafeRLHF", rf"--columns response=COLUMN for columns with other names,{BY_MAP}$"),
+        ("Chatbot Arena", rf"--columns messages=COLUMN for columns with other names,{BY_MAP}$"),
+        ("SQuAD", rf"--columns answer=COLUMN for columns with other names,{BY_MAP}$"),
         ("GLUE", rf"are not named like those of one: name .*,{BY_MAP}$"),
         ("ChatGPT's export", rf"are not named like those of one: name .*,{BY_MAP}$"),
     ],
@@ -566,10 +566,10 @@ def test_names_of_columns_that_look_like_values_say_that_the_first_row_of_csv_na
 
 def test_a_column_with_a_dot_is_not_said_to_be_left_out() -> None:
     with pytest.raises(
-        DataError, match=r"--columns images=img\.jpg for what has another name \(which leaves out img\)"
+        DataError, match=r"--columns images=img\.jpg for columns with other names \(which leaves out img\)"
     ):
         find_mapper([{"__key__": "0", "img.jpg": image(1), "img": 3, "txt": "a"}], _AS_USUAL)
-    with pytest.raises(DataError, match=r"--columns images=img\.jpg for what has another name, or"):
+    with pytest.raises(DataError, match=r"--columns images=img\.jpg for columns with other names, or"):
         find_mapper([{"__key__": "0", "img.jpg": image(1), "txt": "a"}], _AS_USUAL)
     mapper = find_mapper([{"img.jpg": image(1), "img": 3, "txt": "a"}], SchemaOptions(columns={"images": "img.jpg"}))
     assert mapper.description.endswith("leaves out img")

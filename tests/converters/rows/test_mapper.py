@@ -273,8 +273,8 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ({"messages": [says("user", "hi")]}, {}, r"no assistant message with content \(roles: user\)"),
         ({"messages": [says("customer", "hi"), says("bot2", "x")]}, {}, r"\(roles: bot2, customer\).*--roles NAME="),
         ({"messages": [*CHAT[:1], says("assistant", "x", weight=0)]}, {}, "the loss leaves out every message"),
-        ({"messages": [*CHAT[:1], says("assistant", "x", weight=0.5)]}, {}, "weight 0.5, which must be 0 or 1"),
-        ({"messages": [*CHAT[:1], says("assistant", "x", train="no")]}, {}, "train 'no', which must be 0 or 1"),
+        ({"messages": [*CHAT[:1], says("assistant", "x", weight=0.5)]}, {}, "weight 0.5, expected 0, 1, false or true"),
+        ({"messages": [*CHAT[:1], says("assistant", "x", train="no")]}, {}, "train 'no', expected 0, 1, false or true"),
         ({"messages": []}, {}, "expected a list of messages in column 'messages', found an empty list: correct"),
         ({"messages": ['{"role": "user"}']}, {}, "a message must be an object with a role, found"),
         ({"conversation": [{"in": "a", "out": "b"}]}, {}, "or name a question and its answer `input`"),
@@ -296,19 +296,19 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         ({"texts": [{"user": "a", "assistant": 3}]}, {}, "an exchange must hold text in 'assistant', found '3'"),
         ({"texts": [{"user": "a", "assistant": "b"}, {"user": "a"}]}, {}, "an exchange must be an object with one of"),
         ({"texts": [{"instruction": "a", "query": "c", "response": "b"}]}, {}, "has 'instruction' as well as 'query'"),
-        ({"texts": [{"user": "a", "gpt": "b", "output": "c"}]}, {}, "has 'output' as well as 'user', 'gpt', and would"),
-        ({"texts": [{"user": "a", "gpt": "b", "content": "c"}]}, {}, "has 'content' as well as .*: leave one key"),
+        ({"texts": [{"user": "a", "gpt": "b", "output": "c"}]}, {}, "has 'output' as well as 'user', 'gpt'"),
+        ({"texts": [{"user": "a", "gpt": "b", "content": "c"}]}, {}, "has 'content' as well as .*: keep one key"),
         ({"texts": [{"user": "a", "gpt": "b", "system": ["c"]}]}, {}, r"must hold text in 'system', found \"\['c'\]\""),
         (
             {"messages": [says("user", "<image><image>", image=b"x"), CHAT[1]]},
             {},
-            r"a message has 1 media in image and 2 slots for them \(<image>\): leave one key",
+            r"a message has 1 media in image and 2 slots for them \(<image>\): keep one key",
         ),
         ({"messages": [says("user", "a", image=b"x", images=[b"x"]), CHAT[1]]}, {}, "1 media in images and image and"),
         (
             {"messages": [says("user", [{"type": "image", "image": "a.png"}], images=["b.png"]), CHAT[1]]},
             {},
-            "a message has 1 media in images and 1 others in parts of type image: leave one of the two, or give",
+            "a message has 1 media in images and 1 others in parts of type image: keep one of the two, or write",
         ),
         (
             {"messages": [says("user", "a", images=[b"x"]), CHAT[1]], "images": [b"y"]},
@@ -318,12 +318,12 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         (
             {"messages": [says("system", "s"), *CHAT], "system": "t"},
             {},
-            "column 'system' holds a system prompt, and a message another one: .* --columns system= to leave",
+            "column 'system' holds a system prompt, and a message holds another: keep.* --columns system= to leave",
         ),
         (
             {"messages": [says("system", [{"type": "text", "text": "s"}]), *CHAT], "system": "t"},
             {},
-            "column 'system' holds a system prompt, and a message another one",
+            "column 'system' holds a system prompt, and a message holds another",
         ),
         ({"query": "a", "response": "b", "history": ["x"]}, {}, "history must .*, or pass --columns history= to leave"),
         (
@@ -334,7 +334,7 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         (
             {"messages": [CHAT[0], says("assistant", [{"type": "reasoning", "text": "t"}], reasoning_content="u")]},
             {},
-            "a message has reasoning_content and parts of type 'reasoning': leave one of them",
+            "a message has reasoning_content and parts of type 'reasoning': keep one of them",
         ),
         ({"messages": CHAT, "label": True, "prompt": "b"}, {"kind": "kto"}, "column 'prompt' says 'b', which is not"),
         ({"text": ""}, {}, "column 'text' is empty, so nothing would be learnt"),
@@ -395,7 +395,7 @@ def test_frames_of_a_video_are_refused_by_name() -> None:
     frames = {"messages": [says("user", "<video>?"), CHAT[1]], "videos": [[image_bytes(), image_bytes()]]}
     in_a_part = [says("user", [{"type": "video", "video": ["a.png", "b.png"]}]), CHAT[1]]
     for row in (frames, {"messages": in_a_part}):
-        message = r"a video is given as a list of 2 frames, .*: write the frames as a video file, or as images"
+        message = "a video is given as a list of 2 frames, but.*: write the frames as a video file, or as separate"
         with pytest.raises(DataError, match=message):
             mapped(row)
 
@@ -491,14 +491,14 @@ def test_answers_that_are_said_to_be_bad_are_not_learnt() -> None:
         rows: list[Row] = [{**exchange, name: good}, {**exchange, name: bad}]
         assert find_mapper(rows, SchemaOptions()).kind.name == "kto"
         captions = [{"image": SMALL["image"][0], "text": "a cat", name: good}]
-        with pytest.raises(DataError, match=rf"'{name}' says .* --kind caption --on-error skip to leave out"):
+        with pytest.raises(DataError, match=rf"'{name}' marks .* --kind caption --on-error skip to leave out"):
             find_mapper(captions, SchemaOptions())
         for mapper in (
             find_mapper(rows, SchemaOptions(kind="prompt-response")),
             find_mapper([exchange], SchemaOptions()),
         ):
             assert json.loads(mapper(rows[0], None)["messages"]) == CHAT
-            with pytest.raises(DataError, match=rf"column '{name}' is False, so its answer is not one to be learnt"):
+            with pytest.raises(DataError, match=rf"column '{name}' is False, so its answer is marked as bad"):
                 mapper(rows[1], None)
     with pytest.raises(DataError, match="column 'label' is False"):
         find_mapper([{"messages": CHAT}], SchemaOptions())({"messages": CHAT, "label": False}, None)
@@ -523,9 +523,9 @@ def test_media_and_their_text_become_a_conversation(tmp_path: Path) -> None:
         assert (user["role"], [part["type"] for part in user["content"]]) == ("user", [kind])
         assert assistant == says("assistant", "a cat")
     mapper = find_mapper([rows[0][0]], SchemaOptions())
-    with pytest.raises(DataError, match="the row has a text and no media that it is of: complete it, or convert"):
+    with pytest.raises(DataError, match="the row has a caption and no media: add the media, or convert"):
         mapper({"image": None, "text": "x"}, None)
-    with pytest.raises(DataError, match="the text has <image> in it, so that it is no caption: write the row as mess"):
+    with pytest.raises(DataError, match="the text has <image>, which a caption cannot have: write the row as"):
         mapper({"image": image, "text": "a <image> b"}, None)
 
 
@@ -542,7 +542,7 @@ def test_parts_as_other_providers_write_them_are_read() -> None:
     assert part.keys() == {"type", "mime", "span", "width", "height"}
     slot = {"type": "image", "source": "coco"}
     assert mapped({"messages": [says("user", [slot]), CHAT[1]], "images": [image]})["media"] == image
-    with pytest.raises(DataError, match="is on the web, from where nothing is fetched"):
+    with pytest.raises(DataError, match="is on the web, and conversions do not download media"):
         mapped(
             {"messages": [says("user", [{"type": "image", "source": {"type": "url", "url": "https://x/a"}}]), CHAT[1]]}
         )
@@ -689,11 +689,11 @@ def test_integers_among_floats_and_numpy_scalars_are_numbers(tmp_path: Path) -> 
         (["a"], "\ud800", "column 'x' holds text that UTF-8 cannot"),
         ([1], 1 << 63, "column 'x' holds 9223372036854775808, which has more than 64 bits"),
         ([[1]], b"a", "column 'x' holds bytes here and json"),
-        ([[1]], [b"a"], "column 'x' holds what JSON cannot"),
+        ([[1]], [b"a"], "column 'x' holds a value that JSON cannot"),
         ([np.arange(2)], np.arange(2.0), "column 'x' holds ndarray:float64 here and ndarray:int64"),
         ([np.arange(2)], np.arange(0), r"column 'x' holds an array of shape \(0,\), which MDS cannot"),
-        ([np.arange(2)], np.array(["a"]), "column 'x' holds an array of <U1, not of one of uint8"),
-        ([1], Decimal(1), "column 'x' holds Decimal, which MDS does not have: write it as text"),
+        ([np.arange(2)], np.array(["a"]), "column 'x' holds an array of <U1, expected one of uint8"),
+        ([1], Decimal(1), "column 'x' holds Decimal, a type that MDS does not support: write it as text"),
         ([b"a", "a"], "a", "column 'x' holds bytes and str, and a column has values of one type: drop it from --keep"),
     ],
 )  # fmt: skip
@@ -781,7 +781,7 @@ def test_token_rows_come_back_with_what_is_learnt_of_them(tmp_path: Path) -> Non
         ({"input_ids": [1, 2], "labels": [2, -100]}, r"column 'labels' holds 2 at 0, where 'input_ids' holds 1.*not"),
         ({"input_ids": [1, 2], "labels": [-100, -100]}, "no token would be learnt"),
         ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "column 'loss_mask' must hold 0 and 1 alone"),
-        ({"input_ids": [1, 2], "loss_mask": [1, 1], "labels": [1, 2]}, "columns labels and loss_mask all say what"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 1], "labels": [1, 2]}, "columns labels and loss_mask all mark the"),
         ({"input_ids": [1, 2], "completion_mask": [1, 1], "labels": [1, 2]}, "columns labels and completion_mask all"),
         ({"input_ids": [1, 2], "loss_spans": [[0, 3]]}, r"loss span \[0, 3\) lies outside the row's 2 tokens"),
         ({"input_ids": [1, 2], "loss_spans": [[1, 2], [0, 1]]}, r"loss span \[0, 1\) .* does not ascend"),

@@ -39,7 +39,7 @@ def test_messages_as_json_text_are_messages_of_a_prompt_and_its_response(prompt:
 @pytest.mark.parametrize(
     ("row", "remedy"),
     [
-        ({"prompt": str([ASKED]), "response": "a"}, "column prompt holds lists of messages as Python shows them"),
+        ({"prompt": str([ASKED]), "response": "a"}, "column prompt holds lists of messages in Python's notation"),
         ({"prompt": "q", "chosen": str(CHAT), "rejected": str([ASKED])}, "ast.literal_eval, with --map"),
         ({"question": json.dumps([ASKED]), "answer": "a"}, "--columns response=answer prompt=question"),
         ({"instruction": "q", "output": json.dumps([SAID])}, "--columns prompt=instruction response=output"),
@@ -92,7 +92,7 @@ def test_what_a_column_of_zeros_asks_is_asked() -> None:
 @pytest.mark.parametrize("row", [{"text": "t"}, {"input_ids": [1, 2]}])
 def test_options_that_rows_of_a_kind_do_not_hear_are_refused(row: dict[str, Any], option: dict[str, Any]) -> None:
     said = refusal(row, SchemaOptions(**option))
-    assert said.startswith(f"--{next(iter(option)).replace('_', '-')} changes nothing in rows that are ")
+    assert said.startswith(f"--{next(iter(option)).replace('_', '-')} has no effect on rows of kind ")
 
 
 @pytest.mark.parametrize(

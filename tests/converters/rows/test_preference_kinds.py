@@ -100,8 +100,11 @@ def test_images_belong_to_the_prompt() -> None:
     [
         ({"prompt": "hi", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same, .*: remove the row"),
         ({"prompt": "hi", "chosen": "a", "rejected": ""}, "rejected is an empty answer: complete or remove the row"),
-        ({"chosen": "Human: hi", "rejected": "no"}, "has answers and no prompt: name its column with --columns prompt"),
-        ({"chosen": [HI, GOOD], "rejected": [user("x"), BAD]}, "they have no common prompt: correct it"),
+        (
+            {"chosen": "Human: hi", "rejected": "no"},
+            "has answers and no prompt, .*: name the prompt's column with --columns prompt",
+        ),
+        ({"chosen": [HI, GOOD], "rejected": [user("x"), BAD]}, "they have no common prompt: correct the row"),
         ({"chosen": [HI, GOOD], "rejected": [HI]}, "rejected has no message behind the prompt: complete or remove"),
         ({"chosen": [HI, GOOD], "rejected": [HI, user("x")]}, "rejected is from 'user', and answers are the assistant"),
         ({"prompt": "x", "chosen": [HI, GOOD], "rejected": [HI, BAD]}, "column 'prompt' says 'x', which is not among"),
@@ -115,9 +118,9 @@ def test_images_belong_to_the_prompt() -> None:
             "column 'input' holds 'x', .* --columns input= to leave",
         ),
         ({"messages": [HI, GOOD], "history": [["x", "y"]], "kto_tag": True}, "column 'history' holds 'x'"),
-        ({"input": "x", "chosen": "It is a", "rejected": "It is b"}, "whole texts, which have no room for input: name"),
+        ({"input": "x", "chosen": "It is a", "rejected": "It is b"}, "whole texts, which cannot hold input: name"),
         ({"completion": "a", "label": True}, "the row has answers and no prompt"),
-        ({"messages": [GOOD], "label": True}, "the prompt has no message, so there is nothing that is answered"),
+        ({"messages": [GOOD], "label": True}, "the prompt has no message to answer"),
         ({"messages": [GOOD, HI], "label": True}, "answer is from 'user', and answers are the assistant's"),
         (
             {"prompt": "a", "chosen": [{**GOOD, "weight": 0}], "rejected": "b"},
@@ -134,7 +137,7 @@ def test_a_label_that_is_none_is_an_error_and_so_is_a_sample_for_each_answer() -
     row = {"prompt": "hi", "completion": "hello", "label": True}
     with pytest.raises(DataError, match="column 'label' is 'good': expected true or false, or 1 or 0"):
         find_mapper([row], SchemaOptions())({**row, "label": "good"}, None)
-    with pytest.raises(DataError, match="--learn each makes a sample of each answer, which preferences are not"):
+    with pytest.raises(DataError, match="--learn each makes a sample of each answer, but a preference compares"):
         find_mapper([row], SchemaOptions(learn="each"))(row, None)
 
 

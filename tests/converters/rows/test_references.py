@@ -160,7 +160,7 @@ def test_whatever_path_is_made_of_links_and_dots_reads_inside_or_nothing(root: P
         ("text.png", r"image 'text\.png': its first bytes b'not an i' are of no known format: expected png, jpeg, gif"),
         ("half.png", r"image 'half\.png': Pillow cannot read its header .*: repair it, or convert it to JPEG or PNG"),
         ("a.wav", r"image 'a\.wav': it is audio/wav, where media of kind image are expected"),
-        ("http://x.org/a.png", "is on the web, from where nothing is fetched: download it first"),
+        ("http://x.org/a.png", "is on the web, and conversions do not download media: download it first"),
         ("HTTPS://x.org/a.png", "is on the web"),
         ("pipe.png", "is not a file"),
         ("", "media '' must be a path, bytes, base64, or an object with one of them"),

@@ -28,9 +28,9 @@ def test_whole_texts_are_a_common_beginning_and_two_answers(tmp_path: Path) -> N
     assert mapper.kind.name == "preference"
     assert mapper(texts, None) == {"messages": orjson.dumps(stored).decode(), "media": b""}
     for more, what in ({"system": "s"}, "system"), ({"images": [b"x"]}, "images"):
-        with pytest.raises(DataError, match=f"whole texts, which have no room for {what}: name the prompt's column"):
+        with pytest.raises(DataError, match=f"whole texts, which cannot hold {what}: name the prompt's column"):
             mapper({**texts, **more}, None)
-    with pytest.raises(DataError, match="no room for a system prompt"):
+    with pytest.raises(DataError, match="cannot hold a system prompt"):
         find_mapper([texts], SchemaOptions(system="s"))(texts, None)
     with pytest.raises(DataError, match="chosen and rejected are the same, so neither is better: remove the row"):
         mapper({**texts, "rejected": texts["chosen"]}, None)

@@ -132,7 +132,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"a.tar: the header at byte {header} is damaged: write the archive again"):
         read(write(tmp_path / "a.tar", damaged))
     with pytest.raises(
-        DataError, match=r"a.tar: something follows the end of the archive at byte \d+, such as another"
+        DataError, match=r"a.tar: more data follows the end of the archive at byte \d+, for example another"
     ):
         read(write(tmp_path / "a.tar", whole + whole))
     assert len(read(write(tmp_path / "a.tar", whole + bytes(1 << 21)))) == 20
@@ -187,7 +187,7 @@ def test_images_of_a_folder_are_rows_with_their_class(tmp_path: Path) -> None:
         {"image": "dog/2.jpg", "label": "dog"},
     ]
     assert rows[4] == "loose.png lies in no sub-folder, which names its class: move it into one"
-    with pytest.raises(DataError, match=r"loose.png: one image is no source: name the folder of its class folders"):
+    with pytest.raises(DataError, match=r"loose.png: a single image is not a source: name the folder of the class"):
         read(tmp_path / "set" / "loose.png")
     write(tmp_path / "set" / "README.txt", b"no row")
     with pytest.raises(
@@ -384,7 +384,7 @@ def test_data_without_a_split_is_not_merged_with_what_is_tested_on(tmp_path: Pat
 def test_files_of_rows_that_are_packed_or_not_whole_are_not_passed_over(tmp_path: Path, name: str) -> None:
     source = written(tmp_path / "set", ["a.jsonl", name, "images.zip", "a.jsonl.bak"])
     with pytest.raises(
-        DataError, match=rf"holds {name}, which is not read as it is: unpack it or end its download, or"
+        DataError, match=rf"holds {name}, which cannot be read directly: unpack it or complete its download, or"
     ):
         read(source)
     assert texts_of(f"{source}/*.jsonl") == ["a.jsonl"]
@@ -433,11 +433,11 @@ def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path
     [
         (
             "data/a.jsonl.zst",
-            r"holds data/a\.jsonl and data/a\.jsonl\.zst, as where .* twice: remove one, or name those",
+            r"holds data/a\.jsonl and data/a\.jsonl\.zst, possibly the same .* twice: remove one,",
         ),
         (
             "_delta_log/00000000000000000000.json",
-            r"a table whose log \(_delta_log/0+\.json\) says .*: write the table as",
+            r"a table whose log \(_delta_log/0+\.json\) lists .*: write the table as",
         ),
         (".hoodie/hoodie.properties", r"a table whose log \(\.hoodie/"),
     ],
@@ -463,7 +463,7 @@ def test_what_datasets_made_of_rows_beside_them_is_no_data(tmp_path: Path) -> No
 def test_numbered_files_of_a_folder_are_all_there(tmp_path: Path) -> None:
     for name in "train-00000-of-00003-0ab1.jsonl", "train-00002-of-00003-9cd2.jsonl", "test-00000-of-00001.jsonl":
         write(tmp_path / "set" / name, b'{"a": 1}\n')
-    with pytest.raises(DataError, match=r"set: holds 2 of the 3 files train-NNNNN-of-00003: download the others, or"):
+    with pytest.raises(DataError, match="set: holds 2 of the 3 files train-NNNNN-of-00003: download the missing"):
         read(f"{tmp_path}/set?split=train")
     assert len(read(f"{tmp_path}/set/train-*.jsonl")) == 2
     assert len(read(f"{tmp_path}/set?split=test")) == 1
@@ -490,7 +490,7 @@ def test_files_may_be_numbered_in_several_ways(name: str, tmp_path: Path) -> Non
 def test_files_of_two_versions_of_a_dataset_are_not_read_together(older: str, both: str, tmp_path: Path) -> None:
     for name in older, *(f"train-0000{number}-of-00002-fedcba9876543210.jsonl" for number in range(2)):
         write(tmp_path / name, b'{"a": 1}\n')
-    with pytest.raises(DataError, match=f"holds {both}, as .*: remove the older files, or name"):
+    with pytest.raises(DataError, match=f"holds {both}, possibly .*: remove the older files, or name"):
         read(tmp_path)
     assert len(read(f"{tmp_path}/train-*-of-00002-fedcba9876543210.jsonl")) == 2
 

@@ -159,7 +159,9 @@ def test_an_appended_entry_may_have_a_function_of_its_own_and_a_known_one_keeps_
         monkeypatch.delitem(sys.modules, name)
     user_functions._in_use.clear()
     third = {"path": "three.jsonl", "map": f"{tmp_path}/new_map.py:twice"}
-    with pytest.raises(ConfigError, match=r"was converted with other code of .*new_map\.py:twice: put that back, or g"):
+    with pytest.raises(
+        ConfigError, match=r"was converted with other code of .*new_map\.py:twice: restore this code, or g"
+    ):
         append([listed(tmp_path, first, second, third)], "out", num_workers=1)
     assert append([listed(tmp_path, first, {"path": "three.jsonl"})], "out", num_workers=1).num_samples == 4
 
@@ -169,7 +171,7 @@ def test_an_entry_names_the_split_of_a_folder(tmp_path: Path) -> None:
         write(tmp_path / "set" / f"{split}.jsonl", json_lines([{"split": split}]))
     assert read(listed(tmp_path, {"path": "set", "split": "test"})) == [{"split": "test"}]
     assert read(listed(tmp_path, {"path": "set", "split": "train", "data_type": "hf_dataset"})) == [{"split": "train"}]
-    with pytest.raises(LmmsStreamError, match=r"split is 'test', and the path .*/set\?split=train names one, too"):
+    with pytest.raises(LmmsStreamError, match=r"split is 'test', and the path .*/set\?split=train names a split, too"):
         read(listed(tmp_path, {"path": "set?split=train", "split": "test"}))
 
 

@@ -84,7 +84,7 @@ def test_a_mixture_of_formats_is_refused_unless_one_is_chosen(folder: Path) -> N
     assert read(folder, format="parquet") == MESSY
     assert read(folder, format="csv") == [{"a": "1"}]
     assert read(folder, format="jsonl") == MESSY[:30]
-    with pytest.raises(DataError, match=r"no file below it is named as arrow: 1 csv, 3 jsonl, 1 parquet: name its"):
+    with pytest.raises(DataError, match=r"no file in it has a name like arrow: 1 csv, 3 jsonl, 1 parquet: name each"):
         read(folder, format="arrow")
 
 
@@ -373,7 +373,7 @@ def test_an_object_is_fetched_at_its_turn_if_at_all_and_gone_at_the_close(is_fet
             assert [dict(source.identity) == before for source, before in zip(again, identities, strict=True)] == [
                 False, True, True,
             ]  # fmt: skip
-        with pytest.raises(DataError, match=r"a.jsonl? was changed while it was read: start again once nobody writes"):
+        with pytest.raises(DataError, match=r"a.jsonl? was changed during reading: start again after all writes"):
             _ = [row for unit in sources[0].units() for row in unit.rows()]
 
 
@@ -427,7 +427,7 @@ def test_objects_that_are_not_there_or_not_what_they_say_are_named(bucket: str) 
 
 def test_names_of_objects_do_not_lead_out_of_the_scratch_folder(s3_folder: str) -> None:
     open_storage(s3_folder).write("x/../../../y.txt", b"x")
-    with pytest.raises(DataError, match=r"object 'x/../../../y.txt' would lie outside of it: rename it"):
+    with pytest.raises(DataError, match=r"object 'x/../../../y.txt' would be outside of it: rename it"):
         read(f"{s3_folder}/")
 
 

@@ -58,7 +58,7 @@ def test_text_files_of_a_folder_are_lines_where_it_is_said_and_whole_texts_other
     report = convert([str(tmp_path / "in")], str(tmp_path / "out"), format="lines", num_workers=1)
     assert report.num_rows == 4
     assert [sample["text"] for sample in PackedStreamingDataset(tmp_path / "out")[:]] == ["one", "two", "three", "four"]
-    with pytest.raises(DataError, match=r"no file below it is named as lines: 1 jsonl: name its files one by one"):
+    with pytest.raises(DataError, match="no file in it has a name like lines: 1 jsonl: name each of its files"):
         read(write(tmp_path / "other" / "a.jsonl", b'{"a": 1}').parent, format="lines")
 
 
@@ -91,7 +91,7 @@ def test_text_in_utf_16_without_a_mark_is_an_error_of_its_row(tmp_path: Path) ->
 @pytest.mark.parametrize(("format", "row"), [("lines", "one"), ("jsonl", '{"text": "one"}')])
 def test_lines_that_end_in_carriage_returns_alone_are_not_one_line(format: str, row: str, tmp_path: Path) -> None:
     (tmp_path / "old.txt").write_bytes("\r".join([row] * 3).encode())
-    with pytest.raises(DataError, match=r"end in carriage returns alone.*tr '.r' '.n'"):
+    with pytest.raises(DataError, match=r"end only in carriage returns.*tr '.r' '.n'"):
         convert(tmp_path / "old.txt", tmp_path / "out", format=format, num_workers=1)
     (tmp_path / "one.txt").write_bytes(f"{row}\r".encode())
     assert convert(tmp_path / "one.txt", tmp_path / "whole", format=format, num_workers=1).num_rows == 1

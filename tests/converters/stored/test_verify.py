@@ -385,8 +385,8 @@ def test_a_deep_check_finds_samples_that_do_not_fit_their_schema(tmp_path: Path)
     assert described(verify_dataset(remote, deep=True)) == [
         "sample 1 (number 1 of shard.00000.mds) loss span [1, 9) lies outside the sample's 5 tokens: convert the "
         "dataset again",
-        "sample 2 (number 2 of shard.00000.mds) loss span [1, 2) comes after one that begins later: sort them: convert "
-        "the dataset again",
+        "sample 2 (number 2 of shard.00000.mds) loss span [1, 2) comes after a span that begins later: sort the "
+        "spans: convert the dataset again",
     ]
     image = {"type": "image", "mime": "image/png", "span": [0, 4]}
 

@@ -133,8 +133,8 @@ def test_documents_in_another_order_keep_what_is_learnt_of_them() -> None:
 @pytest.mark.parametrize(
     ("ids", "spans", "message"),
     [
-        ([[1, 2]], [[0, 1]], r"input_ids of the shape \[1, 2\], and a document has tokens: leave it out"),
-        ([], [[0, 1]], r"input_ids of the shape \[0\], and a document has tokens: leave it out"),
+        ([[1, 2]], [[0, 1]], r"input_ids of the shape \[1, 2\], and a document needs at least one token: leave it"),
+        ([], [[0, 1]], r"input_ids of the shape \[0\], and a document needs at least one token: leave it out"),
         ([1, 2], [[0, 3]], r"loss span \[0, 3\) lies outside the row's 2 tokens"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_tiff_of_12_bits_is_scaled_by_12_bits() -> None:
 )
 def test_values_of_unknown_range_are_refused_at_conversion(values: NDArray[np.generic], said: str) -> None:
     data = written("TIFF", values)
-    message = f"grey with {said}, and which of them is white is not said: write it with 8 or 16 bits"
+    message = f"grey with {said}, and the value of white is unknown: write it with 8 or 16 bits"
     for read in (
         decode_image,
         lambda each: fit_image(each, max_pixels=None),

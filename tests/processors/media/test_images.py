@@ -223,7 +223,7 @@ def test_a_jpeg_that_is_cut_short_and_closed_is_an_error_and_not_half_grey(data:
     with Image.open(BytesIO(closed)) as image:
         image.load()  # Pillow does not notice
     message = (
-        r"image lacks pixels, which a decoder would make up \(Corrupt JPEG data: premature end of data segment\): re"
+        r"image lacks pixels, and a decoder would invent them \(Corrupt JPEG data: premature end of data segment\): re"
     )
     for size in (0, 60):
         with pytest.raises(DataError, match=message):
@@ -236,7 +236,7 @@ def test_a_jpeg_that_is_cut_short_and_closed_is_an_error_and_not_half_grey(data:
 def test_a_jpeg_with_damaged_codes_is_an_error() -> None:
     damaged = bytearray(encoded(photograph(), "JPEG"))
     damaged[-50:-10] = b"\xff\0" * 20  # ones alone, which are no code
-    with pytest.raises(DataError, match=r"a decoder would make up \(Corrupt JPEG data: bad Huffman code\): repair"):
+    with pytest.raises(DataError, match=r"a decoder would invent them \(Corrupt JPEG data: bad Huffman code\): repair"):
         decode_image(bytes(damaged))
 
 

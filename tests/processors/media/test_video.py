@@ -246,7 +246,7 @@ def test_a_sound_is_no_video() -> None:
         frame.sample_rate = 16000
         output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
-    with pytest.raises(DataError, match="it has no video that can be decoded: remove it"):
+    with pytest.raises(DataError, match="it has no video in a known codec: remove it"):
         read_frames(buffer.getvalue(), [0], num_frames=1, width=28, height=28)
 
 

@@ -104,9 +104,9 @@ def test_a_conversion_that_was_cut_off_is_done_again(resolve: Resolve) -> None:
     ("dataset", "message"),
     [
         (IterableDataset.from_generator(lambda: iter([{"text": "x"}])), "IterableDataset.*lmms-stream convert"),
-        (DatasetDict({"train": rows.texts(2)}), r"DatasetDict of train: give one of them, as dataset\['train'\]"),
-        (rows.texts(2).with_transform(lambda row: row), "has a transform .*: apply it with its map"),
-        (rows.texts(2).select([]), "has no rows: give another"),
+        (DatasetDict({"train": rows.texts(2)}), "DatasetDict of train: pass one of them, for example"),
+        (rows.texts(2).with_transform(lambda row: row), "has a transform .*: apply it with the dataset's map"),
+        (rows.texts(2).select([]), "has no rows: pass another"),
         ([{"text": "x"}], "train_dataset is a list: give a datasets.Dataset, or a PackedStreamingDataset"),
     ],
     ids=["iterable", "splits", "transform", "empty", "list"],
@@ -149,7 +149,7 @@ def test_a_rank_sees_the_one_that_converts_end(tok: PreTrainedTokenizerFast, tmp
     with subprocess.Popen([sys.executable, "-uc", program, str(lock)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(DataError, match=r"the rank that converted train_dataset ended before .* was whole"):
+        with pytest.raises(DataError, match=r"the rank that converted train_dataset ended before .* was complete"):
             waiting.stored(dataset, name="train_dataset")
 
 
@@ -157,7 +157,7 @@ def test_a_formatting_func_that_cannot_be_hashed_is_refused(
     tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
 ) -> None:
     waits = multiprocessing.Lock()
-    with pytest.raises(ConfigError, match=r"formatting_func cannot be told .*: apply it to the dataset with map"):
+    with pytest.raises(ConfigError, match=r"formatting_func cannot be identified .*: apply it to the dataset with map"):
         rows.resolved(
             model=str(model_folder), args=rows.config(tmp_path), train_dataset=rows.texts(), processing_class=tok,
             formatting_func=lambda row: str(waits),

@@ -91,7 +91,7 @@ def test_resume_from_checkpoint_is_for_the_script_that_passes_it_on(model_folder
     trainer_of(model_folder, args(2)).train()
     first = tmp_path / "checkpoints" / "step-00000001"
     given = args(3, resume_from_checkpoint=str(first))
-    with pytest.raises(CheckpointError, match=r"call train\(resume_from_checkpoint=True\), to go on from there"):
+    with pytest.raises(CheckpointError, match=r"call train\(resume_from_checkpoint=True\), to resume from it"):
         trainer_of(model_folder, given).train()
     trainer = trainer_of(model_folder, given)
     assert trainer.train(resume_from_checkpoint=given.resume_from_checkpoint).global_step == 3

@@ -143,9 +143,9 @@ def test_an_adapter_of_peft_is_added_to_a_model_that_is_named_or_made(model_fold
     built = named.build()
     assert len(trained) == 8
     assert {f"base_model.model.{name}" for name, each in built.named_parameters() if each.requires_grad} == trained
-    with pytest.raises(ConfigError, match="a model that has an adapter already: leave it out, or merge"):
+    with pytest.raises(ConfigError, match="the model already has an adapter: leave peft_config out, or merge"):
         rows.resolved(model=made, **given)
-    with pytest.raises(ConfigError, match="and the model's adapter both say what is trained: leave one out"):
+    with pytest.raises(ConfigError, match="and the model's adapter both choose the trained weights: leave one out"):
         rows.resolved(model=named, **given)
     with pytest.raises(ConfigError, match=r"peft_config is a dict: give a peft.PeftConfig, as peft.LoraConfig"):
         rows.resolved(model=str(model_folder), **{**given, "peft_config": {"r": 4}})
@@ -159,7 +159,7 @@ def test_a_model_that_is_made_stays_as_it_is(
     made = rows.resolved(model=model, args=args, train_dataset=rows.chats(4))
     assert made.model is model
     assert "args.model_init_kwargs are for a model that is named" in caplog.text
-    with pytest.raises(ConfigError, match=r"args.use_liger_kernel changes a model as it is built: give its name"):
+    with pytest.raises(ConfigError, match=r"args.use_liger_kernel changes a model while it is built: pass the"):
         rows.resolved(model=model, args=rows.config(tmp_path, use_liger_kernel=True), train_dataset=rows.chats(4))
     named = of_chats(model_folder, tmp_path, use_liger_kernel=True, trust_remote_code=True).model
     assert isinstance(named, ModelConfig)
@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a model's setting": ({"model_init_kwargs": {"tp_plan": "auto"}}, "has tp_plan, which is not known: set dtype"),
     "a model's type": ({"model_init_kwargs": {"dtype": "float16"}}, "dtype float16 is not float32 or bfloat16: choose"),
-    "a token": ({"eos_token": "<|nope|>"}, r"args.eos_token '<\|nope\|>' is no token of the tokenizer: name one"),
+    "a token": ({"eos_token": "<|nope|>"}, r"args.eos_token '<\|nope\|>' is not a token of the tokenizer: name an"),
     "a template": ({"chat_template_path": "/nowhere"}, "neither a file .* nor a tokenizer's folder or name"),
     "checkpointing": ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "without reentrant autograd: leave"),
     "epochs": ({"num_train_epochs": 0}, "args.num_train_epochs must be above 0, or max_steps, got 0"),
@@ -304,12 +304,12 @@ def test_arguments_that_cannot_be_kept_are_refused(name: str, model_folder: Path
         ),
         ({"model": 5}, "model is a int: give a name, a folder, a ModelConfig or a model"),
         ({"processing_class": 5}, "processing_class is a int: give a tokenizer or processor"),
-        ({"eval_dataset": {}}, "eval_dataset has no dataset: give one"),
+        ({"eval_dataset": {}}, "eval_dataset has no dataset: pass one"),
         ({"model": ModelConfig(config={"model_type": "llama"})}, "processing_class is missing, and the model has no"),
         ({"model": "/nowhere"}, "no tokenizer or processor is at /nowhere .*: check the model.s path, or give proc"),
         (
             {"args": TrainConfig(output_dir="out", global_batch=1, max_steps=1)},
-            r"train_dataset is a datasets.*Dataset, and args is a TrainConfig.*: give a trl.SFTConfig",
+            "train_dataset is a datasets.*Dataset, and args is a TrainConfig.*: pass a trl.SFTConfig",
         ),
         (
             {"args": TrainConfig(output_dir="out", global_batch=1, max_steps=1), "formatting_func": str},

@@ -92,7 +92,10 @@ def test_a_template_without_marks_is_replaced_by_the_one_that_trl_has_for_it_or_
     tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
 ) -> None:
     tok.chat_template = rows.CHATML
-    with pytest.raises(ConfigError, match=r"nor has TRL one for it: mark them in the template by \{% generation %\}"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nor TRL has such a template for this model: mark them in the template by \{% generation %\}",
+    ):
         resolve_rows(rows.chats(), tok, model_folder, tmp_path, assistant_only_loss=True)
 
 
@@ -109,7 +112,7 @@ def test_a_null_content_is_no_text(
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unknown columns": (
-        lambda: Dataset.from_list([{"body": "x"}]), {}, r"columns body, of which none makes a sample.*formatting_func",
+        lambda: Dataset.from_list([{"body": "x"}]), {}, "columns body, which do not make a sample.*formatting_func",
     ),
     "images": (lambda: Dataset.from_list([{"images": ["x"], "messages": []}]), {}, "have images, and process"),
     "pairs": (lambda: Dataset.from_list([{"chosen": "x", "rejected": "y"}]), {}, "pairs of answers: give the"),
@@ -153,7 +156,9 @@ def test_rows_that_make_no_sample_are_refused_by_name(
 def test_a_formatting_func_returns_the_text_of_one_row(
     tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"row 0: formatting_func gives list \['.*'\], and is called with one row"):
+    with pytest.raises(
+        ConfigError, match=r"row 0: formatting_func returns list \['.*'\], but is called with a single row"
+    ):
         rows.resolved(
             model=str(model_folder), args=rows.config(tmp_path), train_dataset=rows.texts(), processing_class=tok,
             formatting_func=lambda row: [row["text"]],

@@ -166,7 +166,7 @@ def test_a_second_run_goes_on_only_where_it_is_asked_to(model_folder: Path, tmp_
         return FSDP2SFTTrainer(str(model_folder), args, rows.chats(60))
 
     trainer(2).train()
-    with pytest.raises(CheckpointError, match=r"call train\(resume_from_checkpoint=True\), to go on from there"):
+    with pytest.raises(CheckpointError, match=r"call train\(resume_from_checkpoint=True\), to resume from it"):
         trainer(3).train()
     assert trainer(3).train(resume_from_checkpoint=True).global_step == 3
 

@@ -140,7 +140,7 @@ def test_a_refused_field_is_refused_by_name_where_it_is_set(row: Any, tmp_path: 
     assert ": " in row.text, "the reason and the remedy"
     args = config(tmp_path)
     setattr(args, row.name, other_value(args, row.name))
-    with pytest.raises(ConfigError, match=rf"^args\.{row.name} is .*, which is refused: .*: "):
+    with pytest.raises(ConfigError, match=rf"^args\.{row.name} is .*, which is not supported: .*: "):
         table.check(args)
 
 

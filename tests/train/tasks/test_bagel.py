@@ -271,7 +271,7 @@ def ahead(mask: Any, blocks: Any) -> Any:
     [
         (all_samples, "BagelModel gives other logits for a sample in a pack than for the sample alone"),
         (with_noise, "BagelModel lets text see an image that is to be made, which is noise when it is made"),
-        (ahead, "BagelModel lets tokens see those that they are to predict: let its attention be"),
+        (ahead, "BagelModel lets tokens see those that they are to predict: use block_attention"),
     ],
 )
 def test_a_model_that_does_not_keep_to_the_mask_is_refused(

@@ -220,9 +220,7 @@ def test_a_model_of_the_users_own_is_trained_and_exported(data: Path, tmp_path: 
     from safetensors.torch import load_file
 
     Own().load_state_dict(load_file(tmp_path / "default" / "export" / "model.safetensors"))
-    with pytest.raises(
-        ConfigError, match="Own makes something else of an image where others lie beside it: take norms"
-    ):
+    with pytest.raises(ConfigError, match="Own gives other results for an image next to other images: use norms"):
         trainer_of(
             run, "train.output_dir=" + str(tmp_path / "other"), model=Own(torch.nn.BatchNorm2d),
             task=FlowMatching(sample_shape=(3, SIZE, SIZE)),
@@ -270,7 +268,7 @@ def test_a_run_names_a_model_class_of_the_users_own(data: Path, tmp_path: Path) 
         ({"class_path": "OWN:Wide"}, "has no class 'Wide': correct the name"),
         (
             {"class_path": "OWN:number"},
-            "OWN:number makes a int, and a model is a torch.nn.Module: name its class, or a",
+            "OWN:number makes a int, expected a torch.nn.Module: name a model class, or a",
         ),
         (
             {"class_path": "OWN:Narrow", "args": {"size": 1}},
@@ -278,11 +276,11 @@ def test_a_run_names_a_model_class_of_the_users_own(data: Path, tmp_path: Path) 
         ),
         (
             {"config": {}, "args": {"width": 1}},
-            "model.args are arguments of model.class_path, which is not given: leave",
+            "model.args are arguments of model.class_path, which is not set: leave",
         ),
         (
             {"class_path": "a:B", "adapter": {}},
-            "model.adapter is for models of transformers, and class_path names anoth",
+            "model.adapter is for models of transformers, but class_path names another",
         ),
         ({"class_path": "a:B", "pretrained": "x"}, "exactly one of pretrained and config, or class_path"),
     ],
@@ -300,12 +298,12 @@ def test_a_class_that_makes_no_model_is_named(said: dict[str, Any], message: str
 def test_what_cannot_be_learnt_is_named(data: Path, tmp_path: Path) -> None:
     run = write_image_run(tmp_path / "run.yaml", data, max_steps=1)
     with pytest.raises(
-        ConfigError, match=r"label [23] of sample \d+ is none of the model's 2 classes, which count from 0"
+        ConfigError, match=r"label [23] of sample \d+ is not among the model's 2 classes, counted from 0"
     ):
         trainer_of(run, "model.config.num_embeds_ada_norm=2").train()
     with pytest.raises(ConfigError, match="label_dropout must be a share, 0 to 1, got 2"):
         FlowMatching(label_dropout=2)
-    with pytest.raises(ConfigError, match="is no AutoencoderKL of diffusers"):
+    with pytest.raises(ConfigError, match="is not an AutoencoderKL of diffusers"):
         FlowMatching(vae=str(tmp_path))
     with pytest.raises(ConfigError, match=r"diffusers .* has no model 'DiT'"):
         trainer_of(run, "model.config._class_name=DiT")

@@ -94,7 +94,7 @@ def test_a_processor_names_the_task_that_its_samples_are_for() -> None:
     other = Asks()
     other.objective = "flow_matching"
     assert objective_of([other, other]) == "flow_matching"
-    with pytest.raises(ConfigError, match="for several tasks, causal and flow_matching: train on those of one task"):
+    with pytest.raises(ConfigError, match="for several tasks, causal and flow_matching: train on the datasets of"):
         objective_of([object(), other])
 
 

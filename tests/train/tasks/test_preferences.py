@@ -150,7 +150,7 @@ def test_an_adapter_is_compared_with_the_weights_under_it(folder: Path) -> None:
     after, trained = reference.log_probs(passes), -trainer.model(packs[0]).tokens.detach().sum()
     assert all(torch.equal(before[number], after[number]) for number in before)
     assert float(trained) != pytest.approx(float(before[0].sum()), rel=1e-3)
-    with pytest.raises(ConfigError, match="the adapter's init_lora_weights 'pissa' changes the weights under it"):
+    with pytest.raises(ConfigError, match="the adapter's init_lora_weights 'pissa' changes the base weights"):
         trainer_of(folder, DPO(), model=ModelConfig(config=MODEL, adapter={"r": 4, "init_lora_weights": "pissa",
                    "target_modules": "all-linear"})).build()  # fmt: skip
 
@@ -269,7 +269,7 @@ def test_tasks_are_chosen_by_name_and_refuse_what_they_do_not_know() -> None:
             build_task("dpo", options)
     with pytest.raises(ConfigError, match="desirable_weight must be 0 or more, got -1"):
         build_task("kto", {"desirable_weight": -1})
-    message = "follows from the packs of each step, so that they cannot be measured beforehand: set reference to model"
+    message = "on the packs of each step and cannot be measured before the run: set reference to model"
     with pytest.raises(ConfigError, match=message):
         build_task("kto", {"reference": "stored"})
 
@@ -287,13 +287,13 @@ def test_a_task_that_does_not_add_z_loss_refuses_it(folder: Path) -> None:
 
 
 def test_tasks_and_datasets_that_do_not_fit_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="task causal cannot learn from a dataset for dpo: leave task out"):
+    with pytest.raises(ConfigError, match="task causal cannot train on a dataset for dpo: leave task out"):
         trainer_of(folder, CausalLanguageModelling())
-    with pytest.raises(ConfigError, match="task kto cannot learn from a dataset for dpo"):
+    with pytest.raises(ConfigError, match="task kto cannot train on a dataset for dpo"):
         trainer_of(folder, KTO())
     write_tokens(tmp_path / "data", num_samples=60)
     run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1)
-    with pytest.raises(ConfigError, match="task dpo cannot learn from a dataset for causal"):
+    with pytest.raises(ConfigError, match="task dpo cannot train on a dataset for causal"):
         trainer_of_run(run, task=DPO())
 
 

@@ -169,15 +169,15 @@ def test_what_cannot_be_reconstructed_is_named(encoder: Path, tmp_path: Path) ->
         ConfigError, match="a reconstruction needs encoder, a vision model of transformers or its folder"
     ):
         Reconstruction()
-    with pytest.raises(ConfigError, match="is no model of transformers"):
+    with pytest.raises(ConfigError, match="is not a model of transformers"):
         Reconstruction(encoder=tmp_path / "nothing")
     linear: Any = torch.nn.Linear(2, 2)
     linear.config = object()
-    with pytest.raises(ConfigError, match="Linear is no vision encoder, whose config has image_size"):
+    with pytest.raises(ConfigError, match="Linear is not a vision encoder: its config needs image_size"):
         Reconstruction(encoder=linear)
-    with pytest.raises(ConfigError, match="two terms have the loss 'l1': give one of them another name"):
+    with pytest.raises(ConfigError, match="two terms have the name 'l1': rename one of them"):
         Reconstruction(encoder=encoder, terms=[L1(), L1()])
-    with pytest.raises(ConfigError, match="a reconstruction without terms learns nothing"):
+    with pytest.raises(ConfigError, match="a reconstruction without terms has no loss"):
         Reconstruction(encoder=encoder, terms=[])
     task = Reconstruction(encoder=encoder, terms=[HingeGAN()])
     task.encoder.to(torch.device("cpu"))

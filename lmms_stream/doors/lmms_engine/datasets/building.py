@@ -122,8 +122,8 @@ def cache_of(config: EngineDatasetConfig) -> str:
         return str(config.cache_dir or base / "lmms_stream" / "datasets")
     if config.cache_dir:
         raise ConfigError(
-            f"cache_dir {config.cache_dir!r} and object_storage {config.object_storage!r} both say where shards are "
-            "kept: leave one of them out"
+            f"cache_dir {config.cache_dir!r} and object_storage {config.object_storage!r} both set the folder of "
+            "shards: leave one of them out"
         )
     if store != "azure":
         return f"{store}://{config.bucket_name}/{_PREFIX}"

@@ -141,8 +141,8 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             return
         if self._num_loads != self._turns.num_loads:
             raise ConfigError(
-                "load_state_dict was called while a DataLoader has persistent workers, which do not hear of it: "
-                "call it before the DataLoader is first iterated, or make a new DataLoader"
+                "load_state_dict was called while a DataLoader has persistent workers, which cannot receive the "
+                "state: call it before the DataLoader is first iterated, or make a new DataLoader"
             )
         if self._loaded is None:
             self._loaded = self.begun(world.num_groups * num_workers, by_bytes=world.num_groups == 1)
@@ -200,8 +200,8 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         """Record a trained batch: state_dict() is then after its packs. The batch must come from get_collator()."""
         if not isinstance(batch, StreamedBatch):
             raise ConfigError(
-                f"a {type(batch).__name__} does not say which rows it holds: pass get_collator() as the DataLoader's "
-                "collate_fn, and deliver what it makes"
+                f"a {type(batch).__name__} has no record of its rows: pass get_collator() as the DataLoader's "
+                "collate_fn, and deliver the batches of this function unchanged"
             )
         for after in batch.afters:
             if self._loaded is None:
@@ -344,7 +344,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     def _refuse_shards(self, what: str) -> None:
         if self.is_shards:
             raise ConfigError(
-                f"{what}: the dataset is one of shards, whose state its loader keeps: give it to PackedLoader or "
+                f"{what}: the state of a dataset of shards is kept by its loader: pass the dataset to PackedLoader or "
                 "FSDP2SFTTrainer"
             )
 

@@ -108,8 +108,8 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         if config.packing:
             if config.max_length is not None and is_shards(config):
                 raise ConfigError(
-                    f"max_length {config.max_length} leaves samples out as they are converted, and these are shards: "
-                    "convert them with --max-tokens, or leave max_length out"
+                    f"max_length {config.max_length} leaves out samples during a conversion, but the data are already "
+                    "shards: convert the sources again with --max-tokens, or leave max_length out"
                 )
             length, most = config.packing_length, config.max_samples_per_pack
         else:

@@ -97,7 +97,9 @@ class EngineDatasetConfig(shards.DatasetConfig):
         check_fields(self, paths=("remote", "local", "cache_dir", "dataset_path", "eval_dataset_path"))
         self._check_given()
         if self.seed is not None and self.data_seed is not None and self.seed != self.data_seed:
-            raise ConfigError(f"seed {self.seed} and data_seed {self.data_seed} say the same: leave one of them out")
+            raise ConfigError(
+                f"seed {self.seed} and data_seed {self.data_seed} set the same value: leave one of them out"
+            )
         for name, value in _defaults(self).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -109,8 +111,8 @@ class EngineDatasetConfig(shards.DatasetConfig):
         if self.dataset_type is not None:
             if self.remote:
                 raise ConfigError(
-                    f"remote {self.remote!r} names shards, and dataset_type {self.dataset_type!r} has dataset_path for "
-                    "that: leave one of them out"
+                    f"remote {self.remote!r} names shards, but dataset_type {self.dataset_type!r} reads dataset_path: "
+                    "leave one of them out"
                 )
             return
         of_shards = {*shards.DatasetConfig.__dataclass_fields__, *_OF_SHARDS_TOO}
@@ -120,7 +122,7 @@ class EngineDatasetConfig(shards.DatasetConfig):
                     f"{each.name} is for a dataset with a dataset_type: add dataset_type, or leave {each.name} out"
                 )
         if not self.remote:
-            raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: give one")
+            raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: set one")
 
     @property
     def source_type(self) -> str | None:
@@ -281,8 +283,8 @@ def _check_extra(config: EngineDatasetConfig) -> None:
     for name, only in LLAVA_VIDEO_KEYS.items():
         if only is not None and extra.get(name) not in (None, only):
             raise ConfigError(
-                f"extra_kwargs.{name} {extra[name]!r} cannot be followed, only {only!r}, by which LLaVA-OneVision "
-                "pools its frames: leave it out"
+                f"extra_kwargs.{name} {extra[name]!r} is not supported, only {only!r}, LLaVA-OneVision's way to pool "
+                "frames: leave it out"
             )
     if extra.get("frames_upbound") and not extra.get("force_sample"):
         raise ConfigError(
@@ -350,7 +352,8 @@ def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
     if found.kind != "image":
         images = [name for name, each in PROCESSORS.items() if each.kind == "image"]
         raise ConfigError(
-            f"processor_type {said['processor_type']!r} reads no images that are to be made: give {' or '.join(images)}"
+            f"processor_type {said['processor_type']!r} does not read images for generation: choose "
+            f"{' or '.join(images)}"
         )
     extra = said.get("extra_kwargs") or {}
     check_names(extra, IMAGE_KEYS, "processor_config.extra_kwargs")
@@ -398,7 +401,7 @@ def _check_family(path: str, processor_type: str) -> None:
     found, wanted = read_files(path).processor_class, PROCESSORS[processor_type].processor_class
     if found and wanted and found != wanted:
         raise ConfigError(
-            f"processor_type {processor_type!r} is of a {wanted}, and {path} holds a {found}: change one of them"
+            f"processor_type {processor_type!r} is for a {wanted}, and {path} holds a {found}: change one of them"
         )
 
 
@@ -449,11 +452,11 @@ def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: st
     if name in table:
         return table[name]
     if name is None:
-        raise ConfigError(f"{what} is missing: give one of {', '.join(table)}")
+        raise ConfigError(f"{what} is missing: choose one of {', '.join(table)}")
     if name in later:
         raise ConfigError(
-            f"{what} {name!r} is not there yet, as its model is a class of LMMS Engine's alone: train it there, or "
-            f"take one of {', '.join(table)}"
+            f"{what} {name!r} is not supported, because its model is a class of LMMS Engine: train it with LMMS "
+            f"Engine, or choose one of {', '.join(table)}"
         )
     check_names([name], [*table], what)
     raise AssertionError(name)

@@ -176,7 +176,7 @@ class RowReader:
     def leave_out(self, error: DataError, tally: Tally) -> None:
         """Raise the error, or count it and log the first TOLD_ROWS errors."""
         if self.reading.on_error == "fail":
-            raise DataError(f'{error} (or leave out what cannot be read, counted, with on_error="skip")') from error
+            raise DataError(f'{error} (or set on_error="skip" to leave out unreadable rows, with a count)') from error
         tally.unreadable += 1
         self._num_told += 1
         if self._num_told <= TOLD_ROWS:
@@ -255,8 +255,8 @@ class RowReader:
         num_tokens, stop = len(made["input_ids"]), content.start + content.length
         if num_tokens != content.num_tokens:
             raise DataError(
-                f"it has {num_tokens} tokens and was measured as {content.num_tokens}: correct the processor, whose "
-                "measure must equal what process gives"
+                f"it has {num_tokens} tokens, but its measured length is {content.num_tokens}: correct the processor, "
+                "whose measure must match the output of process"
             )
         if content.length == num_tokens:
             return made

@@ -87,8 +87,8 @@ def _has_type(entry: Any) -> bool:
 def _source(entry: Mapping[str, Any], where: str) -> SourceEntry:
     if entry.get("weight") is not None:
         raise ConfigError(
-            f"{where} has a weight, and sources are read one after another: leave it out, or convert the list with "
-            "lmms-stream convert, which writes a dataset for each entry and their weights for a run"
+            f"{where} has a weight, but sources are read one after another: leave the weight out, or convert the list "
+            "with lmms-stream convert, which writes a dataset for each entry and their weights for a run"
         )
     settings = {key: entry[key] for key in SETTING_KEYS if entry.get(key) is not None}
     return SourceEntry(entry["path"], entry.get("data_folder") or None, entry.get("data_type") or "", settings)
@@ -213,6 +213,6 @@ def _check_no_code(settings: Mapping[str, Any], *, where: str) -> None:
     code = [key for key in ("map", "filter") if key in settings]
     if code:
         raise ConfigError(
-            f"{where}: {' and '.join(code)} is done while sources are converted, and these are read as they are: "
-            "use a dataset_type that does not end with _iterable, or lmms-stream convert"
+            f"{where}: {' and '.join(code)} applies only to conversions, but these sources are read directly: use a "
+            "dataset_type that does not end with _iterable, or lmms-stream convert"
         )

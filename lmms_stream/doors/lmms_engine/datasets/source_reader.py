@@ -268,11 +268,11 @@ class SourceReader:
     def _unchanged(self, key: str, listed: dict[str, SourceFile], epoch: int) -> SourceFile:
         file = listed.get(key)
         if file is None:
-            raise ObjectMissingError(f"{key}: is not there any more, and is not read to its end: put it back")
+            raise ObjectMissingError(f"{key}: the file was removed before it was read to its end: restore it")
         if file.digest != self._known[epoch][key].digest:
             raise DataError(
-                f"{key} was changed while it was read: put it back as it was, or begin the epoch anew; what is new "
-                "goes into new files"
+                f"{key} was changed during reading: restore its content, or start the epoch over; write new rows to "
+                "new files"
             )
         return file
 
@@ -317,8 +317,8 @@ class SourceReader:
         if missing := refs - found.keys():
             ref = min(missing)
             raise CursorError(
-                f"the saved state has {row_name(ref.file, ref.unit, ref.row)} with {ref.length} tokens, and it has "
-                "others now: restore the sources, the processor and its settings, or use another checkpoint"
+                f"the saved state has {row_name(ref.file, ref.unit, ref.row)} with {ref.length} tokens, and its tokens "
+                "have changed: restore the sources, the processor and its settings, or use another checkpoint"
             )
         return found
 
@@ -417,7 +417,9 @@ def check_state(state: SourcesState, fingerprint: str, *, num_lanes: int | None)
     if state.fingerprint != fingerprint:
         saved, now = (dict(part.split("=") for part in text.split(", ")) for text in (state.fingerprint, fingerprint))
         names = ", ".join(name for name in now if saved.get(name) != now[name])
-        raise CursorError(f"the saved state is of other settings ({names}): restore them, or begin anew without it")
+        raise CursorError(
+            f"the saved state has other settings ({names}): restore them, or start over without the state"
+        )
     return state
 
 

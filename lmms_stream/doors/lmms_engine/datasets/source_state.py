@@ -139,7 +139,7 @@ class SourcesState:
             if (state.fingerprint, state.num_lanes, state.step) != (self.fingerprint, self.num_lanes, self.step):
                 raise CursorError(
                     f"states at steps {self.step} and {state.step}, of {self.num_lanes} and {state.num_lanes} lanes, "
-                    "cannot be merged: save those of all ranks of one run, at one step"
+                    "cannot be merged: save the states of all ranks of a run at the same step"
                 )
             for lane, progress in state.lanes.items():
                 here = merged.lane(lane)
@@ -173,7 +173,7 @@ class SourcesState:
         """Read a state of to_dict; CursorError for another version or a damaged state."""
         if not isinstance(data, Mapping) or data.get("version") != STATE_VERSION or "sources" not in data:
             raise CursorError(
-                "the saved state is not one of sources that are read without conversion (or of another version): use a "
+                "the saved state does not belong to sources read without conversion (or has another version): use a "
                 "checkpoint of a run on the same MultiModalIterableDataset"
             )
         try:

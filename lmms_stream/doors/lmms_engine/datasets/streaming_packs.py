@@ -57,9 +57,9 @@ class StreamingPackConfig:
         check_fields(self)
         if self.strategy not in get_args(StreamingStrategy):
             raise ConfigError(
-                f"packing_strategy must be one of {', '.join(get_args(StreamingStrategy))} where rows are packed while "
-                f"they are read, got {self.strategy!r}: choose one, or convert the sources to shards, whose packs may "
-                "be of the others"
+                f"packing_strategy must be one of {', '.join(get_args(StreamingStrategy))} for rows that are packed "
+                f"during reading, got {self.strategy!r}: choose one, or convert the sources to shards, which support "
+                "all strategies"
             )
         if self.packing_length < 1:
             raise ConfigError(f"packing_length must be at least 1 token, got {self.packing_length}")

@@ -35,11 +35,11 @@ def arguments_of(said: Sequence[str]) -> list[str]:
     files = [each.partition("=")[2] for each in said if each.startswith(f"{_FILE}=")]
     for each in settings:
         if each.startswith("~"):
-            raise ConfigError(f"{each} deletes a key, which is not done here: set it to null, as {each[1:]}=null")
+            raise ConfigError(f"{each} deletes a key, which is not supported: set the key to null, as {each[1:]}=null")
     if {"-h", "--help"} & {*settings}:
         return ["--help"]
     if not files:
-        raise ConfigError(f"no launch file is named: give {_FILE}=FILE, and settings of it as trainer_args.max_steps=9")
+        raise ConfigError(f"no launch file is named: pass {_FILE}=FILE, and overrides such as trainer_args.max_steps=9")
     return [files[-1], *settings]
 
 

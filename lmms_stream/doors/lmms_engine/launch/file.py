@@ -168,8 +168,8 @@ def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
     for name, only in (("mm_spatial_pool_stride", 2), ("mm_spatial_pool_mode", "bilinear")):
         if said.get(name, only) != only:
             raise ConfigError(
-                f"{source}: {name} {said[name]!r} cannot be followed, only {only!r}, by which LLaVA-OneVision "
-                "pools its frames: leave it out"
+                f"{source}: {name} {said[name]!r} is not supported, only {only!r}, LLaVA-OneVision's way to pool "
+                "frames: leave it out"
             )
     return int(said.get("faster_token_stride") or 10)  # LMMS Engine's default
 
@@ -217,7 +217,7 @@ def _sit_of(
     """Return the model_config with diffusers' model for LMMS Engine's SiT, and the task; other models unchanged."""
     if str(dataset.dataset_type).removesuffix("_iterable") != "sit":
         raise ConfigError(
-            f"{source}: trainer_type sit_trainer learns from dataset_type sit, and dataset_config has "
+            f"{source}: trainer_type sit_trainer needs dataset_type sit, and dataset_config has "
             f"{dataset.dataset_type}: correct one of them"
         )
     made = model.get("load_from_config")
@@ -322,18 +322,19 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     trainer = data.get("trainer_type")
     if trainer in OTHER_TRAINERS:
         raise ConfigError(
-            f"{source}: trainer_type {trainer!r} trains a model of LMMS Engine's own classes, which is not here: "
+            f"{source}: trainer_type {trainer!r} trains a model class of LMMS Engine, not of lmms_stream: "
             f"{OTHER_TRAINERS[trainer]}"
         )
     if trainer is not None:
         check_names([trainer], TRAINERS, f"{source}: trainer_type")
     if data.get("config_yaml"):
         raise ConfigError(
-            f"{source}: config_yaml {data['config_yaml']!r} names another file: give that one to lmms-stream train"
+            f"{source}: config_yaml {data['config_yaml']!r} names another file: pass that file to lmms-stream train"
         )
     if data.get("extra_kwargs"):
-        raise ConfigError(f"{source}: extra_kwargs {data['extra_kwargs']!r} are for trainers that are not there: leave "
-                          "them out")  # fmt: skip
+        raise ConfigError(
+            f"{source}: extra_kwargs {data['extra_kwargs']!r} are for unsupported trainers: leave them out"
+        )
     dataset = dataset_of(data["dataset_config"], data["model_config"], source=f"{source}: dataset_config")
     model_config: Mapping[str, Any] = data["model_config"]
     _check_rows(trainer, dataset, model_config, source=source)
@@ -370,9 +371,9 @@ def _check_rows(trainer: str | None, dataset: EngineDatasetConfig, model: Mappin
     is_own = bool((model.get("extra_kwargs") or {}).get("trust_remote_code"))
     if (is_bagel or trainer == "bagel_fsdp2_trainer") and not is_own:
         raise ConfigError(
-            f"{source}: BAGEL's model is one of LMMS Engine's own classes, which is not here: write a run's file with "
-            "task {type: bagel} and model {class_path: module:Class}, or name a folder with a model of yours and its "
-            "Python files as load_from_pretrained_path and set model_config.extra_kwargs.trust_remote_code to true "
+            f"{source}: BAGEL's model is a class of LMMS Engine, not of lmms_stream: write a run's file with task "
+            "{type: bagel} and model {class_path: module:Class}, or name a folder with your model and its Python "
+            "files as load_from_pretrained_path and set model_config.extra_kwargs.trust_remote_code to true "
             "(docs/bagel.md)"
         )
 
@@ -395,7 +396,7 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
         said["processor_config"] = processor
     dataset = build_config(EngineDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
-        raise ConfigError(f"{source}.dataset_type is missing: give one, as vision")
+        raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
     return dataset
 
 
@@ -406,14 +407,14 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     check_names(_asked(said), MODEL, source)
     path, made = said.get("load_from_pretrained_path"), said.get("load_from_config")
     if (path is None) == (made is None):
-        raise ConfigError(f"{source} needs exactly one of load_from_pretrained_path and load_from_config: give one")
+        raise ConfigError(f"{source} needs exactly one of load_from_pretrained_path and load_from_config: set one")
     values: dict[str, Any] = {"attention": said.get("attn_implementation") or "auto"}
     overwritten = dict(said.get("overwrite_config") or {})
     if path is not None:
         if overwritten:
             raise ConfigError(
-                f"{source}: overwrite_config {', '.join(overwritten)} of a model that is loaded would not fit its "
-                "weights: change the config.json in its folder, or leave overwrite_config out"
+                f"{source}: overwrite_config {', '.join(overwritten)} does not fit the weights of a loaded model: "
+                "change the config.json in its folder, or leave overwrite_config out"
             )
         values["pretrained"] = str(path)
     elif made is not None:
@@ -452,7 +453,8 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     _check_numbers(arguments, source=source)
     if arguments.get("train_sampling_strategy") == "sequential":
         raise ConfigError(
-            f"{source}: train_sampling_strategy is 'sequential', which is refused: set dataset_config.shuffle to false"
+            f"{source}: train_sampling_strategy is 'sequential', which is not supported: set dataset_config.shuffle to "
+            "false"
         )
     if arguments.get("dataloader_drop_last") and arguments.get("per_device_train_batch_size") == 1:
         del arguments["dataloader_drop_last"]
@@ -494,5 +496,5 @@ def _is_of_before(name: str, value: Any, source: str) -> bool:
         value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
     )
     if row.fate == "refused" and says_more:
-        raise ConfigError(f"{source}: {name} is {value!r}, which is refused: {row.text}")
+        raise ConfigError(f"{source}: {name} is {value!r}, which is not supported: {row.text}")
     return True
