@@ -165,7 +165,7 @@ def is_copy(source: SourceRecord, other: SourceRecord) -> bool | None:
 
 
 def interval(rows: slice, num_rows: Callable[[], int]) -> Interval:
-    """A slice as numbers of rows from the first; num_rows is asked if the slice counts from the end."""
+    """Return the first row and the end of a slice; None for no end. num_rows is called only for negative ends."""
     start, stop = rows.start or 0, rows.stop
     if start < 0 or (stop is not None and stop < 0):
         start, stop, _ = rows.indices(num_rows())

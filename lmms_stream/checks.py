@@ -178,7 +178,7 @@ def is_number(value: Any) -> bool:
 
 
 def plain_number(number: Any) -> int | float:
-    """Return a number of Python for one of any library."""
+    """Convert a number of any library, such as NumPy, to a Python number."""
     return number if isinstance(number, int | float) else float(number)
 
 

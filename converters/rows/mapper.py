@@ -287,8 +287,8 @@ def _kept_names(
     taken = [name for name in kept if name in kind.schema.columns]
     if taken:
         raise DataError(
-            f"--keep {' '.join(taken)}: of {kind.name} rows a column of that name is stored already: rename it in the "
-            "source"
+            f"--keep {' '.join(taken)}: rows of kind {kind.name} already store a column of this name: rename the "
+            "column in the source"
         )
     return kept
 

@@ -177,7 +177,10 @@ def _shows(kind: RowKind) -> bool:
 
 
 def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return the roles that a kind needs -> usual names of columns; without media, also the question of an answer."""
+    """Return the needed roles of a kind -> usual names of their columns.
+
+    For rows without media, "question" counts as needed if the kind may have it.
+    """
     asked = () if media else ("question",)
     return {**kind.needs, **{role: kind.may[role] for role in asked if role in kind.may}}
 

@@ -133,7 +133,7 @@ def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
 def _from_bytes(column: str, data: bytes) -> NDArray[np.int64]:
     """Return the numbers of bytes in llm-foundry's default format: int64, little-endian.
 
-    DataError for bytes of another type, in which a number is neither a token id nor a label.
+    DataError for bytes of another type, recognised by numbers that are neither token ids nor labels.
     """
     numbers = np.frombuffer(data, "<i8") if len(data) % 8 == 0 else np.array([-1])
     if _may_be_ids(numbers, _LAST_ID):

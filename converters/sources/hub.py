@@ -171,8 +171,8 @@ class HubDataset:
                 num_rows = sum(table.num_rows for table in streamed.iter(STREAM_ROWS))
         if not num_rows:
             raise DataError(
-                f"{self.name}: how many rows {base} has is not known while it streams: name rows by number, as "
-                f"{base}[:1000], or leave out streaming=1"
+                f"{self.name}: the number of rows of {base} is unknown in a stream: select rows by number, for "
+                f"example {base}[:1000], or leave out streaming=1"
             )
         return int(num_rows)
 

@@ -308,7 +308,7 @@ def _wrong_provenance(storage: Storage, num_samples: int, *, folder: Path) -> It
 def _arrays_of(
     indexes: Mapping[str, LengthIndex], processor: Processor | None, *, num_samples: int
 ) -> list[Path] | None:
-    """Return the files with the stored lengths and patches for the processor; None unless they cover every sample."""
+    """Return the files with the stored lengths and patches for the processor; None if a sample has no length."""
     index = None if processor is None else indexes.get(processor_fingerprint(processor))
     if index is None or len(index.lengths) != num_samples:
         return None

@@ -97,8 +97,8 @@ class Agreement:
     def end(self, world: World) -> None:
         """Compare the first steps of iterations with the first rank to reach this end; ConfigError if steps differ.
 
-        Compares only if settings were compared in the store, and the store still answers: the store's rank may have
-        ended.
+        Does nothing without an earlier comparison of settings in the store, or if the store no longer answers because
+        its rank has ended.
         """
         began_at, self._began_at = self._began_at, []
         self._num_ended += 1

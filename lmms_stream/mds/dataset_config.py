@@ -105,7 +105,7 @@ class DatasetConfig:
 
     @classmethod
     def class_for(cls, given: Collection[str]) -> type[DatasetConfig]:
-        """Return the class for a config with these names: LMMS Engine's if only LMMS Engine's class has a name."""
+        """Return the class for a config with these keys: LMMS Engine's if any key is a field of only that class."""
         more = [name for name in given if name not in OLD_KEYS and name not in cls.__dataclass_fields__]
         if cls is not DatasetConfig or not more:
             return cls

@@ -167,7 +167,7 @@ def _keep_lengths(folder: Path, info: ShardInfo, lengths: bytes) -> None:
 
 
 def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
-    """Lengths of a measured shard, in bytes; None if missing, cut short or damaged."""
+    """Return the stored lengths of a measured shard, as bytes; None if missing, cut short or damaged."""
     path = folder / f"{_digest(info).hex()}.lengths"
     kept = path.read_bytes() if path.exists() else b""
     lengths = kept[_DIGEST_BYTES:]

@@ -185,7 +185,7 @@ class Provenance:
         """Read the whole array; ShardError for a changed file, or a number without a source."""
         path = Path(str(getattr(self.rows, "filename", "")))
         if not array_matches(path, content_hash=self.content_hash):
-            raise ShardError(f"{self._where} does not hold what {SOURCES_NAME} was written for: {_REMEDY}")
+            raise ShardError(f"{self._where} differs from its checksum in {SOURCES_NAME}: {_REMEDY}")
         for start, chunk in self.chunks():
             wrong = np.flatnonzero(chunk >> np.uint64(ROW_BITS) >= len(self.sources))
             if len(wrong):

@@ -94,7 +94,7 @@ class _ReaderStep(NamedTuple):
 
 
 class StepPlanner:
-    """Plans the works of worker `worker` of num_workers in the group of config.world."""
+    """Plans the packs that worker `worker` of num_workers makes, for the group of ranks in config.world."""
 
     def __init__(self, mixture: Mixture, config: StepConfig, *, worker: int = 0, num_workers: int = 1):
         self.mixture = mixture

@@ -27,7 +27,7 @@ class ChatProcessor:
     to its own trailing white space. Messages with "learn": false are not trained on; with learn "last", only the
     assistant's last message is. A template without marks that changes earlier messages when others follow (Qwen3's
     drops their thoughts) needs learn "last", otherwise a DataError is raised. The template gets the tools of the
-    sample, arguments of tool calls as objects, and always the same day as today.
+    sample, arguments of tool calls as objects, and a fixed day in place of today.
 
     learn_stop: if a template leaves the end of an answer to the next speaker's token (GLM's), also train on this token,
     and write it after the last answer. Without learn_stop, a warning names the template.

@@ -126,7 +126,10 @@ def resized(image: Image, size: int) -> Image:
 
 
 def cropped(image: Image, size: int, at: Sequence[float] | None = None) -> NDArray[np.uint8]:
-    """Cut a square from an image, in its middle, or at shares (from 0 to below 1) of the room above and to the left."""
+    """Cut a square of size pixels from an image: the center, or at a position.
+
+    at: (vertical, horizontal) position from 0 (top, left) to below 1 (bottom, right).
+    """
     pixels = np.asarray(image)
     room = [side - size for side in pixels.shape[:2]]
     if at is None:

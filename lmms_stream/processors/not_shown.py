@@ -50,7 +50,8 @@ def counts_of(bits: NDArray[np.integer[Any]]) -> dict[str, int]:
 
 
 def amounts_of(bits: NDArray[np.integer[Any]] | int) -> NDArray[np.int64]:
-    """Return the number of samples and answers of each kind in KINDS, int64[..., len(KINDS)], for bits [...].
+    """Return the counts of each kind in KINDS, int64[..., len(KINDS)]. bits: int[...], a bit per kind; the bits from
+    the last kind on are a number of answers.
 
     >>> amounts_of(0b10_000010).tolist()  # two ends
     [0, 1, 0, 0, 0, 0, 2]
@@ -257,7 +258,7 @@ def _bits(kinds: Iterable[str]) -> int:
 
 
 def _forms(text: str) -> list[str]:
-    """Return the forms in which templates write a text, in lower case: unchanged, and in JSON."""
+    """Return a text as templates may write it: plain, and as a JSON string; all in lower case for comparison."""
     text = text.strip()
     in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
     return [form.casefold() for form in (text, *in_json)]

@@ -50,7 +50,7 @@ class Record:
 
     @staticmethod
     def reserved(num_bytes: int) -> Record:
-        """Return the record of our file before the download."""
+        """Return the record of a file before our download: the size in the index, and no facts of a finished file."""
         return Record(size=num_bytes, boot=boot_id(), ours=True)
 
     @staticmethod

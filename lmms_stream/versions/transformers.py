@@ -191,9 +191,9 @@ def masks_of_packs() -> Iterator[None]:
     """Make transformers create each mask inside for packs, by the positions of tokens in the pack.
 
     Since 5.0 transformers reads from the device, for each mask, whether there are several samples. Since 5.23 it
-    numbers tokens from the start of their sample, and Gemma 3, in its layers with windows, uses these numbers as
-    positions in the pack: an image of the second sample would be seen at the image of the first sample. Only chunks
-    (Llama 4) keep the numbers by sample.
+    numbers tokens from the start of their sample. Gemma 3's layers with windows use these numbers as positions in the
+    pack: the mask of an image in the second sample would be at the same offset in the first sample. Only chunks (Llama
+    4) keep the numbers by sample.
     """
     if _INSTALLED < (5, 0):
         yield

@@ -73,7 +73,7 @@ def test_of_many_sources_some_are_read_evenly_spread(tmp_path: Path) -> None:
     assert found.expected is not None
     assert found.expected.num_rows == pytest.approx(120, rel=0.1)
     sources[8].write_text('{"text": "of another kind"}\n')
-    with pytest.raises(DataError, match=r"08\.jsonl gives samples with .* convert them to targets of their own"):
+    with pytest.raises(DataError, match=r"08\.jsonl gives samples with .* convert them to separate targets"):
         dry_run(sources, num_rows=300)
 
 

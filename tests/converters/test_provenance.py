@@ -179,7 +179,7 @@ def test_verify_finds_what_is_wrong_with_the_rows_of_samples(tmp_path: Path) -> 
         f"{PROVENANCE_NAME} should be uint64[19], found uint64[18]: convert the dataset again, or"
     )
     np.save(folder / PROVENANCE_NAME, rows[::-1].copy())
-    assert f"{PROVENANCE_NAME} does not hold what {SOURCES_NAME} was written for" in problems()[0]
+    assert f"{PROVENANCE_NAME} differs from its checksum in {SOURCES_NAME}" in problems()[0]
     write_provenance(folder, [rows], [], num_samples=19)
     assert f"{PROVENANCE_NAME} names source 0 of 0" in problems()[0]
     write_provenance(folder, [rows[:5]], ["a"], num_samples=5)

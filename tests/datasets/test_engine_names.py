@@ -216,7 +216,7 @@ def test_images_of_a_processor_by_its_name_are_those_of_a_dataset(tmp_path: Path
     assert torch.equal(saved.process([image], messages)["input_ids"], made["input_ids"])
     with pytest.raises(DataError, match="1 images are left over: name each by a part of type image"):
         processor.process([image, image], messages)
-    with pytest.raises(DataError, match="a part of type 'image_url' has no image: give images, audios and videos for"):
+    with pytest.raises(DataError, match="a part of type 'image_url' has no image: pass an entry of images, audios or"):
         processor.process(None, messages)
 
 

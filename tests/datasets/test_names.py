@@ -204,7 +204,7 @@ def test_wrong_sources_are_refused(given: dict[str, Any], message: str) -> None:
         ({"processor_config": {"processor_nme": "x"}}, "did you mean 'processor_name'"),
         ({"processor_config": {}}, "processor_name is missing"),
         ({"processor_config": {"processor_name": "x"}}, "processor_config.processor_type is missing"),
-        ({"processor_config": {**PROCESSOR, "processor_type": "aero"}}, "'aero' is not there yet"),
+        ({"processor_config": {**PROCESSOR, "processor_type": "aero"}}, "'aero' is not supported"),
         ({"processor_config": {**PROCESSOR, "processor_type": "qwen2_vll"}}, "did you mean 'qwen2_vl'"),
         ({"processor_config": {**PROCESSOR, "extra_kwargs": {"image_pixels": 3}}}, "did you mean 'image_m"),
         (

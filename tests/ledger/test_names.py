@@ -122,7 +122,7 @@ def test_samples_have_the_rows_that_they_were_made_of(rows: Path, tmp_path: Path
     assert "rows.jsonl:" in "".join(shown.split())
     with pytest.raises(ConfigError, match=r"rows.jsonl:0: rows are counted from 1"):
         ledger.origins.samples_of_row("rows.jsonl", 0)
-    with pytest.raises(ConfigError, match=r"rows.jsonl:999 is no sample of the run \(row 999 was left out"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl:999 is not a sample of the run \(row 999 was left out"):
         ledger.origins.samples_of_row("rows.jsonl", 999)
 
 

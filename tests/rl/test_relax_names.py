@@ -99,7 +99,7 @@ def test_readers_give_rows_by_number(tmp_path: Path) -> None:
         StreamingReader(str(tmp_path / "rows.txt"))
     with pytest.raises(ValueError, match="names no files"):
         CompositeStreamingReader([])
-    with pytest.raises(ConfigError, match="row_slice has step 2: take each row"):
+    with pytest.raises(ConfigError, match="row_slice has step 2, only step 1 is supported"):
         CompositeStreamingReader([str(lines)], slice(0, 4, 2))
     lines.write_text('{"text": "a"}\n{broken\n')
     with pytest.raises(DataError, match=r"a\.jsonl:2: not valid JSON"):

@@ -151,7 +151,7 @@ def test_groups_by_pattern_have_values_of_their_own_and_the_others_the_optimizer
         ({"optim": "rmsprop", "optim_args": {"lr": 1.0}}, "train.optim_args has lr: set train.learning_rate$"),
         ({"optim": "sgd", "optim_args": {"moment": 1}}, r"train.optim sgd with optim_args \{'moment': 1\}: .*'moment'"),
         ({"optim": "muon", "optim_args": {"adjust_lr_fn": "x"}}, "adjust_lr_fn of muon is original, .*, got 'x'"),
-        ({"groups": {"*": {"learning_rate": 1}}}, r"groups '\*' has learning_rate, which adamw does not .* of lr,"),
+        ({"groups": {"*": {"learning_rate": 1}}}, r"groups '\*' has learning_rate, which is not an option of .* lr,"),
         ({"groups": {"*": {"lr": -1}}}, r"groups '\*' lr must be a number, 0 or more, got -1"),
         ({"groups": {"x.*": {"lr": 1}}}, r"train.groups 'x.\*' matches no parameter that is trained: they are named"),
         ({"groups": {"0.*": {}, "*.bias": {}}}, r"train.groups '0.\*' and '\*.bias' both match 0.bias: a parameter"),

@@ -205,7 +205,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"lr_scheduler_kwargs": {"decay_ratio": True}}, "decay_ratio must be a share of the run, 0 to 1, got True"),
         (
             {"lr_scheduler_kwargs": {"decay_ratio": 0.3}},
-            "decay_ratio is of wsd, and lr_scheduler_type is cosine: leave it out, or choose wsd",
+            "decay_ratio needs lr_scheduler_type wsd, got cosine: leave it out, or choose wsd",
         ),
         ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
         ({"lr_scheduler_kwargs": {"min_lr": "1e-6"}}, "min_lr must be a number, 0 or more, got '1e-6'"),

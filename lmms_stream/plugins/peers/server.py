@@ -390,7 +390,7 @@ class _Entry:
 
 
 class Directory:
-    """Files with this node as their home, in memory. Its methods may be called by any thread."""
+    """Record, in memory, of the nodes that have each file whose home is this node. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}

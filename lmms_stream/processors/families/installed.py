@@ -286,7 +286,7 @@ class AsInstalled:
         return {"family": self.name, "settings": self.settings_digest, **said}
 
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
-        """Return a layout for ByInstalled's question: a placeholder that becomes one token."""
+        """Return a preliminary layout with one token; ByInstalled replaces its counts by the processor's answer."""
         if kind == "audio":
             sound = cast("AudioFacts", facts)
             assert self.clips is not None

@@ -100,7 +100,8 @@ _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resampl
 class Vision:
     """Patches of patch_size x patch_size pixels of temporal_patch_size frames; merge_size x merge_size become a token.
 
-    min_pixels, max_pixels: of the resized image. mean, std: of red, green and blue from 0 to 1.
+    min_pixels, max_pixels: of a resized image or frame (Qwen3-VL: of all frames of a video together). mean, std: of
+    red, green and blue from 0 to 1.
     """
 
     patch_size: int

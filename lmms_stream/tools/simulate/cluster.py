@@ -17,12 +17,12 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 class Cluster:
     """Nodes, resources of each node, and price of a request.
 
-    num_workers: of each GPU's loader. bandwidth: between the store and one node, as "5gbit", or as bytes a second
-    ("600mb"), headers of packets among them; None: without limit. cache: room for the shards of each source on each
-    node, as "500gb", which is its cache_limit; None: what each dataset was opened with. step_time_s: of a step whose
-    batches are there. latency_s: from a request to its first byte. request_price: dollars for 1000 requests;
-    egress_price: dollars for 10**9 bytes that leave the store. The default prices are those of S3 in the same region.
-    peers: nodes take shards from each other, over another network than the store's, where they have them.
+    num_workers: of each GPU's loader. bandwidth: between the store and a node, in bits ("5gbit") or bytes ("600mb") per
+    second, including packet headers; None: no limit. cache: cache_limit of each source on each node, for example
+    "500gb"; None: the limit of each dataset. step_time_s: seconds of a step, without waiting for batches. latency_s:
+    seconds from a request to its first byte. request_price: dollars for 1000 requests; egress_price: dollars for 10**9
+    bytes that leave the store. Default prices: S3 in the same region. peers: nodes take shards from other nodes with
+    the shard, over another network than the store's.
     """
 
     num_nodes: int = 1

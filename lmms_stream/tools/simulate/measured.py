@@ -228,9 +228,9 @@ TOKEN_BYTES = 24  # of a batch: input_ids, labels and position_ids
 def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes_batches: bool) -> int:
     """Private memory of a worker beyond an interpreter with its libraries, in bytes; media are not counted.
 
-    Of each source the packs that are kept (see PackPlan's kept_segments), one block that is replayed, and the index;
-    the packs that are planned together; and where workers make the batches, num_items of packs_per_item packs. Shards
-    are memory-mapped: they are the page cache's.
+    For each source: stored packs (see PackPlan's kept_segments), a replayed block and the index. For all sources: packs
+    that are planned together and, if workers make the batches, num_items of packs_per_item packs. Shards do not count:
+    they are memory-mapped, and their memory belongs to the page cache.
     """
     total = 0
     replayed = planned = 0.0

@@ -81,9 +81,9 @@ class Needs:
         self.num_shards = int(self._first_shards[-1])
 
     def walk(self, cursor: Cursor, num_steps: int, *, first: int = 0) -> Iterator[StepNeeds]:
-        """The next steps, some at a time, into epochs that follow; fewer where everything is consumed.
+        """Yield the needs of the next num_steps steps, some steps at a time, also of later epochs.
 
-        first: the number of the first of them.
+        Fewer steps if the sources have no packs left. first: number of the first step.
         """
         waiting: list[Step] = []
         begins = cursor.step == 0

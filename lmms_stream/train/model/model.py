@@ -257,7 +257,10 @@ class PackedModel(torch.nn.Module):
 
     @contextmanager
     def _towers_run(self, batch: Batch, inputs: dict[str, Any]) -> Iterator[torch.Tensor | None]:
-        """Yield a 0 that depends on the towers without media in the batch; the model runs inside this context."""
+        """Run the towers of kinds without media in the batch on the smallest media; yield 0, from their outputs.
+
+        The model runs inside this context. None for a model without towers.
+        """
         device = batch.input_ids.device
         if self._dummies is None:
             yield None

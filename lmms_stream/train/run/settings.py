@@ -485,7 +485,7 @@ class TrainConfig:
             )
         if ratio is not None and self.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
             raise ConfigError(
-                f"train.lr_scheduler_kwargs.decay_ratio is of wsd, and lr_scheduler_type is {self.lr_scheduler_type}: "
+                f"train.lr_scheduler_kwargs.decay_ratio needs lr_scheduler_type wsd, got {self.lr_scheduler_type}: "
                 "leave it out, or choose wsd"
             )
         if lowest is not None and not (is_number(lowest) and lowest >= 0):

@@ -139,7 +139,7 @@ def test_an_export_to_a_store_is_converted_from_there(s3_folder: str, tmp_path: 
 @pytest.mark.parametrize(
     ("columns", "format", "error", "message"),
     [
-        ({"x": ("pil", Image.new("L", (2, 2)))}, "jsonl", ConfigError, "'x' has the encoding 'pil', which rows of"),
+        ({"x": ("pil", Image.new("L", (2, 2)))}, "jsonl", ConfigError, "'x' has the encoding 'pil', which other"),
         ({"x": ("float64", float("nan"))}, "jsonl", DataError, "sample 0: column 'x' holds NaN or Infinity"),
         ({"x": ("bytes", b"")}, "jsonl", DataError, "column 'x' holds no bytes, which JSON cannot give back"),
         ({"x": ("int", 1)}, "xml", ConfigError, "format 'xml' is not one of parquet, jsonl, webdataset"),

@@ -179,7 +179,7 @@ def test_a_webdataset_of_images_and_texts_is_converted_with_both(tmp_path: Path)
 def test_addresses_of_media_are_media_that_are_to_be_downloaded_first(row: Row) -> None:
     """PixMo's rows: without their images the questions and answers make no sense."""
     row = {"image_url": "https://a/b?c", "image_sha256": "d", **row}
-    with pytest.raises(DataError, match=r"--columns images=image_url (to read them, --keep image_url|for what has)"):
+    with pytest.raises(DataError, match=r"--columns images=image_url (to read them, --keep image_url|for columns)"):
         find_mapper([row], _AS_USUAL)
     with pytest.raises(DataError, match="is on the web, and conversions do not download media: download it first"):
         find_mapper([row], SchemaOptions(columns={"images": "image_url"}))(row, None)
@@ -207,19 +207,19 @@ def _turns(*names: str, keys: tuple[str, str] = ("speaker", "text")) -> list[Row
 @pytest.mark.parametrize(
     ("names", "tags"),
     [
-        (("assistant", "user", "assistant"), "--tags role_tag=speaker content_tag=text for what"),
-        (("bot", "human", "bot"), "content_tag=text user_tag=human assistant_tag=bot for what"),
-        (("Bot", "Human", "Tool", "Bot"), "user_tag=Human assistant_tag=Bot observation_tag=Tool for what"),
-        (("user", "tool", "assistant"), "--tags role_tag=speaker content_tag=text for what"),
-        (("client", "assistant"), "content_tag=text user_tag=client for what"),
+        (("assistant", "user", "assistant"), "--tags role_tag=speaker content_tag=text for columns"),
+        (("bot", "human", "bot"), "content_tag=text user_tag=human assistant_tag=bot for columns"),
+        (("Bot", "Human", "Tool", "Bot"), "user_tag=Human assistant_tag=Bot observation_tag=Tool for columns"),
+        (("user", "tool", "assistant"), "--tags role_tag=speaker content_tag=text for columns"),
+        (("client", "assistant"), "content_tag=text user_tag=client for columns"),
         (
             ("human", "function_call", "observation", "gpt"),
-            "user_tag=human assistant_tag=gpt function_tag=function_call for what",
+            "user_tag=human assistant_tag=gpt function_tag=function_call for columns",
         ),
         (
             ("agent", "client", "agent"),
             "user_tag=agent assistant_tag=client (if client is the assistant) or --tags role_tag=speaker "
-            "content_tag=text user_tag=client assistant_tag=agent (if agent is the assistant) for what",
+            "content_tag=text user_tag=client assistant_tag=agent (if agent is the assistant) for columns",
         ),
     ],
 )
@@ -235,7 +235,11 @@ def test_tags_name_known_speakers_whoever_speaks_first_and_both_readings_of_othe
     ("keys", "names", "tags"),
     [
         (("speaker", "text"), ("Alice", "Bob"), "role_tag=speaker content_tag=text user_tag=Alice assistant_tag=Bob ("),
-        (("author", "content"), ("human", "gpt"), "--tags role_tag=author user_tag=human assistant_tag=gpt for what"),
+        (
+            ("author", "content"),
+            ("human", "gpt"),
+            "--tags role_tag=author user_tag=human assistant_tag=gpt for keys",
+        ),
     ],
 )
 def test_columns_with_a_usual_name_print_the_tags_of_their_messages(

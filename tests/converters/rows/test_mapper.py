@@ -353,7 +353,7 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: R
             {"instructon": "a", "output": "b"},
             r"alpaca, which needs instruction and output/response: pass --columns instruction=in",
         ),
-        ({"Conversation": [], "id": 1}, r"messages, which .*: pass --columns messages=Conversation for what has"),
+        ({"Conversation": [], "id": 1}, r"messages, which .*: pass --columns messages=Conversation for columns"),
         ({"prompt": "a", "answer_text": "b"}, r"prompt-response, which .*: pass --columns response=COLUMN"),
         (
             {"file_name": "a.png", "labels": "cat"},
@@ -603,7 +603,7 @@ def test_options_that_name_what_is_not_there_are_refused() -> None:
     with pytest.raises(DataError, match="--keep x: no such column in the first rows, found text"):
         mapped({"text": "a"}, keep=("x",))
     with pytest.raises(
-        DataError, match="--keep media: of messages rows a column of that name is stored already: rename it"
+        DataError, match="--keep media: rows of kind messages already store a column of this name: rename"
     ):
         mapped({"messages": CHAT, "media": b"x"}, keep=("media",))
 

@@ -124,7 +124,7 @@ def test_an_iterable_that_fails_ends_the_conversion_and_leaves_nothing(tmp_path:
         raise RuntimeError("no more")
 
     with pytest.raises(
-        DataError, match=r"generator:4: the row cannot be had \(RuntimeError\('no more'\)\): correct what"
+        DataError, match=r"generator:4: the row cannot be read \(RuntimeError\('no more'\)\): correct the"
     ):
         converted(failing(), tmp_path / "out")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

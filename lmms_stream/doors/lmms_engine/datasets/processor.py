@@ -161,8 +161,8 @@ def _store(messages: Sequence[dict[str, Any]], files: Mapping[str, list[bytes]])
                 continue
             if not files.get(kind):
                 raise DataError(
-                    f"a part of type {part['type']!r} has no {kind}: give images, audios and videos for each, in their "
-                    "order"
+                    f"a part of type {part['type']!r} has no {kind}: pass an entry of images, audios or videos for "
+                    "each part, in the order of the parts"
                 )
             data = files[kind].pop(0)
             part.clear()

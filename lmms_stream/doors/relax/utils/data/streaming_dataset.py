@@ -35,7 +35,7 @@ class CompositeStreamingReader:
 
     def __init__(self, paths: str | Path | Sequence[str | Path], row_slice: slice | None = None):
         if row_slice is not None and row_slice.step not in (None, 1):
-            raise ConfigError(f"row_slice has step {row_slice.step}: take each row, and drop others afterwards")
+            raise ConfigError(f"row_slice has step {row_slice.step}, only step 1 is supported: drop rows after reading")
         rows = open_rows(paths)
         self._rows = rows if row_slice is None else rows.sliced(row_slice)
 
