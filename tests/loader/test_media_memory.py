@@ -16,7 +16,7 @@ import pytest
 import torch
 from lmms_stream.errors import WorkerError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.loader.media_memory import PackMemory, SharedBlocks
+from lmms_stream.loader.media_memory import FREE, PackMemory, SharedBlocks
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
@@ -107,6 +107,11 @@ def test_a_block_that_is_too_small_makes_way_for_a_larger_one() -> None:
         received = sent(torch.zeros(size, dtype=torch.uint8), blocks)
         del received
     assert [len(each.data) for each in blocks._blocks] == [5000]
+    small = blocks.take(5000), blocks.take(1000)
+    for each in small:
+        each.state[0] = FREE
+    assert len(blocks.take(8000).data) == 8000
+    assert sorted(len(each.data) for each in blocks._blocks) == [1000, 8000]
 
 
 def test_a_fork_of_the_process_that_got_a_tensor_does_not_free_its_block() -> None:

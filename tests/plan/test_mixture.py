@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.block_packs import MIXED_SEGMENTS
 from lmms_stream.plan.cursor import Cursor, SourceCursor
+from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
@@ -215,6 +216,23 @@ def test_a_cursor_through_json_goes_on_as_if_nothing_had_happened(
         steps, cursor = run(mixture, cursor, stop, global_batch=7)
         found += steps
     assert found == expected
+
+
+def test_without_weights_a_run_resumed_at_an_epoch_shares_its_steps_as_the_run_before() -> None:
+    """Shares are the packs of the sources' epochs, and epochs have different numbers of packs."""
+    plans = {}
+    for seed, name, num_samples in ((2, "a", 95), (3, "b", 93)):
+        lengths = np.random.default_rng(12 + seed).integers(20, 60, num_samples)
+        order = OrderConfig(seed=seed, num_canonical_nodes=1, shuffle_block_size=8)
+        packing = PackingConfig(packing_length=100, window=8)
+        plans[name] = PackPlan(Lengths(lengths=lengths, content_hash=name), [num_samples], order=order, packing=packing)
+    assert len({plans["a"].num_packs(epoch) for epoch in range(5)}) == 3
+    mixture = Mixture(plans)
+    cursor = mixture.start()
+    for _ in range(5):
+        resumed, _ = run_to_end(Mixture(plans), cursor, global_batch=3)
+        steps, cursor = run_to_end(mixture, cursor, global_batch=3)
+        assert steps == resumed
 
 
 def test_a_source_that_is_added_or_left_out_for_a_while_loses_nothing() -> None:

@@ -21,6 +21,7 @@ from lmms_stream.storage.locks import locked
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.saving import other_differences
+from lmms_stream.train.checkpoint.store import FileDigest, open_target
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.flow import SaveClock
@@ -393,6 +394,22 @@ def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
         assert 3 in states
     assert losses["resumed"] == losses["whole"]
     assert len(losses["whole"]) == 4
+
+
+def test_a_file_that_rank_0_sees_late_or_in_part_is_no_checkpoint(tmp_path: Path) -> None:
+    target = open_target(str(tmp_path / "saved"), staging=tmp_path / "staging")
+    (tmp_path / "whole").write_bytes(b"1234")
+    files = {"a": FileDigest.of(tmp_path / "whole")}
+    target.prepare(1)
+    for there in (None, b"123"):
+        if there is not None:
+            (target.writing(1) / "a").write_bytes(there)
+        with pytest.raises(CheckpointError, match=r"tmp/a is not seen by rank 0, .*: checkpoint_dir must be a folder"):
+            target.commit(1, files)
+        assert target.candidates() == []
+    (target.writing(1) / "a").write_bytes(b"1234")
+    target.commit(1, files)
+    assert target.candidates() == [1]
 
 
 def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:

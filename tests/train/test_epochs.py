@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmms_stream.errors import TrainingError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.flow import Flags, Flow
+from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.types import Batch
 
 from ..conftest import write_tokens
@@ -30,6 +33,19 @@ def times_read(output: Path) -> set[int]:
     read = Counter(sample for record in read_log(output) for sample in record["sample_ids"])
     assert len(read) == NUM_SAMPLES
     return set(read.values())
+
+
+@pytest.mark.parametrize("eval_steps", ["epoch", 1])
+def test_evaluations_begin_with_the_epoch_or_step_of_eval_delay(eval_steps: Any) -> None:
+    config = TrainConfig(output_dir="out", global_batch=1, max_steps=9, eval_steps=eval_steps, eval_delay=2)
+    found = []
+    for number in (1, 2, 3):
+        flow, control = Flow(config, evaluates=True), Flags()
+        flow.end_step(control, step=number, is_finished=False)
+        if eval_steps == "epoch":
+            flow.end_epoch(control, epoch=number)
+        found.append(control.should_evaluate)
+    assert found == [False, True, True]
 
 
 @pytest.mark.parametrize("global_batch", [3, 16])

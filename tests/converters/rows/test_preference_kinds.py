@@ -46,6 +46,15 @@ JUDGED = {"prompt": [HI], "answer": [GOOD], "label": True}
 LONG = [HI, says("yes?"), user("more")]
 TOOL = {"name": "add", "parameters": {}}
 
+
+@pytest.mark.parametrize("said", ["hi", " hi\n"])
+def test_a_filled_question_that_no_turn_holds_is_refused(said: str) -> None:
+    row = {**PAIR, "input": said}
+    assert json.loads(find_mapper([row], SchemaOptions())(row, None)["messages"]) == PAIR
+    with pytest.raises(DataError, match=r"column 'input' holds 'x', which is in neither the prompt nor the answers, "):
+        find_mapper([row], SchemaOptions())({**row, "input": "x"}, None)
+
+
 CASES: list[tuple[str, Row, Row]] = [
     ("preference", {"prompt": "hi", "chosen": "hello", "rejected": "no", "score": 3}, PAIR),
     ("preference", {"prompt": [HI], "chosen": [GOOD], "rejected": [BAD]}, PAIR),
