@@ -212,11 +212,11 @@ class Loop:
         if not is_trained_on:
             pass  # weight decay and momentum would change the parameters
         elif math.isfinite(grad_norm):
-            with trainer.phases.doing("optimizer"):
-                if not is_updated:
+            if not is_updated:
+                with trainer.phases.doing("optimizer"):
                     trainer.optimizer.step()
-                if trainer.average is not None:
-                    trainer.average.update()
+                    if trainer.average is not None:
+                        trainer.average.update()
         else:
             trainer.counts.num_skipped_steps += 1
             if trainer.counts.num_skipped_steps > trainer.config.max_skipped_steps:

@@ -127,7 +127,8 @@ def test_a_disk_that_fills_up_ends_a_run_after_its_last_whole_checkpoint(config:
             r"no room on the disk of .*: free some, lower save_total_limit, or name another checkpoint_dir",
             str(caught.value),
         )
-        assert {path.name for path in saved.iterdir()} == {"log", *(path.name for path in checkpoints(saved))}
+        known = {"log", ".run.lock", *(path.name for path in checkpoints(saved))}
+        assert {path.name for path in saved.iterdir()} == known
         overrides += [f"train.checkpoint_dir={tmp_path / 'elsewhere'}", f"train.resume={last}"]
         trainer_of(config, *overrides).train()
         assert read_log(tmp_path / "out")[-1]["step"] == 4

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ def test_the_kernel_for_packs_runs_once_for_each_layer_of_a_tower(
     """Of all images and windows together; transformers 4 knows no kernel by that name, and runs image by image."""
     of_towers: list[int] = []
 
+    @wraps(varlen_on_cpu)
     def kernel(*args: Any, window_size: tuple[int, int], **others: Any) -> torch.Tensor:
         of_towers.append(window_size == (-1, -1))
         return varlen_on_cpu(*args, window_size=window_size, **others)
