@@ -81,7 +81,7 @@ def test_what_is_no_file_is_named(
 def test_a_pipe_in_a_folder_is_not_waited_for(name: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     os.mkfifo(tmp_path / "data" / name)
-    refused(tmp_path / "data", tmp_path / "out", rf"{name} is not a file: ")
+    refused(tmp_path / "data", tmp_path / "out", rf"{name} is not a (regular )?file: ")
 
 
 AS_NOBODY = """

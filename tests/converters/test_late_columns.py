@@ -155,7 +155,7 @@ def test_a_late_column_of_bytes_is_kept_as_bytes(tmp_path: Path) -> None:
     assert [dataset[number]["blob"] for number in (0, LOOK_ROWS)] == [b"", b"\x00z"]
     other = str(tmp_path / "b.parquet")
     pq.write_table(pa.Table.from_pylist([{"text": "x"}] * LOOK_ROWS), other)
-    with pytest.raises(DataError, match=r"--keep blob: no such column .*--keep blob:json for .* \(blob:bytes if"):
+    with pytest.raises(DataError, match=r"--keep blob: no such column .*--keep blob:json for .* \(blob:bytes for"):
         kept("blob", other)
     assert kept("blob:bytes", other).num_rows == LOOK_ROWS
 

@@ -60,7 +60,7 @@ def test_each_is_read(name: str, tmp_path: Path) -> None:
             "mm_spatial_pool_mode 'max' is not supported, only 'bilinear', LLaVA-OneVision",
         ),
         ("model_config", {"monkey_patch_kwargs": {"faster_token_stride": 5}}, "has no 'faster_token_stride'"),
-        (None, {"trainer_type": "wan_trainer"}, "own classes, which is not here: train it with LMMS Engine, or a"),
+        (None, {"trainer_type": "wan_trainer"}, "not of lmms_stream: train it with LMMS Engine, or a"),
         (None, {"trainer_type": "grpo_trainer"}, "trainer_type has no 'grpo_trainer': choose one of fsdp2_trainer"),
         (
             "dataset_config",

@@ -152,7 +152,9 @@ def test_a_grown_dataset_is_read_as_the_run_had_it_and_opened_once(
     drop = tmp_path / "drop.txt"
     drop.write_text("more2.jsonl:1\nmore1.jsonl:20\n")
     assert ledger.listed(drop) == [("chats", NUM_ROWS + 19), ("new", 0)]
-    with pytest.raises(ConfigError, match=r"more3\.jsonl:1 is no sample of the run \(chats has grown since, by a part"):
+    with pytest.raises(
+        ConfigError, match=r"more3\.jsonl:1 is not a sample of the run \(chats has grown since, by a part"
+    ):
         ledger.origins.samples_of_row("more3.jsonl", 1)
     unsaid: list[dict[str, Any]] = json.loads(json.dumps(history.stretches))
     for stretch in unsaid:

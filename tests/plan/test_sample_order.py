@@ -501,7 +501,7 @@ def test_a_choice_of_no_whole_number_is_refused(value: float) -> None:
 
 
 def test_two_settings_for_one_stream_are_refused() -> None:
-    message = r"^a stream takes one of proportion, repeat and choose, got proportion 1 and choose 3: leave one$"
+    message = r"^a stream takes one of proportion, repeat and choose, got proportion 1 and choose 3: keep one$"
     with pytest.raises(ConfigError, match=message):
         StreamShare(proportion=1, choose=3)
 

@@ -64,7 +64,7 @@ def test_a_folder_that_holds_another_dataset_is_refused_and_left_as_it_is(
     remote = uploaded(written(tmp_path / "one", list(range(40)), hashes=hashes), s3_folder.replace("[", "-"))
     other = written(tmp_path / "two", list(range(100, 140)), hashes=hashes)
     before = contents(other)
-    with pytest.raises(StorageError, match=r"(index\.json|\d\.mds) is not what .* and was not downl.*: name another"):
+    with pytest.raises(StorageError, match=r"(index\.json|\d\.mds) differs from .* and was not downl.*: name another"):
         PackedStreamingDataset(remote, other)[0]
     assert contents(other) == before
     assert [sample["x"] for sample in PackedStreamingDataset(other)[:]] == list(range(100, 140))

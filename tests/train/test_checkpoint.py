@@ -275,7 +275,7 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_survives(
         take_step(parts, 1)
         before = values(parts)
         expected = (
-            rf"checkpoint {location}/step-00000002 was not saved; .* untouched: no room on the disk of .*: free some"
+            rf"checkpoint {location}/step-00000002 was not saved; .* unchanged: no room on the disk of .*: free some"
         )
         made = checkpointer(location, tmp_path, asynchronous=asynchronous)
         made.save(*parts, step=1, state={"cursor": 1}, documents={})
@@ -404,7 +404,9 @@ def test_a_file_that_rank_0_sees_late_or_in_part_is_no_checkpoint(tmp_path: Path
     for there in (None, b"123"):
         if there is not None:
             (target.writing(1) / "a").write_bytes(there)
-        with pytest.raises(CheckpointError, match=r"tmp/a is not seen by rank 0, .*: checkpoint_dir must be a folder"):
+        with pytest.raises(
+            CheckpointError, match=r"tmp/a was written by another rank, .*: checkpoint_dir must be a folder"
+        ):
             target.commit(1, files)
         assert target.candidates() == []
     (target.writing(1) / "a").write_bytes(b"1234")

@@ -399,7 +399,7 @@ class TrainConfig:
     def _check_degrees(self) -> None:
         if self.tensor_parallel > 1 and self.torch_compile:
             raise ConfigError(
-                f"train.tensor_parallel {self.tensor_parallel} and torch_compile do not go together yet: compiled "
+                f"train.tensor_parallel {self.tensor_parallel} and torch_compile cannot be combined yet: compiled "
                 "blocks would not send what ranks make: leave one out"
             )
         if self.expert_parallel > 1 and self.tensor_parallel > 1:

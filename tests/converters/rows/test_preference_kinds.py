@@ -180,5 +180,5 @@ def test_preferences_are_shown_verified_exported_and_merged_as_such(format: Any,
         convert([f"{name}-rows"], f"{name}-again", num_workers=1)
         again, first = (PackedStreamingDataset(each)[0] for each in (f"{name}-again", name))
         assert again == first
-    with pytest.raises(ConfigError, match=r"holds preference, .* holds messages: datasets are merged when"):
+    with pytest.raises(ConfigError, match=r"holds preference, .* holds messages: only datasets with the same"):
         merge_datasets(str(tmp_path), [pairs, chats])

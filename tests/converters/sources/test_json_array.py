@@ -245,7 +245,7 @@ def test_fields_of_delimited_files_are_text_as_it_stands(
 
 
 def test_quotes_of_tsv_are_text_unless_it_is_said_that_they_are_quotes(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", b'id\ttext\r\n1\t"so it began\n2\tno quote\n3\t""\n')
+    path = write(tmp_path / "a.tsv", b'id\ttext\r\n1\t"so it began\n2\tnot a quote\n3\t""\n')
     rows = [{"id": "1", "text": '"so it began'}, {"id": "2", "text": "not a quote"}, {"id": "3", "text": '""'}]
     assert read(path) == read(tmp_path, format="tsv") == rows
     doubled = write(tmp_path / "doubled.tsv", b'id\ttext\n1\t"so ""it"" began"\n2\t"so"\n')

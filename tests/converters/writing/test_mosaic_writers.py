@@ -218,7 +218,7 @@ def test_a_sample_that_does_not_fit_is_not_written_and_others_are(tmp_path: Path
                 with pytest.raises(DataError, match="column 'text'"):
                     writer.write(bad)
             if kind is lmms_stream.CSVWriter:
-                with pytest.raises(DataError, match="write them with MDSWriter"):
+                with pytest.raises(DataError, match="write the samples with MDSWriter"):
                     writer.write({"text": "a,b"})
             writer.write({"text": "two"})
         assert [each["text"] for each in lmms_stream.LocalDataset(folder)[:]] == ["one", "two"]
@@ -228,7 +228,7 @@ def test_a_sample_that_does_not_fit_is_not_written_and_others_are(tmp_path: Path
 
 def test_a_value_that_ends_as_the_separator_begins_is_not_written(tmp_path: Path) -> None:
     with lmms_stream.XSVWriter(columns={"a": "str", "b": "str"}, out=tmp_path, separator="||") as writer:
-        with pytest.raises(DataError, match=r"'x\|\|\|y' has the separator '\|\|' .* write them with MDSWriter"):
+        with pytest.raises(DataError, match=r"'x\|\|\|y' has the separator '\|\|' .* write the samples with MDSWriter"):
             writer.write({"a": "x|", "b": "y"})
         writer.write({"a": "x", "b": "|y"})
     assert lmms_stream.LocalDataset(tmp_path)[:] == [{"a": "x", "b": "|y"}]
