@@ -149,7 +149,7 @@ def losses_of(output: Path, *args: Any, **settings: Any) -> list[float]:
 
 
 class OnTheCpu:
-    """A function of this file, in a process without a GPU beside this one; its result is of JSON values."""
+    """A function of gpu_sections.py in another process, without a GPU; arguments and result are JSON values."""
 
     def __init__(self, function: str, *args: Any):
         command = [

@@ -359,8 +359,8 @@ def _packs(row: Mapping[str, Any], name: str) -> str | None:
     if not numbers.size or not _BOUNDS[name](numbers):
         return None
     return (
-        f"column {name} says that a row of tokens holds several samples, which would be read as one: make a "
-        f"row of each sample, {_BY_MAP}"
+        f"column {name} says that a row of tokens holds several samples, which would be read as a single sample: make "
+        f"a row of each sample, {_BY_MAP}"
     )
 
 

@@ -100,8 +100,8 @@ class TrainerParts:
         packed = packed_model(made, family_of(processors, made.config)) if wrap is None else wrap(made)
         for processor in processors:
             packed.check_processor(processor)
-        if self.device.type == "cuda" and wrap is None:  # attentions are timed
-            packed.usual_lengths = self.data.usual_lengths()
+        if wrap is None:
+            packed.usual_lengths = self.data.usual_lengths
         if self.functions.compute_metrics is not None:
             check_text(packed, "compute_metrics")
         self.parameter_names = names_of_parameters(packed)

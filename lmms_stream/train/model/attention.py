@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -242,18 +243,14 @@ def _attend_by_kernel(
 
     is_causal = getattr(module, "is_causal", True)
     if cu_seq_lens_q is None and attention_mask is None and not is_causal:  # a tower, on a medium
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        found, _ = sdpa_attention_forward(module, query, key, value, None, dropout=dropout, scaling=scaling)
-        return found, None
+        return _attend(module, query, key, value, None, dropout=dropout, scaling=scaling)
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
         raise ValueError(f"{VARLEN} needs packs, and models that pass the bounds of samples to their attention")
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
     behind = 0 if is_causal else -1  # later tokens that each token sees; -1: all
-    groups: dict[str, Any] = {}
-    if query.shape[1] != key.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        groups["enable_gqa"] = True  # torch 2.11 takes groups of heads without being told
+    has_groups = query.shape[1] != key.shape[1]
+    groups = {"enable_gqa": True} if has_groups and _has_argument_for_groups(varlen_attn) else {}
     found = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -268,6 +265,12 @@ def _attend_by_kernel(
     )
     assert isinstance(found, torch.Tensor)
     return found[None], None
+
+
+@cache
+def _has_argument_for_groups(kernel: Any) -> bool:
+    """Return whether a kernel has an argument for groups of heads; torch 2.11 takes groups without an argument."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 Attention = Literal[

@@ -51,8 +51,8 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     For attention "auto", set the first implementation to pass the proof, and log the reasons against other
     implementations. On a GPU without a kernel of BY_BOUNDS that passes, set the fastest. A named attention must pass
     the proof. trial: returns seconds of a step with an implementation (default: step_seconds on a GPU, no trial on the
-    CPU). bf16: the model computes in bfloat16, with
-    parameters of any dtype. ConfigError if no implementation keeps samples apart.
+    CPU). bf16: the model computes in bfloat16, with parameters of any dtype. ConfigError if no implementation keeps
+    samples apart.
     """
     tolerances = tolerances_of(model, bf16=bf16)
     if trial is None and device.type == "cuda":
@@ -300,9 +300,9 @@ def step_seconds(model: PackedModel, device: torch.device) -> float:
     The steps are of a usual pack of the run, if known. Afterwards the model has no gradients.
     """
     segments = segments_of(model)
-    if model.usual_lengths:
+    if lengths := model.usual_lengths():
         every = np.concatenate(segments)
-        segments, repeats = [np.resize(every, length) for length in model.usual_lengths], 1
+        segments, repeats = [np.resize(every, length) for length in lengths], 1
     else:
         repeats = max(1, NUM_TOKENS // sum(map(len, segments)))
     samples = [{"input_ids": ids, "labels": ids} for ids in segments * repeats]

@@ -103,7 +103,7 @@ class PackedModel(torch.nn.Module):
     is_causal: whether a token sees only earlier tokens and predicts the next token. A subclass whose tokens see their
     whole sample and predict themselves sets is_causal to False.
 
-    usual_lengths: tokens of the samples of a usual pack, for the trial of attentions; empty if unknown.
+    usual_lengths: returns the tokens of the samples of a usual pack, for a trial of attentions; empty if unknown.
 
     read_logits: if set, forward passes with cheap logits of all tokens of a batch call it with the batch and these
     logits, before they end.
@@ -123,7 +123,7 @@ class PackedModel(torch.nn.Module):
         self.sequence: TokenParts | None = None
         self.by_sample: BySample | None = None
         self.gives_bounds = False
-        self.usual_lengths: Sequence[int] = ()
+        self.usual_lengths: Callable[[], Sequence[int]] = tuple
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
         self.logits_way: LogitsWay = self.logits_ways[0]

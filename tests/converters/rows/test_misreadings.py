@@ -109,7 +109,7 @@ def test_options_that_rows_of_a_kind_do_not_hear_are_refused(row: dict[str, Any]
 def test_packs_of_several_samples_are_no_sample(bounds: dict[str, Any], is_pack: bool) -> None:
     row = {"input_ids": [1, 2, 3, 4], **bounds}
     if is_pack:
-        assert "which would be read as " in refusal(row)
+        assert "which would be read as a single sample" in refusal(row)
     else:
         assert find_mapper([row], _USUAL)(row, None)["input_ids"].tolist() == [1, 2, 3, 4]
 
@@ -117,8 +117,12 @@ def test_packs_of_several_samples_are_no_sample(bounds: dict[str, Any], is_pack:
 @pytest.mark.parametrize(
     ("usual", "late", "said"),
     [
-        ({"input_ids": [1, 2], "position_ids": [0, 1]}, {"input_ids": [1, 2], "position_ids": [0, 0]}, "read as one"),
-        ({"input_ids": [1, 2]}, {"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "read as one"),
+        (
+            {"input_ids": [1, 2], "position_ids": [0, 1]},
+            {"input_ids": [1, 2], "position_ids": [0, 0]},
+            "read as a single sample",
+        ),
+        ({"input_ids": [1, 2]}, {"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "read as a single sample"),
         (
             {"messages": CHAT, "chat_template_kwargs": {"tools": None}},
             {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}},
