@@ -250,7 +250,7 @@ def _attend_by_kernel(
         raise ValueError(f"{VARLEN} has no softcap, no sinks and no dropout")
     behind = 0 if is_causal else -1  # later tokens that each token sees; -1: all
     has_groups = query.shape[1] != key.shape[1]
-    groups = {"enable_gqa": True} if has_groups and _has_argument_for_groups(varlen_attn) else {}
+    groups: dict[str, Any] = {"enable_gqa": True} if has_groups and _has_argument_for_groups(varlen_attn) else {}
     found = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
