@@ -181,7 +181,7 @@ def test_what_would_have_to_be_trained_again_is_the_first_step_with_any_of_the_s
     with pytest.raises(ConfigError, match=r"drop.txt names no samples: write a line for each, SOURCE:ID or FILE:ROW"):
         ledger.listed(drop)
     early = run_cli("ledger", str(run), "--sample", "{}:{}".format(*next(iter(first)))).stdout
-    assert "no checkpoint before that is left: begin anew" in " ".join(early.split())
+    assert "no earlier checkpoint is left: start again from step 0" in " ".join(early.split())
 
 
 def test_samples_that_were_left_out_say_so(run: Path) -> None:

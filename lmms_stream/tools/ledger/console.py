@@ -35,7 +35,7 @@ def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
     when = "trained" if entry.number < ledger.stop else "not trained yet"
     if ledger.end is not None and entry.number >= max(ledger.end, ledger.stop):
         when = f"beyond the end of the run, which ends before step {ledger.end}"
-    table = Table("rank", "micro-batch", "source", "epoch", "pack", "tokens", "samples")
+    table = Table("rank", "micro-batch", "source", "epoch", "pack", "tokens", "samples", "ids (source rows)")
     for pack, of_pack in zip(entry.packs, rows, strict=True):
         cells = (
             _ranks(ledger, entry.number, pack.group),
@@ -44,6 +44,7 @@ def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
             pack.epoch,
             pack.number,
             f"{pack.lengths.sum():,}",
+            len(pack.sample_ids),
             _shown(pack, of_pack),
         )
         table.add_row(*(Text(visible(str(cell))) for cell in cells))
@@ -158,13 +159,14 @@ def _renamed(ledger: Ledger, sample: Sample, url: str) -> list[int]:
 def _retraining_line(ledger: Ledger, first: Retraining | None, samples: Sequence[Sample]) -> str:
     one = len(samples) == 1
     if first is None:
-        return f"no step so far was trained on {'it' if one else 'any of them'}: nothing would have to be trained again"
-    back = f"go back to {first.checkpoint}" if first.checkpoint else "no checkpoint before that is left: begin anew"
-    which = "" if one else f", whose first is {first.source}:{first.sample_id}"
-    return (
-        f"had {'it' if one else 'they'} not been there{which}, steps {first.step} to {ledger.stop - 1} would have to "
-        f"be trained again: {back}"
+        return f"no step so far was trained on {'it' if one else 'any of them'}: there is nothing to repeat"
+    back = (
+        f"go back to {first.checkpoint}"
+        if first.checkpoint
+        else "no earlier checkpoint is left: start again from step 0"
     )
+    which = "" if one else f" (the first is {first.source}:{first.sample_id})"
+    return f"to train without {'it' if one else 'them'}{which}, repeat steps {first.step} to {ledger.stop - 1}: {back}"
 
 
 def _print_growth(ledger: Ledger) -> None:
@@ -178,7 +180,7 @@ def _shown(pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
     most, ids = SHOWN_IDS if rows is None else SHOWN_ROWS, pack.sample_ids.tolist()
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     shown = map(str, ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
-    return f"{len(ids)}: {', '.join(list(shown)[:most])}{more}"
+    return f"{', '.join(list(shown)[:most])}{more}"
 
 
 def _short(row: SourceRow) -> str:

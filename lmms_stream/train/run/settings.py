@@ -335,7 +335,7 @@ class TrainConfig:
     # that is the best up to then; "no": none, unless a signal stops the run
     save_steps: When | Literal["best"] = 0
     save_minutes: float | None = None  # minutes between checkpoints, in addition, by the clock of rank 0
-    save_total_limit: int | None = None  # number of latest checkpoints to keep; with best.load the best is one of them
+    save_total_limit: int | None = None  # latest checkpoints to keep, the best evaluation's among them; default: all
     async_save: bool = True  # write checkpoints during the next steps
     checkpoint_dir: str | None = None  # a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir)
     # "auto": resume from the latest complete checkpoint; "never": refuse to start if there are checkpoints; or the path
