@@ -173,10 +173,16 @@ def _known_columns(path: Path, info: ShardInfo, columns: Sequence[str] | None) -
     """Return the requested columns, by default all; ShardError for an unknown column."""
     missing = set(columns or ()) - set(info.column_names)
     if missing:
-        raise ShardError(
-            f"{path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a processor "
-            "that reads these columns, or convert them to rows of a known kind (lmms-stream convert … --kind KIND)"
+        from ..processors import reader_of
+
+        reader, found = reader_of(info.column_names), f"it has {', '.join(info.column_names)}"
+        remedy = (
+            "choose a processor that reads these columns, or convert them to rows of a known kind (lmms-stream convert "
+            "… --kind KIND)"
         )
+        if reader is not None:
+            remedy = f"choose the processor of these columns, {reader}"
+        raise ShardError(f"{path} has no column {sorted(missing)[0]!r}: {found}: {remedy}")
     return info.column_names if columns is None else columns
 
 

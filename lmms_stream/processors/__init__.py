@@ -21,7 +21,7 @@ bagel           the processor of BAGEL's sequences of texts and images, and thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -239,3 +239,21 @@ class ProcessorChoice:
         if self.tokenizer is not None:
             values["path" if of_folder or kind in MEDIA_TYPES else "tokenizer"] = str(self.tokenizer)
         return build_config(ProcessorConfig, values, source="--setting" if self.settings else "--processor").build()
+
+
+def reader_of(columns: Sequence[str]) -> str | None:
+    """Return the name of a processor for stored columns, as in a YAML file and in Python; None without a processor."""
+    from .chat import ChatProcessor
+    from .image import ImageProcessor
+    from .text import TextProcessor, TokensProcessor
+
+    readers = (
+        ("{type: chat, tokenizer: …}", ChatProcessor.__name__, ChatProcessor.columns),
+        ("{type: text, tokenizer: …}", TextProcessor.__name__, TextProcessor.columns),
+        ("{type: tokens}", TokensProcessor.__name__, TokensProcessor.columns),
+        ("{type: image}", ImageProcessor.__name__, ImageProcessor.columns),
+    )
+    for section, name, needed in readers:
+        if {*needed} <= {*columns}:
+            return f"processor: {section} in a YAML file, or {name} in Python"
+    return None
