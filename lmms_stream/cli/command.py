@@ -77,10 +77,12 @@ class CommandParser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit with an error for unknown arguments; suggest a similar option."""
+        """Exit with an error for unknown arguments; suggest a similar option, or the position of settings."""
         known = [name for action in self._actions for name in action.option_strings]
         meant = [name for word in unknown for name in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
         hint = f" (did you mean {meant[0]}?)" if meant else ""
+        if all("=" in word and not word.startswith("-") for word in unknown):
+            hint = " (a SETTING=VALUE can only follow the YAML file of a run directly, before all options)"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

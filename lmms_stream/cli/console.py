@@ -34,8 +34,9 @@ _LABELS = {
     "shards_per_step_median": "shards of a step, median",
     "shards_per_step_max": "shards of a step, most",
     "num_spilled_packs": "packs of other nodes",
-    "num_seen": "samples seen",
-    "num_unseen": "samples to come",
+    "num_run_steps": "steps of the run",
+    "run_end": "end of the run",
+    "num_seen": "steps looked at",
     "num_overlong": "overlong samples",
     "num_beyond_positions": "samples beyond the model's positions",
     "num_quarantined": "quarantined samples",
@@ -139,16 +140,22 @@ def print_found(text: str) -> None:
     console.print(shown, soft_wrap=True)
 
 
-def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:
+def print_records(
+    title: str,
+    records: Sequence[tuple[str, Any]],
+    *,
+    left_out: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> None:
     """Print named dataclasses, one column per record, to fit long names and many fields.
 
-    left_out: fields to hide.
+    left_out: fields to hide. labels: labels of fields with unclear names.
     """
     table = Table("", *(Column(Text(visible(name))) for name, _ in records))
     for field in dataclasses.fields(records[0][1]):
         if field.name not in ("source", *left_out):
             values = (shown_value(field.name, getattr(record, field.name)) for _, record in records)
-            table.add_row(label_of(field.name), *values)
+            table.add_row((labels or {}).get(field.name, label_of(field.name)), *values)
     print_table(title, table)
 
 
@@ -175,10 +182,10 @@ def label_of(name: str) -> str:
 
 def shown_value(name: str, value: int | float | str | None) -> str:
     if value is None:
-        return "no end" if name == "num_steps" else "-"
+        return {"num_steps": "no end", "num_run_steps": "not known"}.get(name, "-")
     if isinstance(value, str):
         return value
-    if name == "efficiency" or name.endswith("_share"):
+    if name == "efficiency" or name.endswith(("_share", "_share_before")):
         return f"{value:.2%}"
     if "imbalance" in name:
         return f"{value:.4f}"

@@ -101,6 +101,9 @@ def test_training_by_torchrun_has_help_that_fits_80_columns() -> None:
         (["covert", "a", "b"], "there is no command covert (did you mean convert?): see lmms-stream --help"),
         (["convert", "a", "b", "--tokeniser", "c"],
          "unrecognized arguments: --tokeniser c (did you mean --tokenizer?): see lmms-stream convert --help"),
+        (["plan", "run.yaml", "--seed", "1", "train.max_steps=2"],
+         "unrecognized arguments: train.max_steps=2 (a SETTING=VALUE can only follow the YAML file of a run directly, "
+         "before all options): see lmms-stream plan --help"),
         (["plan"], "the following arguments are required: DATASET: see lmms-stream plan --help"),
         (["plan", "a", "--epochs", "many"],
          "argument --epochs: expected a whole number of at least 1, got 'many': see lmms-stream plan --help"),

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from lmms_stream.cli.console import label_of
 from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.assign import assign, count_spilled
@@ -14,9 +17,20 @@ from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
-from lmms_stream.tools.plan.report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
+from lmms_stream.tools.plan.report import (
+    COMPARED_STRATEGIES,
+    EpochReport,
+    KindsReport,
+    StepsReport,
+    TrainedReport,
+    plot_plans,
+    report_epoch,
+    report_steps,
+    with_strategy,
+)
 from lmms_stream.types import World
 
+from ..arrows import ROOT
 from ..conftest import run_cli
 from ..media_words import MediaWords, mixed_chats, write_chats
 from ..strategies import chat_lengths, pack_range
@@ -104,8 +118,18 @@ def test_the_command_prints_tables_or_json(dataset_folder: Path, tmp_path: Path)
     assert found["epochs"][0]["num_packs"] == found["comparison"][0]["num_packs"]
     result = run_cli(*arguments, "--compare", "--strategy", "window_64")
     assert result.returncode == 0, result.stderr
-    for words in ("efficiency", "imbalance in order", "window_1024", "fewest packs possible"):
+    for words in ("efficiency", "imbalance in order", "window_1024", "fewest packs possible", "steps of an epoch"):
         assert words in result.stdout
+    assert "of the run" not in result.stdout
+
+
+def test_the_page_explains_each_figure_by_its_printed_name() -> None:
+    page = (ROOT / "docs" / "packing.md").read_text()
+    explained = {name for row in re.findall(r"^\| (.+?) \|", page, flags=re.MULTILINE) for name in row.split("; ")}
+    reports = (EpochReport, KindsReport, StepsReport, TrainedReport)
+    printed = {label_of(field.name) for report in reports for field in dataclasses.fields(report)}
+    assert printed - explained == {"source", "unknown", "steps"}
+    assert {"steps of an epoch", "steps until all sources end"} <= explained
 
 
 def test_the_command_mixes_datasets_by_weights(dataset_folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +57,68 @@ def test_a_run_is_planned_from_its_file(config: Path, tmp_path: Path, capsys: py
     folders = [str(config.parent / name) for name in "ab"]
     options = ["--packing-length", "256", "--weights", "1", "1", "--global-batch", "4", "--epochs", "2"]
     of_run = planned(capsys, str(config), "--epochs", "2", "--world-size", "2")
-    assert of_run == planned(capsys, *folders, *options, "--world-size", "2")
-    of_larger_steps = planned(capsys, str(config), "--global-batch", "8")
-    assert of_larger_steps["steps"] == planned(capsys, *folders, *options[:-4], "--global-batch", "8")["steps"]
+    ends = {"num_run_steps": 4, "run_end": "train.max_steps: 4"}
+    of_datasets = planned(capsys, *folders, *options, "--world-size", "2")
+    assert of_run == of_datasets | {"steps": of_datasets["steps"] | ends}
+    of_larger_steps = planned(capsys, *folders, *options[:-4], "--global-batch", "8")["steps"] | ends
+    assert planned(capsys, str(config), "--global-batch", "8")["steps"] == of_larger_steps
+    assert planned(capsys, str(config), "train.global_batch=8")["steps"] == of_larger_steps
     assert [each["num_beyond_positions"] for each in of_run["epochs"]] == [None] * 4
     settings = yaml.safe_load(config.read_text())
     settings["model"] = {"config": MODEL | {"max_position_embeddings": 40}}
     (tmp_path / "positions.yaml").write_text(yaml.safe_dump(settings))
     counted = planned(capsys, str(tmp_path / "positions.yaml"))["epochs"]
     assert all(0 < each["num_beyond_positions"] < each["num_samples"] for each in counted)
-    assert main(["plan", str(config)]) == 0
-    assert f"next: lmms-stream train {config}" in capsys.readouterr().out
+    assert main(["plan", str(config), "train.max_steps=400", "train.max_epochs={a: 2}"]) == 0
+    shown = capsys.readouterr().out
+    assert f"next: lmms-stream train {config} train.max_steps=400 'train.max_epochs={{a: 2}}'" in shown
+    rows = [line.strip("│ ").split("│") for line in shown.splitlines() if line.startswith("│")]
+    figures = {cells[0].strip(): cells[1].strip() for cells in rows}
+    assert (figures["steps of the run"], figures["end of the run"]) == ("400", "train.max_steps: 400")
+    assert figures["steps until all sources end"] == "no end"
     for wrong, message in (
-        ([str(config), "--packing-length", "512"], "run.yaml already sets this: leave --packing-length out"),
+        ([str(config), "--packing-length", "512"], "run.yaml already sets this: leave --packing-length out, or change"),
         ([str(config), "--seed", "0"], "run.yaml already sets this: leave --seed out"),
-        ([str(config), folders[0]], "run.yaml is the file of a run, which already names its datasets: leave the"),
+        ([str(config), folders[0]], "already names its datasets: leave " + folders[0] + " out; only settings (SETTING"),
+        ([folders[0], str(config)], "run.yaml is the file of a run, which already names its datasets: leave the"),
+        (
+            [folders[0], "train.max_steps=3"],
+            "train.max_steps=3: there is no such dataset, and a setting (SETTING=VALUE)",
+        ),
+        ([str(config), "train.steps=3"], "unknown key 'train.steps'"),
         ([folders[0]], "--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file"),
         ([str(config), "--from", "x", "--strategy", "next_fit"], "--strategy is not taken together with --from"),
     ):
         assert main(["plan", *wrong]) == 1
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_steps", "end"),
+    [
+        (["train.num_train_epochs=2"], "2 epochs", "train.num_train_epochs: 2"),
+        (["train.num_train_epochs=2", "train.skip_steps=[[1, 3], [2, 4]]"], "2 epochs", "train.num_train_epochs: 2"),
+        (["train.max_tokens=1000000"], None, "train.max_tokens: 1,000,000"),
+        (["train.weights={a: 1, b: 1}", "train.max_epochs={a: 1, b: 1}", "train.max_steps=900"], "all packs",
+         "train.max_epochs: all sources end"),
+    ],
+)  # fmt: skip
+def test_the_steps_of_a_run_are_those_of_its_file(
+    config: Path, capsys: pytest.CaptureFixture[str], settings: list[str], num_steps: str | None, end: str
+) -> None:
+    found = planned(capsys, str(config), "train.weights=null", *settings)
+    steps = found["steps"]
+    expected = {"2 epochs": 2 * steps["num_steps"], "all packs": steps["num_steps"], None: None}[num_steps]
+    assert steps["num_steps"] == -(-sum(each["num_packs"] for each in found["epochs"]) // 4)
+    skipped = 3 if "train.skip_steps=[[1, 3], [2, 4]]" in settings else 0
+    assert (steps["num_run_steps"], steps["run_end"]) == (None if expected is None else expected - skipped, end)
+
+
+def test_a_folder_with_an_equals_sign_in_its_name_is_a_dataset(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "date=2024").symlink_to(config.parent / "a")
+    assert planned(capsys, str(tmp_path / "date=2024"), "--packing-length", "256")["epochs"][0]["num_samples"] == 90
 
 
 def test_the_next_step_of_a_plan_has_the_settings_that_were_planned(
@@ -126,6 +169,10 @@ def test_the_table_and_the_line_of_each_source_say_it_for_people(
     assert main([*arguments, "--steps", "3", "--global-batch", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "steps 4 to 6, 2 packs a step (before: 4)" in shown
+    assert re.search(r"token share before │ \d+\.\d\d% │ \d+\.\d\d%", shown)
+    set_in_words = ["plan", str(config), "train.max_epochs={a: 1, b: 2}", "train.global_batch=2", *arguments[2:4]]
+    assert main([*set_in_words, "--steps", "3"]) == 0
+    assert " ".join(capsys.readouterr().out.split()) == shown
     assert "packs per step" in shown
     assert "a, kept: " in shown
     assert "samples were read before" in shown
@@ -175,7 +222,10 @@ def test_left_out_samples_and_the_phases_of_the_weights_are_told(
         (["--weights", "a=1,d=2"], "weights name 'd', the sources are a, b"),
         (["--max-epochs", "a=x"], "--max-epochs a=x: with --from the option needs NAME=NUMBER"),
         (["--packing-length", "256"], "--packing-length is not taken together with --from"),
-        (["more.yaml"], "--from takes the YAML file of one run, got"),
+        (
+            ["more.yaml"],
+            "already names its datasets: leave more.yaml out; only settings (SETTING=VALUE) follow the file",
+        ),
         ([], "no step is left from step 4 on: the run is at its end"),
     ],
 )
@@ -222,6 +272,7 @@ def test_a_run_that_does_not_say_where_it_ends_needs_a_number_of_steps(
         (["--steps", "3"], "--steps needs --from, the checkpoint of a run"),
         (["--max-epochs", "a=1"], "--max-epochs needs --from"),
         ([], "--packing-length is missing: say how many tokens a pack holds, or name a run's"),
+        (["--from", "x"], "--from takes the YAML file of one run, got"),
         (["--packing-length", "256", "--weights", "a=1"], "--weights a=1: names are taken with --from"),
     ],
 )

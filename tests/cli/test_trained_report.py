@@ -87,7 +87,7 @@ def test_chats_need_the_tokenizer_and_a_runs_file_has_it(
     convert([tmp_path / "rows.jsonl"], chats, processor=processor, num_workers=1)
     ((unknown,), shown) = planned(capsys, chats, *OPTIONS)
     assert (unknown["trained_share"], unknown["num_looked_at"]) == (None, 0)
-    assert "the share of trained tokens of chats is not known: pass --tokenizer" in shown
+    assert "the share of trained tokens of chats is not known: pass --tokenizer with the folder or hub id of a" in shown
     ((known,), shown) = planned(capsys, chats, *OPTIONS, "--tokenizer", str(tokenizer))
     made = [processor.process({"messages": json.dumps(row["messages"])}) for row in rows]
     trained = sum(int((each["labels"] != -100).sum()) for each in made)

@@ -12,18 +12,19 @@ from ...cli.command import add_command, add_processor_options, at_least, given_o
 from ...errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ...cli.command import Commands
     from ...mds.core import PackedDataset
     from ...plan.mixture import Mixture
     from ...processors.base import Processor
     from ...types import World
+    from ..ledger.opening import PlannedRun
 
 DEFAULT_GLOBAL_BATCH = 64
 EXAMPLES = (
     "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
-    "lmms-stream plan run.yaml --world-size 16 --num-nodes 2",
+    "lmms-stream plan run.yaml train.max_steps=400 --world-size 16 --num-nodes 2",
     "lmms-stream plan run.yaml --from runs/chats --weights chats=3,code=1 --max-epochs code=2",
 )
 OF_CHANGES = ("max_epochs", "steps")
@@ -43,7 +44,8 @@ def add_commands(commands: Commands) -> None:
         "remotes",
         nargs="+",
         metavar="DATASET",
-        help="read the lengths of these datasets, in folders or at URLs; or the YAML file of a run, which --from needs",
+        help="read the lengths of these datasets, in folders or at URLs; or the YAML file of a run, which --from "
+        "needs; words after the file change its settings, as train.max_steps=100",
     )
     add(
         "--packing-length",
@@ -135,6 +137,7 @@ def _weight(text: str) -> str:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    options.run, options.overrides = _run_and_settings(options.remotes)
     _check_options(options)
     if options.checkpoint is not None:
         from .console import plan_change
@@ -149,10 +152,14 @@ def _check_options(options: argparse.Namespace) -> None:
         how = "needs" if options.checkpoint is None else "is not taken together with"
         raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
     if options.checkpoint is not None:
-        return
-    if (run := _run_file(options)) is not None:
+        if options.run is None:
+            raise ConfigError(f"--from takes the YAML file of one run, got {' '.join(options.remotes)}")
+    elif options.run is not None:
         if given := given_options(options, IN_RUN_FILES):
-            raise ConfigError(f"{run} already sets this: leave {given[0]} out")
+            raise ConfigError(
+                f"{options.run} already sets this: leave {given[0]} out, or change the setting by SETTING=VALUE after "
+                "the file"
+            )
     elif options.packing_length is None:
         raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file")
 
@@ -165,15 +172,24 @@ def _plan_datasets(options: argparse.Namespace) -> int:
         plot_plans,
         report_epoch,
         report_kinds,
+        report_run,
         report_steps,
         report_trained,
         with_strategy,
     )
 
-    mixture, global_batch, world, datasets = _opened(options)
+    run = _open_run(options)
+    datasets: Mapping[str, PackedDataset]
+    if run is None:
+        datasets, global_batch = _open_datasets(options), options.global_batch or DEFAULT_GLOBAL_BATCH
+        mixture = _mixture(options, datasets)
+        steps = report_steps(mixture, global_batch=global_batch, world=_world(options))
+    else:
+        datasets, mixture = run.datasets, run.mixture
+        steps = report_steps(mixture, global_batch=run.train.global_batch, world=run.world)
+        steps = report_run(steps, mixture, run.train)
     plans = mixture.plans
     num_epochs = options.epochs or 1
-    steps = report_steps(mixture, global_batch=global_batch, world=world)
     epochs = [
         report_epoch(plan, source=name, epoch=epoch, positions=_positions(options))
         for name, plan in plans.items()
@@ -191,7 +207,8 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     trained = [
         report_trained(each, _reading(each), source=name, num_sources=len(datasets)) for name, each in datasets.items()
     ]
-    print_plan(epochs, steps, comparison, kinds, trained, as_json=options.json)
+    is_weighted = mixture.schedule is not None
+    print_plan(epochs, steps, comparison, kinds, trained, is_weighted=is_weighted, as_json=options.json)
     if options.plot:
         plot_plans(compared or plans, options.plot)
     if not options.json:
@@ -199,45 +216,65 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     return 0
 
 
-def _opened(options: argparse.Namespace) -> tuple[Mixture, int, World, Mapping[str, PackedDataset]]:
-    """The packs of a run's file, or of datasets with the options; the packs of a step; the ranks that share them; the
-    datasets by name.
-    """
-    from ...plan.mixture import Mixture
+def _open_run(options: argparse.Namespace) -> PlannedRun | None:
+    """Open the run of a YAML file; None for datasets."""
+    if options.run is None:
+        return None
+    from ..ledger.opening import open_run
+    from .console import settings_of
+
+    return open_run(options.run, world=_world(options), overrides=settings_of(options), is_stored=True)
+
+
+def _world(options: argparse.Namespace) -> World:
     from ...types import World
 
-    world = World(world_size=options.world_size, num_nodes=options.num_nodes)
-    if (path := _run_file(options)) is not None:
-        from ..ledger.opening import open_run
+    return World(world_size=options.world_size, num_nodes=options.num_nodes)
 
-        overrides = [] if options.global_batch is None else [f"train.global_batch={options.global_batch}"]
-        run = open_run(path, world=world, overrides=overrides, is_stored=True)
-        return run.mixture, run.train.global_batch, run.world, run.datasets
-    datasets = _open_datasets(options)
+
+def _mixture(options: argparse.Namespace, datasets: Mapping[str, PackedDataset]) -> Mixture:
+    from ...plan.mixture import Mixture
+
     plans = {name: each.plan for name, each in datasets.items()}
     if options.weights and len(options.weights) != len(plans):
         raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
     weights = dict(zip(plans, map(_share, options.weights), strict=True)) if options.weights else None
-    return Mixture(plans, weights=weights), options.global_batch or DEFAULT_GLOBAL_BATCH, world, datasets
+    return Mixture(plans, weights=weights)
 
 
-def _run_file(options: argparse.Namespace) -> Path | None:
-    """The YAML file of a run, if DATASET names one."""
-    files = [each for each in options.remotes if each.endswith((".yaml", ".yml"))]
-    if files and len(options.remotes) > 1:
-        raise ConfigError(
-            f"{files[0]} is the file of a run, which already names its datasets: leave the other datasets out"
-        )
-    return Path(files[0]) if files else None
+def _run_and_settings(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """YAML file of a run, None for datasets, and the settings after the file; ConfigError for misplaced words."""
+    from ..ledger.opening import CONFIG_SUFFIXES
+
+    first, *settings = words
+    if first.endswith(CONFIG_SUFFIXES):
+        for each in settings:
+            if "=" not in each:
+                raise ConfigError(
+                    f"{first} is the file of a run, which already names its datasets: leave {each} out; only settings "
+                    "(SETTING=VALUE) follow the file"
+                )
+        return Path(first), settings
+    for each in words:
+        if "=" in each and "://" not in each and not Path(each).exists():
+            raise ConfigError(
+                f"{each}: there is no such dataset, and a setting (SETTING=VALUE) can only follow the YAML file of a "
+                "run: check the path, or name the YAML file first"
+            )
+        if each.endswith(CONFIG_SUFFIXES):
+            raise ConfigError(
+                f"{each} is the file of a run, which already names its datasets: leave the other datasets out"
+            )
+    return None, []
 
 
 def _positions(options: argparse.Namespace) -> int | None:
     """Return how many positions the model of a run's file has; None where that or its folder does not say it."""
-    if (path := _run_file(options)) is None:
+    if options.run is None:
         return None
     from ...config import load_mapping
 
-    model = load_mapping(path).get("model") or {}
+    model = load_mapping(options.run, options.overrides).get("model") or {}
     said = model.get("config")
     if said is None and (file := Path(str(model.get("pretrained"))) / "config.json").is_file():
         said = json.loads(file.read_text(encoding="utf-8"))
@@ -248,8 +285,10 @@ def _positions(options: argparse.Namespace) -> int | None:
 
 def _next_step(options: argparse.Namespace) -> str:
     """Next command, for training on the planned packs."""
-    if (path := _run_file(options)) is not None:
-        return f"lmms-stream train {quote(str(path))}"
+    if options.run is not None:
+        from .console import settings_of
+
+        return " ".join(map(quote, ["lmms-stream", "train", str(options.run), *settings_of(options)]))
     settings = {
         "packing_length": options.packing_length,
         "overlong": options.overlong or "error",

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -32,9 +31,10 @@ def print_plan(
     kinds: Sequence[KindsReport] = (),
     trained: Sequence[TrainedReport] = (),
     *,
+    is_weighted: bool = False,
     as_json: bool,
 ) -> None:
-    """Print the figures of `lmms-stream plan` as tables or as one JSON object."""
+    """Print the figures of `lmms-stream plan` as tables or as one JSON object. is_weighted: sources have weights."""
     if as_json:
         tables: dict[str, Sequence[Any]] = {
             "epochs": epochs,
@@ -45,13 +45,15 @@ def print_plan(
         records = {name: [dataclasses.asdict(record) for record in table] for name, table in tables.items()}
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
         return
-    of_media = () if kinds else ("num_overlong_media", "tower_imbalance", "tower_imbalance_in_order")
+    of_media: tuple[str, ...] = () if kinds else ("num_overlong_media", "tower_imbalance", "tower_imbalance_in_order")
     if all(report.num_beyond_positions is None for report in epochs):
         of_media = (*of_media, "num_beyond_positions")
     print_records("epochs", [(report.source, report) for report in epochs], left_out=of_media)
     if kinds:
         print_records("text and media", [(report.source, report) for report in kinds])
-    print_record("steps", steps, left_out=of_media, labels={"num_seen": "steps looked at"})
+    of_runs = ("num_run_steps", "run_end") if steps.run_end is None else ()
+    num_steps = "steps until all sources end" if is_weighted else "steps of an epoch"
+    print_record("steps", steps, left_out=(*of_media, *of_runs), labels={"num_steps": num_steps})
     if comparison:
         table = Table("", *map(label_of, COMPARED_FIELDS))
         for record in comparison:
@@ -88,9 +90,7 @@ def plan_change(options: argparse.Namespace) -> int:
     from ..ledger.remix import changed, describe_change
     from ..ledger.run import Ledger
 
-    if len(options.remotes) != 1:
-        raise ConfigError(f"--from takes the YAML file of one run, got {' '.join(options.remotes)}")
-    planned = open_run(Path(options.remotes[0]), overrides=_overrides(options))
+    planned = open_run(options.run, overrides=settings_of(options))
     datasets, train = planned.datasets, planned.train
     run = Ledger(options.checkpoint, urls={name: each.one.url for name, each in datasets.items()})
     left_out = run.left_out.merge([dropped(train.bad_samples.drop, datasets)])
@@ -103,9 +103,9 @@ def plan_change(options: argparse.Namespace) -> int:
     return 0
 
 
-def _overrides(options: argparse.Namespace) -> list[str]:
-    """Return the options with changes of the run, as settings of the run's YAML file."""
-    overrides = []
+def settings_of(options: argparse.Namespace) -> list[str]:
+    """Return the settings after a run's YAML file, and then the options with changes of the run, as settings."""
+    overrides = list(options.overrides)
     for name, text in (("weights", options.weights), ("max_epochs", options.max_epochs)):
         if text:
             values = _named_numbers(text, option=f"--{name.replace('_', '-')}")

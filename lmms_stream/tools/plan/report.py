@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,17 @@ from ...mds.core import PackedDataset
 from ...mds.lengths import LengthIndex
 from ...mds.shard import open_shard
 from ...plan.assign import assign, count_spilled, num_steps, pack_costs
+from ...plan.ledger import Stretch
 from ...plan.mixture import Mixture
 from ...plan.order import shards_of
 from ...plan.pack_plan import PackPlan
 from ...plan.packing import PackRange
 from ...processors.base import IGNORED_LABEL, Compared, Processor
 from ...types import Sample, World
+from ..ledger.amounts import steps_to_end
+
+if TYPE_CHECKING:
+    from ...train.run.settings import TrainConfig
 
 COMPARED_STRATEGIES = ("best_fit", "window_16384", "window_1024", "first_fit", "next_fit")
 _CHUNK = 1 << 22  # lengths looked at together
@@ -56,12 +61,16 @@ class EpochReport:
 class StepsReport:
     """Steps of a mixture: how many (None without an end), and what a look at the first `num_seen` shows.
 
-    shards_per_step: how many shards a step reads from. imbalance: work of the busiest rank over the mean (sum over
-    segments of len**2), mean over steps, as assigned and with packs dealt in order. tower_imbalance: the same of the
-    patches that ranks give to the tower of their media, over the steps that have any (None: there are no media).
-    num_spilled_packs: packs read on another node than the one that serves their canonical node.
+    num_steps: of an epoch; with weights, until all sources end. num_run_steps: trained steps of a run, None if unknown;
+    run_end: the setting with its end, None without a run. shards_per_step: how many shards a step reads from.
+    imbalance: work of the busiest rank over the mean (sum over segments of len**2), mean over steps, as assigned and
+    with packs dealt in order. tower_imbalance: the same of the patches that ranks give to the tower of their media,
+    over the steps that have any (None: there are no media). num_spilled_packs: packs read on another node than the one
+    that serves their canonical node.
     """
 
+    num_run_steps: int | None = None
+    run_end: str | None = None
     num_steps: int | None
     num_seen: int
     shards_per_step_median: float
@@ -188,6 +197,26 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
     )
 
 
+def report_run(steps: StepsReport, mixture: Mixture, train: TrainConfig) -> StepsReport:
+    """Add the number of steps of a run, without skipped steps, and the end of the run."""
+    from ...train.run.schedules import num_kept  # imports torch, like the run's file
+
+    skipped = train.skip_steps
+    stretch = Stretch(mixture=mixture, cursor=mixture.start(), global_batch=train.global_batch, skipped=skipped)
+    if train.num_train_epochs is not None:
+        stop = steps_to_end(stretch, num_epochs=train.num_train_epochs) or 0
+        num_epochs = f"train.num_train_epochs: {train.num_train_epochs:,}"
+        return dataclasses.replace(steps, num_run_steps=num_kept(0, stop, skipped=skipped), run_end=num_epochs)
+    left = steps_to_end(stretch) if mixture.schedule is not None else None
+    most = None if left is None else num_kept(0, left, skipped=skipped)
+    if train.max_steps is None:
+        unless = "" if most is None else f", or train.max_epochs after {most:,} steps"
+        return dataclasses.replace(steps, run_end=f"train.max_tokens: {train.max_tokens:,}{unless}")
+    if most is not None and most < train.max_steps:
+        return dataclasses.replace(steps, num_run_steps=most, run_end="train.max_epochs: all sources end")
+    return dataclasses.replace(steps, num_run_steps=train.max_steps, run_end=f"train.max_steps: {train.max_steps:,}")
+
+
 def _num_shards(mixture: Mixture, packs: PackRange) -> int:
     sources = np.repeat(packs.sources, np.diff(packs.offsets))
     total = 0
@@ -289,7 +318,10 @@ def report_trained(
 def _reason(dataset: PackedDataset, processor: Processor | None) -> str | None:
     """Why the share of a source is not known; None if samples can be read."""
     if processor is None:
-        return "pass --tokenizer, and what is trained on is found in some samples"
+        return (
+            "pass --tokenizer with the folder or hub id of a tokenizer; plan then reads some samples and shows their "
+            "share of trained tokens"
+        )
     objective = getattr(processor, "objective", None)
     if objective is not None and objective not in get_args(Compared):
         return f"its samples are not trained on as tokens only, but for {objective}"
