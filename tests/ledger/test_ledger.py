@@ -14,6 +14,7 @@ import pytest
 import yaml
 from lmms_stream.errors import CheckpointError, ConfigError, CursorError
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
+from lmms_stream.tools.ledger.console import print_amounts
 from lmms_stream.tools.ledger.opening import open_history
 from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
@@ -113,7 +114,9 @@ def test_a_checkpoint_is_a_ledger_of_the_run_before_it(run: Path) -> None:
     assert re.fullmatch(r"a ended before: from step \d+ on the run has no such source", ended)
 
 
-def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(run: Path) -> None:
+def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     entry = Ledger(run).step(3)
     said = json.loads(run_cli("ledger", str(run), "--step", "3", "--json").stdout)
     assert [pack["sample_ids"] for pack in said["packs"]] == [pack.sample_ids.tolist() for pack in entry.packs]
@@ -121,10 +124,15 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
     said = json.loads(run_cli("ledger", str(run), "--sample", sample, "--json").stdout)
     assert 3 in [found["step"] for found in said["entries"]]
     shown = run_cli("ledger", str(run), "--step", "7", "--show").stdout
-    assert "step 7, trained, which was passed over" in shown
+    assert "step 7, passed over by skip_steps" in shown
     assert "loss spans" in shown or "trained on" in shown
     assert "micro-batch" in run_cli("ledger", str(run), "--sample", sample).stdout
-    assert "samples to come" in run_cli("ledger", str(run)).stdout
+    of_all = run_cli("ledger", str(run)).stdout
+    for words in ("samples read, with repeats", "distinct samples to come", "overlong samples in no pack"):
+        assert words in of_all
+    assert "planned" not in of_all
+    print_amounts(Ledger(replace(open_history(str(run)), stop=12)), 14, as_json=False)
+    assert "steps before 14; steps 12 to 13 are planned, not read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -181,7 +189,7 @@ def test_what_would_have_to_be_trained_again_is_the_first_step_with_any_of_the_s
     with pytest.raises(ConfigError, match=r"drop.txt names no samples: write a line for each, SOURCE:ID or FILE:ROW"):
         ledger.listed(drop)
     early = run_cli("ledger", str(run), "--sample", "{}:{}".format(*next(iter(first)))).stdout
-    assert "no earlier checkpoint is left: start again from step 0" in " ".join(early.split())
+    assert "there is no earlier checkpoint: start again from step 0" in " ".join(early.split())
 
 
 def test_samples_that_were_left_out_say_so(run: Path) -> None:

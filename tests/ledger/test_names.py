@@ -15,10 +15,11 @@ from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.mds.provenance import Provenance
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.tools.ledger.console import print_amounts
+from lmms_stream.tools.ledger.console import print_amounts, print_step
 from lmms_stream.tools.ledger.opening import RunHistory, open_history
 from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.types import World
+from rich.console import Console
 
 from tests.conftest import run_cli, write_tokens
 from tests.train.runs import MODEL, train_settings
@@ -101,6 +102,27 @@ def test_a_source_without_steps_says_why(rows: Path, tmp_path: Path) -> None:
         lacking("rows.jsonl", 999)
 
 
+def test_no_id_of_a_step_is_cut_in_a_terminal_of_80_columns(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lmms_stream.tools.ledger.console.console", Console(width=80))
+    name = "a_source_with_a_name_that_is_much_longer_than_its_column"
+    ledger = Ledger(write_config(tmp_path, {name: rows}, max_steps=5))
+    step = ledger.step(1)
+    print_step(ledger, step, as_json=False)
+    shown = capsys.readouterr().out.partition("\n")[2].partition("note: ")[0]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    cells = [line.split("│") for line in shown.splitlines()]
+    assert "".join(each[3].strip() for each in cells if len(each) == 9) == name * len(step.packs)
+    wrapped = " ".join(each[3].strip() for each in cells if len(each) == 5)
+    for pack in step.packs:
+        of_pack = ledger.origins.of(name, pack.sample_ids.tolist())
+        assert of_pack is not None
+        named = [f"{id} ({Path(str(row)).name})" for id, row in zip(pack.sample_ids, of_pack, strict=True)]
+        assert ", ".join(named[:12]) in wrapped
+
+
 def test_samples_have_the_rows_that_they_were_made_of(rows: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, {"chats": rows}, max_steps=5)
     ledger = Ledger(config)
@@ -116,7 +138,11 @@ def test_samples_have_the_rows_that_they_were_made_of(rows: Path, tmp_path: Path
     for pack in step["packs"]:
         assert pack["rows"] == [str(provenance.source_of(sample_id)) for sample_id in pack["sample_ids"]]
     shown = run_cli("ledger", str(config), "--step", "1").stdout
-    assert "not trained yet" in shown
+    assert f"step 1, computed from {config}" in shown
+    assert "which has no record of training: name the output_dir of the run for its trained steps" in shown
+    of_sample = run_cli("ledger", str(config), "--sample", "rows.jsonl:17").stdout
+    assert "planned" in of_sample
+    assert "nothing to repeat" not in of_sample
     late = run_cli("ledger", str(config), "--step", "40").stdout
     assert "beyond the end of the run, which ends before step 5" in " ".join(late.split())
     assert "rows.jsonl:" in "".join(shown.split())

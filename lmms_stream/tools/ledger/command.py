@@ -29,8 +29,8 @@ def add_commands(commands: Commands) -> None:
     add(
         "checkpoint",
         metavar="RUN",
-        help="read this checkpoint, or the latest of this output_dir or checkpoint folder or URL; or the YAML file "
-        "of a run before it begins",
+        help="read this checkpoint, or the latest of this output_dir or checkpoint folder or URL; or compute the steps "
+        "of a run from its YAML file",
     )
     add(
         "overrides",

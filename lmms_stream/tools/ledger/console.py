@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ...cli.console import console, print_records, visible
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from .run import Ledger, LoggedLedger
 
 SHOWN_IDS = 12  # of a pack, in the table
-SHOWN_ROWS = 3  # the same where each has the row that it was made of
+AMOUNTS = {  # labels of SourceAmounts
+    "num_samples": "samples read, with repeats",
+    "num_tokens": "tokens read, with repeats",
+    "num_seen": "distinct samples so far",
+    "num_unseen": "distinct samples to come",
+    "num_overlong": "overlong samples in no pack",
+}
 Sample = tuple[str, int]  # its source and id
 
 
@@ -31,26 +37,35 @@ def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
         record = {"step": entry.number, "is_skipped": entry.is_skipped, "packs": packs}
         _print_json(record | {"identities": ledger.identities})
         return
-    passed_over = ", which was passed over" if entry.is_skipped else ""
-    when = "trained" if entry.number < ledger.stop else "not trained yet"
-    if ledger.end is not None and entry.number >= max(ledger.end, ledger.stop):
-        when = f"beyond the end of the run, which ends before step {ledger.end}"
-    table = Table("rank", "micro-batch", "source", "epoch", "pack", "tokens", "samples", "ids (source rows)")
+    table = _table("rank", "micro-batch", "source", "epoch", "pack", "tokens", "samples")
+    ids = _table("rank", "micro-batch", "ids (source rows)" if any(rows) else "ids")
     for pack, of_pack in zip(entry.packs, rows, strict=True):
-        cells = (
-            _ranks(ledger, entry.number, pack.group),
-            pack.micro_batch,
-            pack.source,
-            pack.epoch,
-            pack.number,
-            f"{pack.lengths.sum():,}",
-            len(pack.sample_ids),
-            _shown(pack, of_pack),
-        )
-        table.add_row(*(Text(visible(str(cell))) for cell in cells))
-    console.print(Text(f"step {entry.number}, {when}{passed_over}"))
+        turn = (_ranks(ledger, entry.number, pack.group), str(pack.micro_batch))
+        amounts = (f"{pack.lengths.sum():,}", str(len(pack.sample_ids)))
+        table.add_row(*turn, Text(visible(pack.source)), str(pack.epoch), str(pack.number), *amounts)
+        ids.add_row(*turn, Text(visible(_shown(pack, of_pack))))
+    console.print(Text(visible(f"step {entry.number}, {_when(ledger, entry)}")), soft_wrap=True)
     console.print(table)
-    _print_growth(ledger)
+    console.print(ids)
+    if any(len(pack.sample_ids) > SHOWN_IDS for pack in entry.packs):
+        console.print(Text("--json prints all ids"))
+    _print_notes(ledger)
+
+
+def _table(*names: str) -> Table:
+    """Return a table whose cells are wrapped, never cut."""
+    return Table(*(Column(name, overflow="fold") for name in names))
+
+
+def _when(ledger: Ledger, entry: StepEntry) -> str:
+    if ledger.end is not None and entry.number >= max(ledger.end, ledger.stop):
+        return f"beyond the end of the run, which ends before step {ledger.end}"
+    computed = f", computed from {ledger.where}" if ledger.history.is_computed else ""
+    if entry.is_skipped:
+        return f"passed over by skip_steps{computed}"
+    if computed:
+        return computed.removeprefix(", ")
+    return "trained" if entry.number < ledger.stop else "not trained yet"
 
 
 def print_samples(
@@ -75,8 +90,9 @@ def print_samples(
         if ids is not None:
             called = ", ".join(map(str, ids)) or "no sample is made of its row"
             console.print(Text(visible(f"in {renamed}: {called}")), soft_wrap=True)
-    console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
-    _print_growth(ledger)
+    if not ledger.history.is_computed:
+        console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
+    _print_notes(ledger)
 
 
 def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool) -> None:
@@ -85,7 +101,9 @@ def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool
     if as_json:
         _print_json({"samples": len(samples), "retraining": None if first is None else dataclasses.asdict(first)})
         return
-    console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
+    if not ledger.history.is_computed:
+        console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
+    _print_notes(ledger)
 
 
 def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:
@@ -98,8 +116,11 @@ def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:
         record = {"until": stop, "end": ledger.end, "sources": sources}
         _print_json(record | {"identities": ledger.identities, "num_added": dict(ledger.num_added)})
         return
-    print_records(f"{ledger.where}, steps before {stop:,}", list(amounts.items()))
-    _print_growth(ledger)
+    planned = ""
+    if stop > ledger.stop and not ledger.history.is_computed:
+        planned = f"; steps {ledger.stop:,} to {stop - 1:,} are planned, not read"
+    print_records(f"{ledger.where}, steps before {stop:,}{planned}", list(amounts.items()), labels=AMOUNTS)
+    _print_notes(ledger)
 
 
 def print_logged(ledger: LoggedLedger, *, step: int | None, samples: Sequence[int], as_json: bool) -> None:
@@ -163,13 +184,19 @@ def _retraining_line(ledger: Ledger, first: Retraining | None, samples: Sequence
     back = (
         f"go back to {first.checkpoint}"
         if first.checkpoint
-        else "no earlier checkpoint is left: start again from step 0"
+        else "there is no earlier checkpoint: start again from step 0"
     )
     which = "" if one else f" (the first is {first.source}:{first.sample_id})"
     return f"to train without {'it' if one else 'them'}{which}, repeat steps {first.step} to {ledger.stop - 1}: {back}"
 
 
-def _print_growth(ledger: Ledger) -> None:
+def _print_notes(ledger: Ledger) -> None:
+    if ledger.history.is_computed:
+        line = (
+            f"note: computed from {ledger.where}, which has no record of training: name the output_dir of the run for "
+            "its trained steps"
+        )
+        console.print(Text(visible(line), style="yellow"), soft_wrap=True)
     for source, count in ledger.num_added.items():
         line = f"note: {source} has grown by {count:,} samples since: their ids follow, and those of the run stay"
         console.print(Text(visible(line), style="yellow"), soft_wrap=True)
@@ -177,10 +204,10 @@ def _print_growth(ledger: Ledger) -> None:
 
 def _shown(pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
     """First samples of a pack, each with its source row if known."""
-    most, ids = SHOWN_IDS if rows is None else SHOWN_ROWS, pack.sample_ids.tolist()
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    ids = pack.sample_ids.tolist()
+    more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
     shown = map(str, ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
-    return f"{', '.join(list(shown)[:most])}{more}"
+    return f"{', '.join(list(shown)[:SHOWN_IDS])}{more}"
 
 
 def _short(row: SourceRow) -> str:

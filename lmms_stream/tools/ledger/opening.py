@@ -49,6 +49,11 @@ class RunHistory:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def is_computed(self) -> bool:
+        """Return whether the steps are computed from a config, without a record of training."""
+        return self.checkpoints is None
+
+    @property
     def is_in_lanes(self) -> bool:
         return "lanes" in self.state.get("cursor", {})
 
