@@ -42,7 +42,7 @@ PACKED, SINGLE = "packs of many charts", "one chart at a time"
 
 def different_charts() -> NDArray[np.int64]:
     """All heights of four bars, each once, of which one is the highest, in random order: int64[5184, 4]."""
-    from lmms_stream.tools.demo.pictures import HIGHEST, NAMES
+    from lmms_stream.tools.demo.vision import HIGHEST, NAMES
 
     heights = np.array(list(itertools.product(range(1, HIGHEST + 1), repeat=len(NAMES))))
     tops = np.sort(heights, axis=1)
@@ -50,7 +50,7 @@ def different_charts() -> NDArray[np.int64]:
 
 
 def write_charts(folder: Path, heights: NDArray[np.int64]) -> Path:
-    from lmms_stream.tools.demo.pictures import NAMES, chart_name, draw_charts
+    from lmms_stream.tools.demo.vision import NAMES, chart_name, draw_charts
 
     folder.mkdir(parents=True)
     draw_charts(folder, heights, dots_per_inch=DOTS_PER_INCH)
@@ -76,7 +76,7 @@ def write_datasets(folder: Path, *, num_charts: int) -> Data:
     from lmms_stream.mds.core import PackedDataset
     from lmms_stream.mds.streams import StreamConfig
     from lmms_stream.processors.multimodal import MultimodalProcessor
-    from lmms_stream.tools.demo.tiny_vlm import save_processor
+    from lmms_stream.tools.demo.vision import save_processor
 
     heights = different_charts()
     if not 0 < num_charts <= len(heights) - HELD_OUT:
@@ -99,7 +99,7 @@ def write_datasets(folder: Path, *, num_charts: int) -> Data:
 def train(folder: Path, data: Data, *, tokens: int, seed: int, single: bool) -> Path:
     """The folder of the trained model."""
     from lmms_stream.tools.demo.jobs import run_job
-    from lmms_stream.tools.demo.tiny_vlm import model_fields
+    from lmms_stream.tools.demo.vision import model_fields
 
     packs = PACKS_A_STEP
     if single:
@@ -203,7 +203,7 @@ def report(runs: list[Run], *, tokens: int, guessing: float, seconds: float) -> 
 
 
 def main() -> None:
-    from lmms_stream.tools.demo.pictures import NAMES
+    from lmms_stream.tools.demo.vision import NAMES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--charts", type=int, default=4000, help="to train on")

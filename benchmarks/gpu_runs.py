@@ -107,7 +107,7 @@ def image_dataset(folder: Path, *, packing_length: int, count: int, sides: tuple
 
 
 def image_model(folder: Path, *, packing_length: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
-    from lmms_stream.tools.demo.tiny_vlm import model_fields
+    from lmms_stream.tools.demo.vision import model_fields
 
     return model_fields(folder / "processor", positions=packing_length, hidden_size=hidden_size, num_layers=num_layers)
 

@@ -74,7 +74,7 @@ def write_dataset(folder: Path, chats: Iterable[list[dict[str, Any]]], count: in
 
 def write_datasets(folder: Path, count: int) -> None:
     from lmms_stream.tools.demo.corpus import build_corpus
-    from lmms_stream.tools.demo.tiny_vlm import save_processor
+    from lmms_stream.tools.demo.vision import save_processor
 
     corpus = build_corpus(folder / "corpus")
     save_processor(folder / "processor", texts=corpus.texts)

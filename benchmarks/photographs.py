@@ -115,6 +115,6 @@ def write_arrow(folder: Path, count: int) -> None:
 
 def save_tiny_processor(folder: Path) -> Path:
     """A processor of Qwen2.5-VL's; digits are tokens of their own, because no text that it is trained on has any."""
-    from lmms_stream.tools.demo.tiny_vlm import save_processor
+    from lmms_stream.tools.demo.vision import save_processor
 
     return save_processor(folder, texts=[WORDS] * 8)

@@ -129,7 +129,7 @@ def save_processor(folder: Path, kind: str) -> Path:
     if kind == "sound":
         return save_sound_processor(folder, texts, num_bins=NUM_BINS, seconds=SECONDS[kind], vocabulary=VOCABULARY)
     if kind == "video":
-        from lmms_stream.tools.demo.tiny_vlm import save_processor as save_vision_processor
+        from lmms_stream.tools.demo.vision import save_processor as save_vision_processor
 
         return save_vision_processor(folder, texts=texts)
     return _save_omni_processor(folder, texts)

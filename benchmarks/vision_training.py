@@ -77,7 +77,7 @@ def pack_and_pad(folder: Path, num_steps: int) -> tuple[dict[str, list[float]], 
     one.
     """
     import torch
-    from lmms_stream.tools.demo.tiny_vlm import model_fields
+    from lmms_stream.tools.demo.vision import model_fields
 
     torch.set_num_threads(1)
     config = model_fields(

@@ -6,8 +6,7 @@ python examples/prepare_charts.py FOLDER writes FOLDER/charts (rows and images),
 import sys
 from pathlib import Path
 
-from lmms_stream.tools.demo.pictures import write_charts
-from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
+from lmms_stream.tools.demo.vision import model_fields, save_processor, write_charts
 from lmms_stream.train.model.build import ModelConfig
 
 folder, num_charts = Path(sys.argv[1]), 60

@@ -132,7 +132,11 @@ keep_names(
         "processors.preference_media": "processors.preference",
         "processors.families.asked": "processors.families.probe",
         "processors.blocks": "processors.bagel",
-        "demo.charts": "tools.demo.pictures",
+        **{
+            f"{demo}.{name}": "tools.demo.vision"
+            for demo in ("demo", "tools.demo")
+            for name in ("charts", "pictures", "tiny_vlm")
+        },
         "train.habits": "doors.huggingface",
         "train.tasks.terms": "plugins.tasks.reconstruction",
         "train.model.own_loop": "train.model.choice",

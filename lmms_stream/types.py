@@ -317,17 +317,31 @@ class Batch:
         """Tokens of the sequence, padding included."""
         return int(self.input_ids.shape[1])
 
-    def for_model(self, model: Any, processor: Any = None) -> dict[str, Any]:
-        """Keyword arguments for a transformers model to keep the samples of this pack separate.
+    def for_model(
+        self,
+        model: Any,
+        processor: Any = None,
+        *,
+        layout: Literal["packed", "padded"] = "packed",
+        labels: bool = False,
+    ) -> dict[str, Any]:
+        """Keyword arguments of a model's forward pass.
 
-        model(**batch.for_model(model)).logits equal the logits of each sample alone; labels are not included. model may
-        be wrapped by DDP, fully_shard, torch.compile or peft. processor: for packs with media, the packs' processor.
-        The first call for a model checks the separation (check_isolation): all ranks must call together. Raises
-        ConfigError for a model or an attention with mixed samples.
+        packed: model(**arguments).logits equal the logits of each sample alone. model is a model of transformers, and
+        may be wrapped by DDP, fully_shard, torch.compile or peft. The first call for a model checks the separation of
+        samples (check_isolation): all ranks must call together. ConfigError for a model or an attention with mixed
+        samples.
+
+        padded: for models that cannot take packs, a row for each segment: input_ids and attention_mask
+        int64[num_segments, longest]; without media, of any model. processor: of packs with media. labels: with the
+        labels, in the shape of input_ids.
         """
-        own_loop = import_module(".train.model.choice", __package__)
-        arguments: dict[str, Any] = own_loop.arguments_of(self, model, processor)
-        return arguments
+        choice = import_module(".train.model.choice", __package__)
+        if layout == "padded":
+            arguments: dict[str, Any] = choice.padded_arguments_of(self, model, processor)
+            return arguments if labels else {name: value for name, value in arguments.items() if name != "labels"}
+        packed: dict[str, Any] = choice.arguments_of(self, model, processor)
+        return {**packed, "labels": self.labels} if labels else packed
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by torch's DataLoader)."""

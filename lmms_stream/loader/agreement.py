@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
@@ -138,6 +139,40 @@ def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:
             )
         time.sleep(_POLL_S)
         num_here = store.add(key, 0)
+
+
+# Collectives of all ranks of a world.
+
+
+def sum_over_ranks(number: int, world: World) -> int:
+    """Return the sum of a number of each rank; ranks of a replicated group have the same number, which counts once."""
+    if world.world_size == 1:
+        return number
+    _check_group(world)
+    group = dist.group.WORLD
+    assert group is not None
+    on_cpu = torch.device("cpu") in group._device_types
+    total = torch.tensor(number, device="cpu" if on_cpu else torch.device("cuda", torch.cuda.current_device()))
+    dist.all_reduce(total)
+    return int(total) // world.replication
+
+
+def gather_over_ranks(value: Any, world: World) -> list[Any]:
+    """Return the picklable values of all ranks, in order."""
+    if world.world_size == 1:
+        return [value]
+    _check_group(world)
+    values: list[Any] = [None] * world.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _check_group(world: World) -> None:
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world.world_size:
+        raise ConfigError(
+            f"the loader is one of {world.world_size} ranks, and this process has no process group of these ranks: "
+            "call torch.distributed.init_process_group first, or give the loader world=World()"
+        )
 
 
 def _described(settings: Mapping[str, Any], world: World) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +25,7 @@ from ..plan.source_ranges import Weights
 from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.fetch_config import FetchCounts
 from ..types import Batch, World
-from .agreement import Agreement
+from .agreement import Agreement, gather_over_ranks, sum_over_ranks
 from .bad_samples import BadSamples, check_padded
 from .batch_maker import Collator, LoaderSettings, Ready, processor_that_packs
 from .collate import collate
@@ -35,6 +36,13 @@ from .worker import FetchMeter, LaneWorker, PackWorker, PlanWorker
 from .workers import StartMethod, Workers
 
 FETCH_ERROR_S = 10.0  # wait beyond fetch.timeout_s: the more precise error of the fetch comes first
+
+
+class GlobalStep(NamedTuple):
+    """Batches of this rank in a step. num_loss_tokens: labels other than -100 in the step's batches of all ranks."""
+
+    batches: Sequence[Batch]
+    num_loss_tokens: int
 
 
 class PackedLoader:
@@ -268,6 +276,13 @@ class PackedLoader:
         self._delivery.end()
         self.agreement.end(self.world)
 
+    def steps(self, *, until: int | None = None) -> LoaderSteps:
+        """Return the batches a step at a time, as an iterable of GlobalStep.
+
+        until: stop before this step of the run, after as many epochs as necessary; default: at the end of the epoch.
+        """
+        return LoaderSteps(self, until)
+
     def _made(self, ready: Ready) -> Iterable[Ready]:
         """Return a worker's batches, or make batches of the worker's work."""
         return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
@@ -311,6 +326,14 @@ class PackedLoader:
         self._delivery.load(state)
         self.agreement.renew()
 
+    def stateful(self) -> LoaderState:
+        """Return the loader's state as an entry of a checkpoint of torch.distributed.checkpoint (DCP).
+
+        dcp.save({"model": model, "data": loader.stateful()}); all ranks save, and load, together. Unlike state_dict(),
+        its entry has the same name for any sources and, in lanes, holds the states of all ranks.
+        """
+        return LoaderState(self)
+
     @property
     def state_is_per_rank(self) -> bool:
         """Whether each rank has a separate state, to be joined by merge_states: in lanes, but not with a plan."""
@@ -325,6 +348,69 @@ class PackedLoader:
     def skip_steps(self, num_steps: int) -> None:
         """Pass over the next steps without reading them; ConfigError in lanes."""
         self._delivery.skip(num_steps)
+
+
+class LoaderSteps:
+    """Steps of a loader, see PackedLoader.steps; all ranks iterate together, and sum their loss tokens.
+
+    With `until` a dataloader for trainers that save the state of theirs, such as Lightning: len counts all steps of the
+    run. ConfigError before the process group of a world of several ranks.
+    """
+
+    def __init__(self, loader: PackedLoader, until: int | None):
+        self.loader, self._until = loader, until
+
+    def __iter__(self) -> Iterator[GlobalStep]:
+        loader, until = self.loader, self._until
+        while until is None or loader.step < until:
+            first = loader.step
+            batches: list[Batch] = []
+            for batch in loader:
+                batches.append(batch)
+                if len(batches) == loader.micro_batches:
+                    num_loss_tokens = sum(each.num_loss_tokens for each in batches)
+                    yield GlobalStep(batches, sum_over_ranks(num_loss_tokens, loader.world))
+                    batches = []
+                    if loader.step == until:
+                        return
+            if until is None or loader.step == first:
+                return
+
+    def __len__(self) -> int:
+        if self._until is None:
+            raise TypeError("steps of an epoch have no len: name the steps of the run, loader.steps(until=…)")
+        return self._until
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state; ConfigError without `until`, and in lanes."""
+        if self._until is None:  # a trainer that knows no len reads a step ahead of what it trained on
+            raise ConfigError("a trainer can save the steps of a whole run only: write loader.steps(until=…)")
+        if self.loader.state_is_per_rank:
+            raise ConfigError("packs of lanes have a state on each rank: write a lengths index with lmms-stream index")
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+
+class LoaderState:
+    """A Stateful of torch.distributed.checkpoint with the state of a loader, see PackedLoader.stateful."""
+
+    def __init__(self, loader: PackedLoader):
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"cursor": JSON}; in lanes all ranks call this together."""
+        state = self._loader.state_dict()
+        if self._loader.state_is_per_rank:
+            world = self._loader.world
+            states = gather_over_ranks(state, world)
+            state = self._loader.merge_states(states[:: world.replication])
+        return {"cursor": json.dumps(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; CursorError for a cursor of another plan."""
+        self._loader.load_state_dict(json.loads(state["cursor"]))
 
 
 def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collator: Collator) -> StepConfig:

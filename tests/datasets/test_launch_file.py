@@ -15,8 +15,7 @@ from lmms_stream.doors.lmms_engine.launch.file import TRAINER_ARGS, launch_of
 from lmms_stream.doors.lmms_engine.launch.run import planned_launch, read_launch
 from lmms_stream.doors.lmms_engine.train import TrainingArguments
 from lmms_stream.errors import ConfigError, LmmsStreamError
-from lmms_stream.tools.demo.pictures import write_charts
-from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
+from lmms_stream.tools.demo.vision import model_fields, save_processor, write_charts
 from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log

@@ -13,8 +13,7 @@ from lmms_stream.errors import DataError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.processors.multimodal import MultimodalProcessor
-from lmms_stream.tools.demo.pictures import write_charts, write_pictures, write_videos
-from lmms_stream.tools.demo.tiny_vlm import model_fields, save_processor
+from lmms_stream.tools.demo.vision import model_fields, save_processor, write_charts, write_pictures, write_videos
 
 from ..conftest import last_words, run_command
 from ..rounds import LONG
@@ -46,7 +45,7 @@ def test_charts_pictures_and_videos_become_samples_of_which_the_answers_are_lear
 
 
 def test_a_machine_without_pictures_is_told_what_ships_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmms_stream.tools.demo.pictures.PACKAGES", ("no_such_package",))
+    monkeypatch.setattr("lmms_stream.tools.demo.vision.PACKAGES", ("no_such_package",))
     with pytest.raises(DataError, match="none of no_such_package has pictures on this machine: pip install"):
         write_pictures(tmp_path)
 

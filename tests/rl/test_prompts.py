@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.rl import Dataset, MultimodalConfig, Sample, StreamingDataset
-from lmms_stream.tools.demo.tiny_vlm import save_processor
+from lmms_stream.tools.demo.vision import save_processor
 from PIL import Image
 from streaming import MDSWriter
 from transformers import AutoProcessor, AutoTokenizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lmms_stream.errors import CheckpointError, ConfigError, CursorError
 from lmms_stream.rl import Dataset, IndexManager, RolloutDataSourceWithBuffer, StreamingDataset
-from lmms_stream.tools.demo.tiny_vlm import save_processor
+from lmms_stream.tools.demo.vision import save_processor
 from transformers import AutoTokenizer
 
 from .rows import prompts, write_lines

@@ -148,3 +148,33 @@ def test_packs_that_a_model_cannot_take_are_refused_by_the_number() -> None:
         pack(4, 17).for_model(model)
     with pytest.raises(ConfigError, match=r"token id \d+ in sample \d is none of the model's"):
         check_isolation(model, pack(5, 6, vocabulary=100_000))
+
+
+def logits_of_rows(model: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    logits: torch.Tensor = model(**{name: value for name, value in arguments.items() if name != "labels"}).logits
+    return logits[arguments["attention_mask"].bool()]
+
+
+def test_rows_of_samples_give_their_logits_and_labels_to_models_that_cannot_take_packs() -> None:
+    model, batch = made("gpt2", **GPT2), pack(7, 12, 9)
+    rows = batch.for_model(model, layout="padded", labels=True)
+    assert rows["input_ids"].shape == rows["labels"].shape == (3, 12)
+    with torch.no_grad():
+        alone = logits_alone(model, batch)
+        assert (logits_of_rows(model, rows) - alone).abs().max() < 1e-5 * alone.std()
+    assert torch.equal(rows["labels"][rows["attention_mask"].bool()], batch.labels[0])
+    assert int((rows["labels"] != -100).sum()) == batch.num_loss_tokens
+    assert "labels" not in batch.for_model(torch.nn.Linear(2, 2), layout="padded")  # any model
+    only_padding = collate([], [], pad_to=5).for_model(model, layout="padded", labels=True)
+    assert model(**only_padding, num_items_in_batch=1).loss == 0
+
+
+def test_rows_hold_the_media_of_their_samples() -> None:
+    model = vision.build("qwen2_5_vl", attention="sdpa").eval()
+    processor: Processor = OfImages(family=vision.Family("qwen2_5_vl"))
+    samples = vision.samples_of(model, "images")
+    batch = collate(samples, range(len(samples)))
+    with torch.no_grad():
+        packed = model(**batch.for_model(model, processor)).logits[0]
+        found = logits_of_rows(model, batch.for_model(model, processor, layout="padded"))
+    assert (found - packed).abs().max() < 1e-4

@@ -12,5 +12,6 @@ conversion      a datasets.Dataset -> shards and lengths, once, by one rank
 models          a model's name -> ModelConfig
 data            the datasets of a run, converted or opened
 collators       their data collators -> ours
+packs           transformers' own Trainer on the packs of a PackedLoader
 resolve         all arguments of a trainer -> the inputs of a run
 """

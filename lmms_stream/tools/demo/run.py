@@ -22,8 +22,7 @@ from ..plan.console import print_plan
 from .corpus import VOCABULARY, build_corpus, train_tokenizer
 from .endpoint import BUCKET, s3_endpoint
 from .jobs import StartJob, Torchrun, compare_runs, read_run, run_job
-from .pictures import write_charts, write_pictures, write_videos
-from .tiny_vlm import model_fields, save_processor
+from .vision import model_fields, save_processor, write_charts, write_pictures, write_videos
 
 Kind = Literal["text", "vision"]
 DOING: Mapping[Kind, str] = {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
-from ...loader.collate import collate
-from ...processors.base import Processor
+from ...loader.collate import PAD_TOKEN_ID, collate
+from ...processors.base import IGNORED_LABEL, Processor
 from ...types import Batch
 from ..run.distributed import gather
 from .attention import BY_BOUNDS, VARLEN, may_be_set, missing_in, run_towers_by_bounds
@@ -37,7 +38,7 @@ from .isolation import (
 from .loss import losses_of_logits
 from .model import PackedModel
 from .sharding import reshard
-from .towers import family_of
+from .towers import family_of, model_inputs
 
 _OWN_BACKWARD = ("flex_attention", VARLEN)  # with a backward pass of their own: compiled, or a kernel
 _Way = Literal["positions", "bounds", "samples"]  # to keep samples apart
@@ -363,6 +364,33 @@ def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -
         if packed.model.config._attn_implementation != known.proven:
             _prove(known)
     return packed._run_inputs(batch)
+
+
+def padded_arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
+    """Return the arguments and labels of a batch of rows, a row for each segment of a pack; see Batch.for_model."""
+    bounds = batch.cu_seqlens[: batch.num_segments + 1].tolist()
+    if not batch.num_segments:  # only padding: a row without labels
+        bounds = [0, batch.num_tokens]
+    rows = {
+        "input_ids": _in_rows(batch.input_ids, bounds, PAD_TOKEN_ID),
+        "labels": _in_rows(batch.labels, bounds, IGNORED_LABEL),
+        "attention_mask": _in_rows(torch.ones_like(batch.input_ids), bounds),
+        "use_cache": False,
+    }
+    if not batch.inputs and not batch.token_inputs:
+        return rows
+    packed = _known(model, batch, processor).packed
+    rows |= {name: _in_rows(values, bounds) for name, values in packed._token_inputs(batch).items()}
+    positions = packed._inputs(batch).get("position_ids")
+    if positions is not None and positions.ndim == 3:  # [axes, 1, T]
+        rows["position_ids"] = torch.stack([_in_rows(axis, bounds) for axis in positions])
+    return rows | dict(model_inputs(packed.family, packed.media_model, batch.inputs))
+
+
+def _in_rows(values: torch.Tensor, bounds: Sequence[int], fill: int = 0) -> torch.Tensor:
+    """Cut values of tokens into rows: [1, T] -> [len(bounds) - 1, longest]."""
+    rows = [values[0, start:stop] for start, stop in pairwise(bounds)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
 
 
 def check_isolation(model: Any, batch: Batch, processor: Processor | None = None) -> None:
