@@ -266,8 +266,9 @@ class Batch:
     token_inputs: named values per token, int64[1, T] each, for some families' models; 0 for samples without values.
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
     num_loss_tokens: number of labels other than -100. sample_ids: int64[num_samples]; empty in a pad pack.
-    source: the source of the samples. step: step of the pack, counted from the loader's start; micro_batch: number of
-    the pack among this rank's packs of the step. num_patches: measured rows of the samples for the media tower.
+    source: the source of the samples. step: number of the pack's step, counted from 0 at the beginning of the run, as
+    by loader.step; micro_batch: number of the pack among this rank's packs of the step. num_patches: measured rows of
+    the samples for the media tower.
     sequences: int64[n, 4] for samples of several sequences (a pair of answers, or documents without attention to each
     other): index of the sample in sample_ids, tokens [start, stop), and role (see Role), in token order. Each sequence
     is a segment; padding is excluded. None if each sample is one segment.

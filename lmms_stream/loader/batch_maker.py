@@ -269,7 +269,7 @@ class BatchMaker:
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
-                step=work.step,
+                step=self._first_step + work.step,
                 micro_batch=micro_batch,
                 **({} if memory is None else {"memory": memory}),
             )
@@ -381,7 +381,7 @@ class BatchMaker:
                 max_seqlen=longest[pack],
                 num_loss_tokens=num_loss_tokens[pack],
                 source=work.source,
-                step=work.step,
+                step=self._first_step + work.step,
                 micro_batch=micro_batch,
             )
             if pad_to is not None and batch.num_tokens < pad_to:

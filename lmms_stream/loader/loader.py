@@ -203,7 +203,10 @@ class PackedLoader:
 
     @property
     def step(self) -> int:
-        """Steps completely delivered, or passed over, since the beginning of the run."""
+        """Steps completely delivered, or passed over, since the beginning of the run.
+
+        Until the last batch of a step is delivered, equal to batch.step.
+        """
         return self._delivery.cursor.step
 
     @property

@@ -89,9 +89,8 @@ def read(
             loader.load_state_dict(state)
         first = loader.step
         while loader.step < first + num_steps:
-            at = loader.step
             for batch in loader:
-                steps[at + batch.step].append(tuple(batch.input_ids[0].tolist()))
+                steps[batch.step].append(tuple(batch.input_ids[0].tolist()))
                 if loader.step == first + num_steps:
                     break
         states.append(loader.state_dict())

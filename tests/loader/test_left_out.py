@@ -380,7 +380,7 @@ def _check_drops(folder: Path, drop_folder: Path, draw: random.Random, *, num_st
                 loader.load_state_dict(json.loads(json.dumps(state)))
             loader.leave_out(left_out)
             for batch in loader:
-                masked.append(replace(batch, step=step + batch.step))
+                masked.append(batch)
                 if loader.step == stop:
                     break
             after, quarantined = loader.state_dict(), loader.left_out.of_kind("quarantined")

@@ -63,11 +63,11 @@ def read_steps(
         if state is not None:
             loader.load_state_dict(state)
         at = loader.cursor.sources["data"]
-        epoch, first = at.epoch, at.packs // global_batch
+        epoch, first, begin = at.epoch, at.packs // global_batch, loader.step
         batches: Iterator[Batch] = iter(loader)
         for batch in batches:
-            steps[epoch, first + batch.step] += batch.sample_ids.tolist()
-            if num_steps is not None and (batch.step, batch.micro_batch) == (num_steps - 1, loader.micro_batches - 1):
+            steps[epoch, first + batch.step - begin] += batch.sample_ids.tolist()
+            if batch.step + 1 - begin == num_steps and batch.micro_batch == loader.micro_batches - 1:
                 break
         states.append(loader.state_dict())
     return {step: sorted(ids) for step, ids in steps.items()}, states
@@ -100,6 +100,24 @@ def test_a_batch_holds_its_samples_as_the_processor_makes_them(
     assert np.array_equal(batch.input_ids[0].numpy(), np.concatenate(expected))
     assert PACKING_LENGTH // 2 < batch.num_tokens <= PACKING_LENGTH
     assert batch.cu_seqlens.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_steps_of_batches_are_counted_from_the_beginning_of_the_run(
+    dataset: PackedStreamingDataset, num_workers: int
+) -> None:
+    first, resumed = (PackedLoader(dataset, global_batch=GLOBAL_BATCH, num_workers=num_workers) for _ in range(2))
+    for batch in first:
+        assert batch.step == first.step - (batch.micro_batch == first.micro_batches - 1)
+        if batch.step == 3:
+            break
+    resumed.load_state_dict(first.state_dict())
+    resumed.skip_steps(1)
+    assert next(iter(resumed)).step == resumed.step == 4
+    *_, last = resumed
+    num_steps = resumed.step
+    assert last.step == num_steps - 1
+    assert next(iter(resumed)).step == num_steps  # the next epoch
 
 
 @pytest.mark.parametrize(("world_size", "num_nodes"), [(2, 1), (4, 1), (4, 2)])
