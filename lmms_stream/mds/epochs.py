@@ -143,6 +143,11 @@ def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]
 
     unsaved: values for settings missing in the state: MosaicML's states lack some settings.
     """
+    if isinstance(obj, Mapping) and {"sources", "packed_sources", "lanes"} & obj.keys():
+        raise CursorError(
+            "the saved state is of a PackedLoader, at a pack: load it in a PackedLoader, or begin the epoch of a "
+            "StreamingDataLoader without a state"
+        )
     try:
         numbers = {
             name: index(obj[name]) for name in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")

@@ -86,8 +86,7 @@ class Cursor:
                 "the saved cursor is one of lanes, and this run takes its packs from a lengths index: "
                 "set packing_mode to lanes"
             )
-        version = data.get("version")
-        check_version(version)
+        check_version(data)
         try:
             packed = data.get("packed_sources")
             sources = data["sources"] if packed is None else _unpacked(packed)
@@ -141,8 +140,14 @@ def _unpickled(step: int, sources: Sequence[tuple[str, str, int, int, int]]) -> 
     return Cursor(step=step, sources=found)
 
 
-def check_version(version: Any) -> None:
-    """Raise CursorError for a cursor of a release with other packs."""
+def check_version(data: Mapping[str, Any]) -> None:
+    """Raise CursorError for a state of a StreamingDataLoader, or a cursor of a release with other packs."""
+    if "sample_in_epoch" in data:
+        raise CursorError(
+            "the saved state is of a StreamingDataLoader, at a sample of its epoch, and packs have another order: read "
+            "the epoch to its end with StreamingDataLoader, and begin the next epoch with packs, without a state"
+        )
+    version = data.get("version")
     if version is True or version != CURSOR_VERSION:
         raise CursorError(
             f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}, with different packs: "

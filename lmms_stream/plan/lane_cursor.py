@@ -52,12 +52,14 @@ class LaneCursor:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LaneCursor:
         """Read a dict written by to_dict; CursorError for another version, a plan's cursor, or a damaged state."""
+        if isinstance(data, Mapping) and "sample_in_epoch" in data:
+            check_version(data)
         if not isinstance(data, Mapping) or "lanes" not in data:
             raise CursorError(
                 "the saved cursor is not one of lanes: it was saved with a lengths index (set packing_mode to plan), "
                 "or is damaged"
             )
-        check_version(data.get("version"))
+        check_version(data)
         try:
             numbers = {name: index(data[name]) for name in ("num_lanes", "step", "packs")}
             states = {int(lane): LaneState.from_dict(state) for lane, state in data["lanes"].items()}

@@ -364,6 +364,8 @@ def test_a_state_that_mosaicmls_class_saved_before_the_first_batch_begins_the_fi
         assert numbers(resumed) == numbers(fresh)
     with pytest.raises(CursorError, match=r"the saved state is damaged \(sample_in_epoch is -4\): use another"):
         resumed.load_state_dict(saved | {"epoch": 1, "sample_in_epoch": -4})
+    with pytest.raises(CursorError, match="is of a PackedLoader, at a pack: load it in a PackedLoader, or"):
+        resumed.load_state_dict({"version": 2, "step": 3, "sources": {}})
 
 
 # Numbers, shards and the cache

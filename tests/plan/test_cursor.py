@@ -129,6 +129,15 @@ def test_a_cursor_of_the_release_before_is_refused_by_name() -> None:
         LaneCursor.from_dict(lanes)
 
 
+def test_a_state_of_a_loader_of_samples_is_refused_by_name() -> None:
+    state = {"epoch": 0, "sample_in_epoch": 80, "num_canonical_nodes": 2, "shuffle_seed": 9176}
+    message = r"^the saved state is of a StreamingDataLoader, .*: read the epoch to its end .* without a state$"
+    with pytest.raises(CursorError, match=message):
+        Cursor.from_dict(state)
+    with pytest.raises(CursorError, match=message):
+        LaneCursor.from_dict(state)
+
+
 def _of_thousand_sources() -> Cursor:
     rng = np.random.default_rng(0)
     shared = "0d98acbef052877c-eca03c76a98fec87-9b2f0c7d1e5a6b48"  # settings, which a run's sources mostly share
