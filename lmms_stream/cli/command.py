@@ -44,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
     """Parser with help in the terminal's width, with examples at the end, and with errors in one line.
 
     examples: command lines. more: returns additional text for the help, called only for help. page: page of the command
-    in docs/.
+    in docs/. if_missing: remedy if arguments are missing.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -53,6 +53,7 @@ class CommandParser(argparse.ArgumentParser):
     examples: Sequence[str] = ()
     more: Callable[[], str] | None = None
     page: str | None = None
+    if_missing: str = ""
 
     def format_usage(self) -> str:
         self.usage = _usage(self)
@@ -70,6 +71,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line on stderr and exit with status 2."""
+        if self.if_missing and message.startswith("the following arguments are required"):
+            message = f"{message}: {self.if_missing}"
         self.exit(2, f"error: {message}: see {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -188,10 +191,10 @@ def add_processor_options(
     """Add --processor and --setting. default: the processor without these options, in words."""
     parser.add_argument(
         "--processor",
-        choices=("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference"),
+        choices=("chat", "text", "tokens", "vision", "audio", "omni", "image", "bagel", "preference"),
         help="read samples as this; vision, audio, omni: chats with media, where --tokenizer names a processor's "
-        "folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with images to see "
-        f"and to make; preference: answers to compare; default: {default}",
+        "folder or hub id; tokens and image (images that are to be made): without --tokenizer; bagel: chats with "
+        f"images to see and to make; preference: answers to compare; default: {default}",
     )
     parser.add_argument(
         "--setting",

@@ -80,8 +80,9 @@ def _add_verify(commands: Commands) -> None:
 
 
 def _add_merge(commands: Commands) -> None:
-    summary = "Make one dataset of those in folders below it, without copying shards."
+    summary = "Make one dataset of several datasets in folders below TARGET, without copying shards."
     parser = add_command(commands, "merge", _merge, summary, example=MERGE, page="growing.md")
+    parser.if_missing = "list the datasets in the order of their samples: lmms-stream merge all all/chats all/code"
     parser.add_argument(
         "target", metavar="TARGET", help="write the common index to this folder or URL, which lies above all sources"
     )
@@ -89,8 +90,8 @@ def _add_merge(commands: Commands) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="merge these datasets below it, in this order (parts of convert --part are none: the same convert command "
-        "without --part makes their dataset)",
+        help="merge these datasets below TARGET, each listed, in this order; not parts of convert --part: the same "
+        "convert command without --part makes their dataset",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier merge (never a shard)")
 

@@ -71,8 +71,8 @@ def ensure_lengths(stored: StoredDataset, processor: Processor, *, world: World,
     if stored.num_samples > limits.max_samples:
         raise ConfigError(
             f"{stored.url} has {stored.num_samples} samples and no lengths index for this processor, and packing_mode "
-            f"auto measures at most {limits.max_samples}: write the index first with lmms-stream index {stored.url} "
-            '--tokenizer …, or set packing_mode="lanes", which needs none'
+            f"auto measures at most {limits.max_samples}: {stored.how_to_index}, or set "
+            'packing_mode="lanes", which needs none'
         )
     lock = lock_folder(stored.url) / f"{processor_fingerprint(processor)}.auto"
     with disk_errors(str(lock)):
@@ -150,7 +150,7 @@ def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limit
     if waited.outcome == "ended":
         raise LengthsError(
             f"the rank that measured {stored.url} ended before its lengths index was written: see its error, or "
-            f"write the index first with lmms-stream index {stored.url} --tokenizer …"
+            f"before the run {stored.how_to_index}"
         )
     if waited.outcome == "late":
         raise _late(stored, waited.limit_s)
@@ -159,7 +159,7 @@ def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limit
 def _late(stored: StoredDataset, limit_s: float) -> LengthsError:
     return LengthsError(
         f"{stored.url} has no lengths index for this processor, and no other process wrote one within {limit_s:g} s: "
-        f"write it first with lmms-stream index {stored.url} --tokenizer … (on each node, if each has a copy)"
+        f"before the run (on each node, if each has a copy) {stored.how_to_index}"
     )
 
 

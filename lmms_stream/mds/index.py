@@ -376,8 +376,8 @@ def no_dataset(storage: Storage) -> ObjectMissingError:
         return ObjectMissingError(f"{missing}: check the path or URL, or write it with lmms-stream convert")
     named = ", ".join(below[:_MAX_NAMED]) + (", …" if len(below) > _MAX_NAMED else "")
     return ObjectMissingError(
-        f"{missing}, but folders in it do ({named}): name one of these, or make one dataset of all with lmms-stream "
-        "merge"
+        f"{missing}, but folders in it do ({named}): name one of these, or make one dataset of several with "
+        f"lmms-stream merge {storage.url} {storage.url}/{below[0]} …"
     )
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,32 @@ class LengthsDescription:
     num_tokens_of: Mapping[str, int] | None = None
     num_cut: int = 0
     not_shown: Mapping[str, int] = field(default_factory=dict)
+
+
+_KINDS = {  # columns of rows not read by a processor -> options that convert the rows
+    ("question", "answer"): "question-answer --tokenizer …",
+    ("prompt", "response"): "prompt-response --tokenizer …",
+    ("conversations",): "sharegpt --tokenizer …",
+    ("tokens",): "tokens --columns input_ids=tokens --processor tokens",
+    ("input_ids",): "tokens --processor tokens",
+}
+
+
+def how_to_index(url: str, columns: Sequence[str]) -> str:
+    """Return the command that writes a lengths index for a dataset with these columns, for an error.
+
+    >>> how_to_index("s3://bucket/data", ["input_ids", "loss_spans"])
+    'write one with lmms-stream index s3://bucket/data'
+    """
+    if {"input_ids", "loss_spans"} <= {*columns} or not columns:
+        return f"write one with lmms-stream index {quote(url)}"
+    if {"messages", "text"} & {*columns}:
+        return f"write one with lmms-stream index {quote(url)} --tokenizer …"
+    kinds = [kind for needed, kind in _KINDS.items() if {*needed} <= {*columns}]
+    return (
+        f"no processor of this package reads its columns ({', '.join(columns)}); convert it, with an index, by "
+        f"lmms-stream convert {quote(url)} TARGET --kind {next(iter(kinds), 'KIND --tokenizer …')}"
+    )
 
 
 def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:

@@ -26,6 +26,7 @@ from .lengths import (
     LENGTHS_FOLDER,
     LengthIndex,
     array_matches,
+    how_to_index,
     is_description,
     lengths_names,
     parse_description,
@@ -231,8 +232,7 @@ class StoredDataset:
             if kept is not None:
                 return kept
             raise LengthsError(
-                f"{self.url} has no lengths index for this processor ({fingerprint}): write one with "
-                f"lmms-stream index {self.url} --tokenizer …"
+                f"{self.url} has no lengths index for this processor ({fingerprint}): {self.how_to_index}"
             )
         described = parse_description(description, fingerprint=fingerprint)
         patches_path = None
@@ -261,8 +261,7 @@ class StoredDataset:
             path = self.cache.fetch(name, wanted)
         except ObjectMissingError as error:
             raise LengthsError(
-                f"{self.url} has the description of a lengths index without {what} ({name}): write it again "
-                f"with lmms-stream index {self.url} --tokenizer …"
+                f"{self.url} has the description of a lengths index without {what} ({name}): {self.how_to_index}"
             ) from error
         assert path is not None
         return path
@@ -298,9 +297,12 @@ class StoredDataset:
         return fingerprints[0]
 
     def _no_lengths(self) -> LengthsError:
-        return LengthsError(
-            f"{self.url} lists no lengths index: write one with lmms-stream index {self.url} --tokenizer …"
-        )
+        return LengthsError(f"{self.url} lists no lengths index: {self.how_to_index}")
+
+    @property
+    def how_to_index(self) -> str:
+        """The command that writes a lengths index, for an error."""
+        return how_to_index(self.url, self.shards[0].column_names if len(self.shards) else ())
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -193,10 +193,11 @@ def has_processor_of_media(path: str) -> bool:
 
 # Which processor measures samples: chosen by the user's settings and the schema of the rows.
 
-TYPES = ("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference")
+TYPES = ("chat", "text", "tokens", "vision", "audio", "omni", "image", "bagel", "preference")
+_WITHOUT_TEXTS = {"image": "images", "tokens": "tokens"}  # type -> rows measured without a tokenizer
 _OF_ROWS = {"messages": "chat", "text": "text", "preference": "preference"}  # schema of the rows -> type of processor
 _WITHOUT_TOKENIZER = {
-    "tokens": "the rows are tokens already: leave --tokenizer out",
+    "tokens": "the rows are tokens already: leave --tokenizer out (--processor tokens counts the tokens)",
     "image": "images are measured without a tokenizer: pass --processor image, and leave --tokenizer out",
 }
 
@@ -217,9 +218,10 @@ class ProcessorChoice:
     def __post_init__(self) -> None:
         if self.type is not None and self.type not in TYPES:
             raise ConfigError(f"processor {self.type!r} is not known: choose one of {', '.join(TYPES)}")
-        if self.type == "image" and self.tokenizer is not None:
-            raise ConfigError("--processor image reads images, not texts: leave --tokenizer out")
-        if self.tokenizer is None and self.type != "image":
+        if self.type in _WITHOUT_TEXTS and self.tokenizer is not None:
+            read = _WITHOUT_TEXTS[self.type]
+            raise ConfigError(f"--processor {self.type} reads {read}, not texts: leave --tokenizer out")
+        if self.tokenizer is None and self.type not in _WITHOUT_TEXTS:
             name, value = next(iter(self.settings.items()), ("", ""))
             named = f"--processor {self.type}" if self.type else f"--setting {name}={value}"
             raise ConfigError(f"{named} needs tokens: pass --tokenizer with a folder or hub id")

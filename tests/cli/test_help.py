@@ -105,6 +105,9 @@ def test_training_by_torchrun_has_help_that_fits_80_columns() -> None:
          "unrecognized arguments: train.max_steps=2 (a SETTING=VALUE can only follow the YAML file of a run directly, "
          "before all options): see lmms-stream plan --help"),
         (["plan"], "the following arguments are required: DATASET: see lmms-stream plan --help"),
+        (["merge", "all"],
+         "the following arguments are required: SOURCE: list the datasets in the order of their samples: lmms-stream "
+         "merge all all/chats all/code: see lmms-stream merge --help"),
         (["plan", "a", "--epochs", "many"],
          "argument --epochs: expected a whole number of at least 1, got 'many': see lmms-stream plan --help"),
         (["convert", "a", "b", "--over"],

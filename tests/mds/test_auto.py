@@ -167,7 +167,7 @@ def test_each_node_measures_a_read_only_dataset_for_itself(tmp_path: Path) -> No
     write_tokens(data, num_samples=NUM_SAMPLES, with_index=False)
     first_of_second_node = World(rank=2, world_size=4, num_nodes=2)
     with pytest.raises(
-        LengthsError, match=r"no other process wrote one within 0\.4 s: write it first with lmms-stream"
+        LengthsError, match=r"no other process wrote one within 0\.4 s: before the run .*write one with lmms-stream"
     ):
         ensure_lengths(stored_dataset(data), processor, world=first_of_second_node, limits=SOON)
     assert not processor.num_measured
@@ -187,7 +187,7 @@ def test_a_dataset_that_is_too_large_to_measure_is_refused_with_both_ways(
     dataset = PackedStreamingDataset(data, processor=TokensProcessor(), packing=PackingConfig(packing_length=256))
     message = (
         rf"{data} has 200 samples and no lengths index for this processor, and packing_mode auto measures at most 199: "
-        rf'write the index first with lmms-stream index {data} --tokenizer …, or set packing_mode="lanes"'
+        rf'write one with lmms-stream index {data}, or set packing_mode="lanes"'
     )
     with pytest.raises(ConfigError, match=message):
         PackedLoader(dataset, global_batch=2)
@@ -196,7 +196,7 @@ def test_a_dataset_that_is_too_large_to_measure_is_refused_with_both_ways(
 def test_ranks_whose_first_one_never_measures_are_told_so(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=NUM_SAMPLES, with_index=False)
     with pytest.raises(
-        LengthsError, match=r"no other process wrote one within 0\.2 s: write it first with lmms-stream"
+        LengthsError, match=r"no other process wrote one within 0\.2 s: before the run .*write one with lmms-stream"
     ):
         ensure_lengths(
             stored_dataset(tmp_path / "data"), TokensProcessor(), world=World(rank=1, world_size=2), limits=SOON
@@ -209,7 +209,9 @@ def test_ranks_whose_first_one_dies_while_it_measures_are_told_so(tmp_path: Path
     (first, _, _), (second, _, errors) = map(end, ranks)
     assert (first, second) == (3, 1)
     assert "LengthsError: the rank that measured " in errors
-    assert "ended before its lengths index was written: see its error, or write the index first with lmms-str" in errors
+    assert (
+        "ended before its lengths index was written: see its error, or before the run write one with lmms-str" in errors
+    )
 
 
 SCRIPT = """

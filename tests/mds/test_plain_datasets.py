@@ -16,14 +16,17 @@ import pytest
 from lmms_stream.errors import LengthsError, StorageError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackCountsFolder
-from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.mds.lengths import LengthIndex, how_to_index
 from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
+from streaming import MDSWriter
 
 from ..conftest import run_cli, write_tokens
+
+CHAT = '[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]'
 
 
 def test_a_plain_dataset_is_planned_once_it_is_indexed(tmp_path: Path) -> None:
@@ -34,6 +37,42 @@ def test_a_plain_dataset_is_planned_once_it_is_indexed(tmp_path: Path) -> None:
     assert np.array_equal(PackedStreamingDataset(tmp_path / "data").length_index().lengths, lengths)
     result = run_cli("plan", str(tmp_path / "data"), "--packing-length", "256", "--json")
     assert result.returncode == 0, result.stderr
+
+
+ROWS: dict[str, tuple[dict[str, str], dict[str, object], str]] = {
+    "chats": ({"messages": "str", "media": "bytes"}, {"messages": CHAT, "media": b"[]"}, "index {} --tokenizer …"),
+    "texts": ({"text": "str"}, {"text": "some words"}, "index {} --tokenizer …"),
+    "ids": ({"input_ids": "ndarray:int64", "loss_spans": "ndarray:int64"},
+            {"input_ids": np.arange(9), "loss_spans": np.array([[0, 9]])}, "index {}"),
+    "questions": ({"question": "str", "answer": "str"}, {"question": "What is it?", "answer": "A pack."},
+                  "convert {} TARGET --kind question-answer --tokenizer …"),
+    "tokens": ({"tokens": "ndarray:int64"}, {"tokens": np.arange(9)},
+               "convert {} TARGET --kind tokens --columns input_ids=tokens --processor tokens"),
+    "bytes of tokens": ({"tokens": "bytes"}, {"tokens": np.arange(9).tobytes()},
+                        "convert {} TARGET --kind tokens --columns input_ids=tokens --processor tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_command_that_plan_names_for_a_dataset_without_an_index_writes_one(
+    name: str, tmp_path: Path, tokenizer: Path
+) -> None:
+    columns, row, command = ROWS[name]
+    with MDSWriter(columns=columns, out=str(tmp_path / "data")) as writer:
+        writer.write(row)
+    plan = ("--packing-length", "256", "--json")
+    refused = run_cli("plan", "data", *plan, cwd=tmp_path)
+    named = f"lmms-stream {command.format('data')}"
+    assert refused.stderr.endswith(f"{named}\n")
+    words = [str(tokenizer) if word == "…" else word for word in named.split()[1:]]
+    done = run_cli(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    planned = run_cli("plan", "TARGET" if "TARGET" in words else "data", *plan, cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_a_dataset_with_unknown_columns_is_to_be_converted() -> None:
+    assert how_to_index("data", ["number"]).endswith("lmms-stream convert data TARGET --kind KIND --tokenizer …")
 
 
 def test_of_several_indexes_of_a_plain_local_dataset_the_one_written_last_counts(tmp_path: Path) -> None:
