@@ -337,7 +337,10 @@ def test_rows_that_a_tokenizer_does_not_measure_say_so(tokenizer: Path, tmp_path
     rows = write_jsonl(tmp_path / "tokens.jsonl", {"input_ids": [1, 2, 3]})
     with pytest.raises(ConfigError, match=r"the rows are 'tokens': the rows are tokens already: leave --tokenizer out"):
         convert([rows], tmp_path / "out", tokenizer=str(tokenizer))
-    assert convert([rows], tmp_path / "out").num_rows == 1
+    with pytest.raises(ConfigError, match="--processor tokens reads tokens, not texts: leave --tokenizer out"):
+        convert([rows], tmp_path / "out", tokenizer=str(tokenizer), processor="tokens")
+    assert convert([rows], tmp_path / "out").num_tokens is None
+    assert convert([rows], tmp_path / "counted", processor="tokens").num_tokens == 3
 
 
 def test_a_conversion_in_python_takes_the_names_of_the_command_line(tokenizer: Path, tmp_path: Path) -> None:

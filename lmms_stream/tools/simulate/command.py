@@ -48,8 +48,8 @@ def add_commands(commands: Commands) -> None:
     add(
         "dataset",
         metavar="DATASET",
-        help="read the index and the lengths of this folder or URL, or of a run's YAML file; or take the sources that "
-        "a YAML file describes, which need not exist",
+        help="read the index and the lengths of this folder or URL; for several datasets, of those in a run's YAML "
+        "file; or take the sources that a YAML file describes, which need not exist",
     )
     add("--nodes", type=at_least(1), default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
     add("--gpus", type=at_least(1), default=8, metavar="N", help="put N ranks on each node; default: %(default)s")

@@ -192,7 +192,7 @@ def _rows(of: Simulation) -> dict[str, str]:
         "least cache_limit of a node": shown_bytes(of.least_cache_bytes),
         "in use at once on a node": shown_bytes(of.live_bytes),
         "bandwidth of a node, mean": shown_bandwidth(of.mean_bandwidth),
-        "without waiting": shown_bandwidth(of.needed_bandwidth),
+        "bandwidth of a node, needed": shown_bandwidth(of.needed_bandwidth),
         "waiting": f"{shown_seconds(of.wait_s)} ({of.wait_share:.1%}), and {shown_seconds(of.first_wait_s)} at first",
         "requests": f"{of.requests_per_s:,.1f}/s, at most {of.peak_requests_per_s:,.0f}/s",
         "cost of requests": f"${of.request_dollars:,.2f}",
