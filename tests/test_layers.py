@@ -66,7 +66,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "doors/huggingface": {
         *BASE, "versions", "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows",
-        "train/run", "train/model", "train/checkpoint", "train/tasks", "train", "doors/lmms_engine/datasets",
+        "converters/stored", "converters/exporting", "train/run", "train/model", "train/checkpoint", "train/tasks",
+        "train", "doors/lmms_engine/datasets",
     },
     "doors/lmms_engine": {
         "errors", "types", "processors", "processors/media", "doors/huggingface", "doors/lmms_engine/datasets",

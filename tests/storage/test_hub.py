@@ -42,6 +42,11 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A commit, for which the hub is first asked which files go to the store of large files: none here."""
         said = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/api/repos/create":
+            url = f"https://huggingface.co/datasets/{json.loads(said)['organization']}/{json.loads(said)['name']}"
+            return self._send(200, {}, json.dumps({"url": url}).encode())
+        if self.path == "/api/validate-yaml":  # of a card
+            return self._send(200, {}, json.dumps({"errors": [], "warnings": []}).encode())
         kind, folder, _ = self._asked()
         if kind == "preupload":
             files = [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in json.loads(said)["files"]]
@@ -235,3 +240,29 @@ def test_what_a_killed_download_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"y")
     remove_leftovers(path)
     assert [each.name for each in tmp_path.iterdir()] == ["other"]
+
+
+PUSHED = """
+import sys
+from lmms_stream import StreamingDataset
+from lmms_stream.doors.huggingface.stored import push_to_hub
+
+url = push_to_hub(sys.argv[1], "org/name", token="hf_token")
+dataset = StreamingDataset(remote=url, local=sys.argv[2], batch_size=1)
+assert [sample["input_ids"][0] for sample in dataset] == list(range(30))
+"""
+
+
+def test_a_dataset_is_pushed_with_a_card_and_read_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokens(tmp_path / "made", num_samples=30)
+    (tmp_path / "hub").mkdir()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with hub(tmp_path / "hub") as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        arguments = (str(tmp_path / "made"), str(tmp_path / "cache"))
+        result = run_command(sys.executable, "-c", PUSHED, *arguments, timeout_s=80)
+    assert result.returncode == 0, result.stderr
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert card.startswith("---\nsize_categories:\n- n<1K\n")
+    assert "30 samples in 1 MDS shards." in card
+    assert "| `input_ids` | ndarray:int32 |" in card

@@ -16,7 +16,7 @@ from ...processors.base import Compared
 from ...train.run.optimizers import OF_TORCH
 from ...train.run.settings import BETAS, EPSILON, BestConfig, TrainConfig, share_of_run
 from ...types import World
-from . import trl_fields
+from . import fields
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -34,7 +34,7 @@ _REPORTERS = ("tensorboard", "wandb")
 
 def option(arguments: TrainingArguments, name: str) -> Any:
     """Return a field of TRL's configs; TRL's default if the arguments do not have the field."""
-    default = trl_fields.SFT_DEFAULTS[name] if name in trl_fields.SFT_DEFAULTS else trl_fields.PREFERENCE_DEFAULTS[name]
+    default = fields.SFT_DEFAULTS[name] if name in fields.SFT_DEFAULTS else fields.PREFERENCE_DEFAULTS[name]
     return getattr(arguments, name, default)
 
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import of_type, whole_number
 from ...errors import ConfigError
-from . import fields, trl_fields
+from . import fields
 from .fields import FieldRule
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 logger = logging.getLogger("lmms_stream")
-_ROWS = {row.name: row for row in (*fields.ROWS, *trl_fields.SFT_ROWS)}
-_OF_PREFERENCES = _ROWS | {row.name: row for row in trl_fields.PREFERENCE_ROWS}
+_ROWS = {row.name: row for row in (*fields.ROWS, *fields.SFT_ROWS)}
+_OF_PREFERENCES = _ROWS | {row.name: row for row in fields.PREFERENCE_ROWS}
 _FATES = {
     "honoured": "honoured",
     "moot": "cannot matter: a warning names it where it is set",
@@ -75,8 +75,8 @@ def markdown() -> str:
     ]
     sections = (
         ("TrainingArguments", fields.ROWS),
-        ("What SFTConfig adds", trl_fields.SFT_ROWS),
-        ("What DPOConfig and KTOConfig add", trl_fields.PREFERENCE_ROWS),
+        ("What SFTConfig adds", fields.SFT_ROWS),
+        ("What DPOConfig and KTOConfig add", fields.PREFERENCE_ROWS),
     )
     for title, rows in sections:
         lines += ["", f"## {title}", "", "| field | | what becomes of it, or why not |", "|---|---|---|"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmms_stream.doors.huggingface import fields, table, trl_fields
+from lmms_stream.doors.huggingface import fields, table
 from lmms_stream.doors.huggingface.arguments import train_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.run.settings import BestConfig, TrainConfig
@@ -26,7 +26,7 @@ NEW_IN_5 = {
     "dataloader_multiprocessing_context", "ddp_static_graph", "enable_jit_checkpoint", "trackio_bucket_id",
     "trackio_static_space_id", "use_cache",
 }  # fmt: skip
-ALL_ROWS = (*fields.ROWS, *trl_fields.SFT_ROWS)
+ALL_ROWS = (*fields.ROWS, *fields.SFT_ROWS)
 ROWS = [row for row in ALL_ROWS if row.name in FIELDS]
 REFUSED = [row for row in ROWS if row.fate == "refused"]
 MOOT = [row for row in ROWS if row.fate == "moot"]
@@ -86,7 +86,7 @@ ELSEWHERE = {
     "load_best_model_at_end", "data_seed", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs",
     "full_determinism", "use_liger_kernel", "train_sampling_strategy",
     "hub_model_id", "hub_token", "hub_private_repo", "hub_revision",  # of push_to_hub: in tests/trl/test_members
-    "use_cpu", *(row.name for row in trl_fields.SFT_ROWS),
+    "use_cpu", *(row.name for row in fields.SFT_ROWS),
     # read by transformers itself, when the arguments are made, or by scripts: in test_fields
     "tf32", "log_level", "log_level_replica", "resume_from_checkpoint",
 }  # fmt: skip
@@ -107,17 +107,17 @@ def test_every_row_is_of_a_field() -> None:
         assert of_transformers >= NEW_IN_5
     else:
         assert {row.name for row in fields.ROWS} == of_transformers | NEW_IN_5
-    assert {row.name for row in trl_fields.SFT_ROWS} == FIELDS - of_transformers
+    assert {row.name for row in fields.SFT_ROWS} == FIELDS - of_transformers
     added = {field.name for kind in (DPOConfig, KTOConfig) for field in dataclasses.fields(kind)}
-    assert {row.name for row in trl_fields.PREFERENCE_ROWS} == added - {row.name for row in fields.ROWS}
+    assert {row.name for row in fields.PREFERENCE_ROWS} == added - {row.name for row in fields.ROWS}
 
 
 def test_arguments_that_are_no_sftconfig_have_its_defaults(tmp_path: Path) -> None:
     made = config(tmp_path)
-    assert {name: getattr(made, name) for name in trl_fields.SFT_DEFAULTS} == dict(trl_fields.SFT_DEFAULTS)
+    assert {name: getattr(made, name) for name in fields.SFT_DEFAULTS} == dict(fields.SFT_DEFAULTS)
     for kind in (DPOConfig, KTOConfig):
         compared = kind(str(tmp_path), use_cpu=True, bf16=False)
-        known = {name: value for name, value in trl_fields.PREFERENCE_DEFAULTS.items() if hasattr(compared, name)}
+        known = {name: value for name, value in fields.PREFERENCE_DEFAULTS.items() if hasattr(compared, name)}
         assert {name: getattr(compared, name) for name in known} == known
         assert len(known) >= 4
 
