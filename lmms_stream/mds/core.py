@@ -69,6 +69,7 @@ class PackedDataset:
         self.stored = [StoredDataset(stream, config=self.fetch) for stream in _streams(streams)]
         self.num_samples = sum(stored.num_samples for stored in self.stored)
         self._provenance: dict[int, Provenance | None] = {}  # of streams, read at the first request
+        self.is_sampled = False  # whether MosaicML's class gives an epoch fewer, more or repeated samples
         self._limit_cache()
         self.reader = self._open_reader(None)
 
@@ -245,6 +246,11 @@ class PackedDataset:
         """The packing config; ConfigError without packing, or if packing would cut samples of answers to compare."""
         if self.packing is None:
             raise ConfigError("packs need packing: give the dataset a PackingConfig (packing_length)")
+        if self.is_sampled:
+            raise ConfigError(
+                "epoch_size, proportion, repeat or choose give an epoch other samples, and packs hold each sample once "
+                "an epoch: leave them out, and mix datasets by the weights and max_epochs of PackedLoader"
+            )
         objective = getattr(self.processor, "objective", None)
         if self.packing.overlong in ("truncate", "split") and objective in get_args(Compared):
             raise ConfigError(

@@ -65,6 +65,8 @@ class PackedStreamingDataset(StreamingDataset):
             "download_retry": fetch.attempts - 1, "download_timeout": fetch.timeout_s, "cache_limit": fetch.cache_limit,
         }  # fmt: skip
         super().__init__(remote=remote, local=local, **(defaults | keywords))
+        chosen = [int(stream.choose) for stream in self.streams]
+        self.core.is_sampled = chosen != self.samples_per_stream.tolist()
 
     def _set_world(self, world: World) -> None:
         super()._set_world(self._given_world or world)

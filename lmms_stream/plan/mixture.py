@@ -13,6 +13,7 @@ ended takes the weights of the next phase with packs left, or else of the last p
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ from .source_ranges import (
 
 MAX_PHASES_AHEAD = 64  # phases of a schedule to search for deadlines
 _QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without weights their epochs
+
+logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +110,7 @@ class Mixture:
         """
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         sources = dict(cursor.sources)
+        self._warn_of_renamed(cursor)
         for name, plan in self.plans.items():
             at = sources.get(name, SourceCursor(plan=plan.fingerprint))
             num_packs = plan.num_packs(at.epoch)
@@ -119,6 +123,16 @@ class Mixture:
         if self.schedule is None and self._is_over(sources):  # only a former source had packs left
             self._begin_epoch(sources)
         return Cursor(step=cursor.step, sources=sources)
+
+    def _warn_of_renamed(self, cursor: Cursor) -> None:
+        """Warn of a new source with the plan of a former one: positions belong to names."""
+        former = {at.plan: name for name, at in cursor.sources.items() if name not in self.plans}
+        for name, plan in self.plans.items():
+            if name not in cursor.sources and (before := former.get(plan.fingerprint)) is not None:
+                logger.warning(
+                    f"source {name!r} begins at its first pack, and the state's source {before!r} has the same packs: "
+                    f"name it {before!r} to continue there"
+                )
 
     def packs_left(self, cursor: Cursor) -> int | None:
         """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end."""

@@ -7,10 +7,12 @@ import shutil
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lmms_stream import PackedLoader, Stream
 from lmms_stream.doors import mosaicml
 from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
 from lmms_stream.mds.core import PackedDataset
@@ -246,3 +248,21 @@ def test_an_index_that_was_written_again_is_not_mistaken_for_the_old_one(
     store.write(f"_lmms/lengths/{old.fingerprint}.json", b"{}")
     with pytest.raises(LengthsError, match=r"the description of lengths index .* cannot be read \('num_samples'\)"):
         read()
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"epoch_size": 4}, *({"streams": {name: value}} for name, value in (("choose", 4), ("repeat", 2)))],
+    ids=str,
+)
+def test_settings_that_give_an_epoch_other_samples_are_refused_for_packs(
+    keywords: dict[str, Any], dataset_folder: Path, chat_processor: ChatProcessor
+) -> None:
+    packing = PackingConfig(packing_length=1024, overlong="drop")
+    if "streams" in keywords:
+        keywords = {"streams": [Stream(local=dataset_folder, **keywords["streams"])]}
+    else:
+        keywords = {"local": dataset_folder, **keywords}
+    dataset = PackedStreamingDataset(processor=chat_processor, packing=packing, **keywords)
+    with pytest.raises(ConfigError, match="proportion, repeat or choose give an epoch other samples, and packs hold"):
+        PackedLoader(dataset, global_batch=1)

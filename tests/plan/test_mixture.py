@@ -246,6 +246,17 @@ def test_a_source_that_is_added_or_left_out_for_a_while_loses_nothing() -> None:
     assert_nothing_lost_or_repeated(first + second + again + last)
 
 
+def test_a_source_under_a_new_name_begins_anew_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    two = Mixture({name: PLANS[name] for name in "ab"}, weights={"a": 1, "b": 2})
+    _, cursor = run(two, two.start(), 4, global_batch=9)
+    assert two.adopt(cursor) == cursor
+    assert not caplog.messages
+    renamed = Mixture({"a": PLANS["a"], "other": PLANS["b"]}, weights={"a": 1, "other": 2})
+    assert renamed.adopt(cursor).sources["other"].packs == 0
+    (said,) = caplog.messages
+    assert said.startswith("source 'other' begins at its first pack, and the state's source 'b' has the same packs")
+
+
 def test_a_source_that_is_added_in_mid_epoch_is_read_once_with_the_rest_of_the_others() -> None:
     two = Mixture({name: PLANS[name] for name in "ab"})
     first, cursor = run(two, two.start(), 2, global_batch=9)
