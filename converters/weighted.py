@@ -91,7 +91,7 @@ def convert_parts(
     }
     with disk_errors(f"{base}/{RUN_NAME}"):
         storage.write(RUN_NAME, write_yaml(run).encode())
-    say(f"{base}/{RUN_NAME}: the datasets and weights of a run, to which packing_length, processor and model are added")
+    say(f"{base}/{RUN_NAME}: the datasets and weights of a run; add packing_length and processor to each, and a model")
     return joint(reports)
 
 

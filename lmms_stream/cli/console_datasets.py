@@ -204,9 +204,9 @@ def print_summary(target: str, report: ConvertReport, *, packing_length: int | N
     print_next(_next_command(first, report, packing_length or 4096))
 
 
-def plan_command(target: str, packing_length: int = 4096) -> str:
+def plan_command(target: str, packing_length: int = 4096, *, overlong: str = "drop") -> str:
     """Command line for a report on a dataset's packs."""
-    return f"lmms-stream plan {quote(target)} --packing-length {packing_length} --overlong drop"
+    return f"lmms-stream plan {quote(target)} --packing-length {packing_length} --overlong {overlong}"
 
 
 def left_out_lines(counts: RowCounts) -> list[str]:
@@ -295,7 +295,7 @@ def _time(report: ConvertReport) -> str:
 def _next_command(target: str, report: ConvertReport, packing_length: int) -> str:
     """Return the next command: `plan` with counted tokens, else `index`, else `inspect`."""
     if report.num_tokens is not None:
-        return plan_command(target, packing_length)
+        return plan_command(target, packing_length, overlong="split" if report.schema == "text" else "drop")
     if report.schema in _COUNTED_BY:
         return f"lmms-stream index {quote(target)}{_COUNTED_BY[report.schema]}"
     return f"lmms-stream inspect {quote(target)}"

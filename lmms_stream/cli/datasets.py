@@ -100,7 +100,7 @@ def _index(options: argparse.Namespace) -> int:
     from ..mds.measuring import index_dataset
     from ..processors.base import cut_media
     from ..processors.not_shown import counts_text
-    from ..processors.text import TokensProcessor
+    from ..processors.text import TextProcessor, TokensProcessor
     from ..processors.tokenizers import tokenize_in_one_thread
     from .console import bar, console, print_found, print_next, print_record
     from .console_datasets import plan_command
@@ -136,7 +136,8 @@ def _index(options: argparse.Namespace) -> int:
         print_found(cut_media(index.num_cut))
     if index.not_shown:
         print_found(counts_text(index.not_shown))
-    print_next(plan_command(options.remote))
+    is_text = isinstance(processor, TextProcessor)
+    print_next(plan_command(options.remote, overlong="split" if is_text else "drop"))
     return 0
 
 

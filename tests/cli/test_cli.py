@@ -145,7 +145,7 @@ def test_a_conversion_says_what_was_left_out_and_what_to_do_next(tokenizer: Path
     command = ("convert", str(source), str(target), "--on-error", "skip", "--tokenizer", str(tokenizer))
     shown = run_cli(*command, "--processor", "text", "--overwrite").stdout
     assert " a sample" in shown
-    assert f"next: lmms-stream plan {target} --packing-length 4096 --overlong drop" in shown
+    assert f"next: lmms-stream plan {target} --packing-length 4096 --overlong split" in shown
 
 
 def test_commands_report_what_they_did(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:
