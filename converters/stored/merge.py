@@ -288,7 +288,7 @@ def _join_lengths(catalogs: Mapping[str, Catalog], folder: Path) -> tuple[list[L
             dropped.append(
                 f"lengths index {fingerprint} ({found[0].processor.get('class', 'unknown')}) is left out, because "
                 f"{_some(without)} has none: write it with "
-                "lmms-stream index, there or for the merged dataset"
+                "lmms-stream index for the merged dataset, or for each source, and then merge again with --overwrite"
             )
         elif found:
             joined.append(_concatenate(found, folder))
@@ -306,8 +306,8 @@ def _join_provenance(catalogs: Mapping[str, Catalog], folder: Path, dropped: lis
         return join_provenance(folder, [each for each in found.values() if each is not None])
     if len(without) < len(found):
         dropped.append(
-            f"provenance is left out, because {_some(without)} has none: convert it again, and samples will name their "
-            "rows"
+            f"provenance is left out, because {_some(without)} has none: convert it again, merge again with "
+            "--overwrite, and samples will name their rows"
         )
     return ()
 

@@ -177,11 +177,11 @@ def _known_columns(path: Path, info: ShardInfo, columns: Sequence[str] | None) -
 
         reader, found = reader_of(info.column_names), f"it has {', '.join(info.column_names)}"
         remedy = (
-            "choose a processor that reads these columns, or convert them to rows of a known kind (lmms-stream convert "
-            "… --kind KIND)"
+            "convert the dataset (lmms-stream convert DATASET TARGET --tokenizer …, with --kind KIND if convert does "
+            "not recognize the columns), or choose a processor of your own"
         )
         if reader is not None:
-            remedy = f"choose the processor of these columns, {reader}"
+            remedy = f"choose the processor of these columns: {reader}"
         raise ShardError(f"{path} has no column {sorted(missing)[0]!r}: {found}: {remedy}")
     return info.column_names if columns is None else columns
 

@@ -244,18 +244,18 @@ class ProcessorChoice:
 
 
 def reader_of(columns: Sequence[str]) -> str | None:
-    """Return the name of a processor for stored columns, as in a YAML file and in Python; None without a processor."""
+    """Return the name of a processor for stored columns, for a command, a YAML file and Python; None without."""
     from .chat import ChatProcessor
     from .image import ImageProcessor
     from .text import TextProcessor, TokensProcessor
 
     readers = (
-        ("{type: chat, tokenizer: …}", ChatProcessor.__name__, ChatProcessor.columns),
-        ("{type: text, tokenizer: …}", TextProcessor.__name__, TextProcessor.columns),
-        ("{type: tokens}", TokensProcessor.__name__, TokensProcessor.columns),
-        ("{type: image}", ImageProcessor.__name__, ImageProcessor.columns),
+        ("--tokenizer …", "{type: chat, tokenizer: …}", ChatProcessor.__name__, ChatProcessor.columns),
+        ("--tokenizer …", "{type: text, tokenizer: …}", TextProcessor.__name__, TextProcessor.columns),
+        ("--processor tokens", "{type: tokens}", TokensProcessor.__name__, TokensProcessor.columns),
+        ("--processor image", "{type: image}", ImageProcessor.__name__, ImageProcessor.columns),
     )
-    for section, name, needed in readers:
+    for option, section, name, needed in readers:
         if {*needed} <= {*columns}:
-            return f"processor: {section} in a YAML file, or {name} in Python"
+            return f"{option} for a command, processor: {section} in a YAML file, or {name} in Python"
     return None

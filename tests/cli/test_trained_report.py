@@ -109,11 +109,11 @@ def test_a_plan_downloads_and_decompresses_no_shards(tmp_path: Path, capsys: pyt
     convert([plain], str(tmp_path / "small"), compression="zstd", num_workers=1)
     ((unknown,), shown) = planned(capsys, str(tmp_path / "small"), *OPTIONS)
     assert unknown["trained_share"] is None
-    assert "trained tokens of small is not known: its shards are not in a local folder as plain files" in shown
+    assert "trained tokens of small is not known: its shards are compressed, and a plan" in shown
     for path in Path(plain).glob("*.mds"):
         path.unlink()
     ((unknown,), _) = planned(capsys, plain, *OPTIONS)
-    assert unknown["unknown"].startswith("its shards are not in a local folder as plain files")
+    assert unknown["unknown"].startswith("its shards are not in a local folder, and a plan")
 
 
 def test_samples_that_the_processor_refuses_are_counted(tmp_path: Path) -> None:

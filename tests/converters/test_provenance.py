@@ -136,7 +136,8 @@ def test_a_merge_of_datasets_of_which_one_tells_no_rows_says_so(tmp_path: Path) 
     (tmp_path / "old" / "b" / SOURCES_NAME).unlink()
     report = merge_datasets(str(tmp_path / "old"), [str(tmp_path / "old" / name) for name in ("a", "b")])
     assert report.dropped == (
-        "provenance is left out, because b has none: convert it again, and samples will name their rows",
+        "provenance is left out, because b has none: convert it again, merge again with --overwrite, and samples will "
+        "name their rows",
     )
     assert Provenance.of(open_storage(tmp_path / "old")) is None
 

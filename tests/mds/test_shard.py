@@ -82,7 +82,9 @@ def test_only_the_columns_that_are_asked_for_are_decoded(tmp_path: Path) -> None
     assert Shard(tmp_path / info.name, info, columns=["number", "text"])[3] == {"number": -3, "text": "ééé"}
     with pytest.raises(ShardError, match="has no column 'smell': it has extra, number") as refused:
         Shard(tmp_path / info.name, info, columns=["smell"])
-    remedy = "choose the processor of these columns, processor: {type: text, tokenizer: …} in a YAML file, or TextProc"
+    remedy = (
+        "the processor of these columns: --tokenizer … for a command, processor: {type: text, tokenizer: …} in a YAML"
+    )
     assert remedy in str(refused.value)  # of its column `text`
 
 
@@ -261,7 +263,7 @@ def test_a_shard_of_texts_names_what_is_wrong_with_it(tmp_path: Path) -> None:
     sample = {"number": 1, "name": "x", "weight": 0.5}
     info = write_texts(tmp_path / "csv", "csv", [sample])
     path = tmp_path / "csv" / info.name
-    with pytest.raises(ShardError, match="has no column 'smell': it has name, number, weight: choose a processor that"):
+    with pytest.raises(ShardError, match="has no column 'smell': it has name, number, weight: convert the dataset"):
         SplitShard(path, info, columns=["smell"])
     assert SplitShard(path, info, columns=["weight"])[0] == {"weight": 0.5}
     path.write_bytes(path.read_bytes().replace(b"x,1", b",,1"))

@@ -327,9 +327,10 @@ def _reason(dataset: PackedDataset, processor: Processor | None) -> str | None:
         return f"its samples are not trained on as tokens only, but for {objective}"
     stored = dataset.one
     if stored.is_copied or not all((stored.folder_of_files / info.name).exists() for info in stored.shards[:1]):
+        cause = "compressed" if stored.shards.zip_sizes.any() else "not in a local folder"
         return (
-            "its shards are not in a local folder as plain files, and a plan downloads none: "
-            f"lmms-stream inspect {stored.url} --tokenizer … marks it in single samples"
+            f"its shards are {cause}, and a plan neither downloads nor decompresses shards: "
+            f"lmms-stream inspect {stored.url} --tokenizer … shows the trained tokens of single samples"
         )
     return None
 

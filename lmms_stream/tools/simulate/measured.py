@@ -92,7 +92,7 @@ class WindowTimes:
             wait_share=wait_s / total_s,
             first_wait_s=float(waits[0]),
             requests_per_s=num_requests / total_s,
-            peak_requests_per_s=float((of_steps / (waits + cluster.step_time_s))[1:].max(initial=0.0)),
+            peak_requests_per_s=float((of_steps / (waits + cluster.step_time_s)).max(initial=0.0)),
             request_dollars=num_requests / 1000 * cluster.request_price,
             egress_dollars=num_bytes / 1e9 * cluster.egress_price,
             worker_bytes=self._worker_bytes(config),
@@ -315,8 +315,8 @@ class Simulation:
     live_bytes: the most that one node has between first and last use at once, the least that any cache could do with.
     mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the average, and without waiting after the
     first step. wait_s: of all steps but the first, which waits first_wait_s;
-    that loaders start their workers is in neither. requests_per_s, peak_requests_per_s: of
-    all nodes, on the average and in the busiest step.
+    that loaders start their workers is in neither. requests_per_s, peak_requests_per_s: requests of all nodes, on
+    average and in the busiest step, the first step included.
 
     worker_bytes: private memory of a loader worker (see measured.py). first_batch_warm_s: the time that the first step
     took to plan here, its shards on the node; first_batch_cold_s: with counting packs, where they were counted here,
