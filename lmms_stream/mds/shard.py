@@ -177,8 +177,8 @@ def _known_columns(path: Path, info: ShardInfo, columns: Sequence[str] | None) -
 
         reader, found = reader_of(info.column_names), f"it has {', '.join(info.column_names)}"
         remedy = (
-            "convert the dataset (lmms-stream convert DATASET TARGET --tokenizer …, with --kind KIND if convert does "
-            "not recognize the columns), or choose a processor of your own"
+            "convert the dataset to a known kind (lmms-stream convert DATASET TARGET --kind KIND --tokenizer …; "
+            "lmms-stream convert --help lists the kinds), or choose a processor of your own"
         )
         if reader is not None:
             remedy = f"choose the processor of these columns: {reader}"
