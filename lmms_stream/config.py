@@ -269,7 +269,7 @@ def old_keys(keys: Mapping[str, OldKey]) -> Callable[[type[T]], type[T]]:
 
 
 def section_of(config_class: type[Any], name: str) -> type[Any] | None:
-    """Dataclass of a field for a section or an optional section."""
+    """Return the dataclass of a field with a section, optional ones included; None for other fields."""
     hint = typing.get_type_hints(config_class).get(name)
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return next((each for each in options if isinstance(each, type) and dataclasses.is_dataclass(each)), None)

@@ -93,9 +93,10 @@ def process_segment(
     pack: int,
     is_made: bool,
 ) -> Processed:
-    """Return the processed sample of a segment. memory: for media. DataError or LengthsError, with the sample's name.
+    """Return the processed sample of a segment. memory: allocates the arrays of media.
 
-    is_made: `sample` is a result of process_pack, not the stored sample.
+    is_made: `sample` is a result of process_pack, not the stored sample. Raises DataError or LengthsError, with the
+    sample's name.
     """
     sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
     try:

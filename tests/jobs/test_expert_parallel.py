@@ -171,8 +171,8 @@ def test_ranks_read_packs_of_their_own_and_hold_parts_of_some_experts(short: dic
 
 def test_what_has_no_experts_to_split_is_refused_by_name_on_every_rank(short: dict[str, Any]) -> None:
     none = (
-        "transformers has no plan for expert parallelism of {}, as for gpt-oss, Llama 4 and, from 5.0 on, most "
-        "mixtures: set "
+        "transformers has no plan for expert parallelism of {} (its models with a plan are gpt-oss, Llama 4 and, from "
+        "5.0 on, most mixtures of experts): set "
     )
     shared = "train.expert_parallel to 1. Experts are then sharded over ranks like other weights"
     at = "model.layers.*" if IS_5 else "layers.*"

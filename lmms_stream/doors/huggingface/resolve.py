@@ -104,7 +104,10 @@ def _of_config(given: TrainerInputs, world_of: Callable[..., World]) -> RunInput
     world = world_of(config.timeout_s, replication=config.group_ranks)
     for name in ("processing_class", "formatting_func"):
         if getattr(given, name) is not None:
-            raise ConfigError(f"{name} is for rows of a datasets.Dataset, and args is a TrainConfig: leave it out")
+            raise ConfigError(
+                f"{name} is for rows of a datasets.Dataset, which a run with a TrainConfig does not read: leave out "
+                f"{name}"
+            )
     datasets = {}
     for name in ("train_dataset", "eval_dataset"):
         dataset = with_processor_of(given.model, getattr(given, name))

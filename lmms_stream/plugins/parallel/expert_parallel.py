@@ -327,9 +327,9 @@ def _names(model: Any) -> list[str]:
     if not word:
         is_cut = any("experts" in name for name in plans[1])
         raise ConfigError(
-            f"transformers has no plan for expert parallelism of {type(model).__name__}, as for gpt-oss, Llama 4 and, "
-            "from 5.0 on, most mixtures: set train.expert_parallel to 1. Experts are then sharded over ranks like "
-            f"other weights{', and train.tensor_parallel cuts them' if is_cut else ''}"
+            f"transformers has no plan for expert parallelism of {type(model).__name__} (its models with a plan are "
+            "gpt-oss, Llama 4 and, from 5.0 on, most mixtures of experts): set train.expert_parallel to 1. Experts are "
+            f"then sharded over ranks like other weights{', and train.tensor_parallel cuts them' if is_cut else ''}"
         )
     named = model.named_parameters() if word == _OF_EXPERTS else model.named_modules()
     names = [name for name, _ in named if plan.get(re.sub(r"\d+", "*", name)) == word]

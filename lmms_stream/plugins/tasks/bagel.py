@@ -32,7 +32,8 @@ class Bagel:
     """ce_weight x mean cross entropy over tokens + mse_weight x mean squared error over latents, of the global batch.
 
     A latent's error is the mean over its values. timestep_shift: above 1, more times are near 1 (pure noise).
-    autoencoder: makes latents, in order, from pixels from -1 to 1; it is not trained (default: pixels are the latents).
+    autoencoder: called with pixels (values -1 to 1) and grids, returns a latent for each row of pixels, in their order;
+    not trained. Default: the pixels are the latents.
     The model is a BlockModel; processors are of type bagel.
 
     Noise, times and drops are drawn for a sample and a step; an evaluation drops nothing.

@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_argument(
         "--warmup-steps",
-        type=at_least(0),
+        type=at_least(1),
         default=3,
         metavar="N",
         help="do N steps before each measurement; default: %(default)s",

@@ -96,7 +96,7 @@ def rates_from(found: Any) -> Rates:
 def check_measured(*, steps: int, warmup_steps: int, seconds: float) -> None:
     """Raise ConfigError for settings without anything to measure."""
     if steps < 1:
-        raise ConfigError(f"steps must be at least 1, got {steps}: a round needs one")
+        raise ConfigError(f"steps must be at least 1, got {steps}: a measurement needs one")
     if warmup_steps < 1:
         raise ConfigError(f"warmup_steps must be at least 1, got {warmup_steps}: the first step takes longer")
     if not seconds > 0:

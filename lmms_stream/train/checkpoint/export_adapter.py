@@ -235,7 +235,7 @@ class MergedTensors:
 
 
 def check_by_parts(config: Mapping[str, Any]) -> None:
-    """Raise WholeOnlyError for adapters, by config, other than LoRA, with changed base weights or repeated layers."""
+    """Raise WholeOnlyError if, by its config, an adapter is not LoRA, changes base weights, or repeats layers."""
     if config.get("peft_type") != "LORA":
         raise WholeOnlyError(f"its adapter is of peft_type {config.get('peft_type')}")
     if config.get("init_lora_weights") not in _KEEPS_BASE:

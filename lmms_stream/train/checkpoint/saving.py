@@ -178,11 +178,12 @@ class RunSaver:
             )
         except CheckpointError as error:
             installed = self._fingerprint["versions"]["transformers"]
-            if written_with in ([], [installed]):
+            if written_with in ([], [""], [installed]):
                 raise
             raise CheckpointError(
-                f"{error} (it was written with transformers {written_with[0]}, and models of the installed {installed} "
-                f"may have other parts: pip install transformers=={written_with[0]} to resume)"
+                f"{error} (it was written with transformers {written_with[0]}, and {installed} is installed: if model "
+                "and settings are the same, the versions may have other parameters: pip install "
+                f"transformers=={written_with[0]})"
             ) from error
         self._latest = loaded.where
         differences = other_differences(loaded.state["fingerprint"], self._fingerprint)

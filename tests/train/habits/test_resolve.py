@@ -313,7 +313,7 @@ def test_arguments_that_cannot_be_kept_are_refused(name: str, model_folder: Path
         ),
         (
             {"args": TrainConfig(output_dir="out", global_batch=1, max_steps=1), "formatting_func": str},
-            "formatting_func is for rows of a datasets.Dataset, and args is a TrainConfig: leave it out",
+            "formatting_func is for rows of a datasets.Dataset, which a run with a TrainConfig does not read: ",
         ),
     ],
 )

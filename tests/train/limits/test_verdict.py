@@ -111,7 +111,7 @@ def test_what_the_cache_held_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0: a round needs one"),
+        ({"steps": 0}, "steps must be at least 1, got 0: a measurement needs one"),
         ({"warmup_steps": 0}, "warmup_steps must be at least 1, got 0: the first step takes longer"),
         ({"seconds": 0.0}, "seconds must be above 0, got 0: each measurement takes at most as long"),
     ],
