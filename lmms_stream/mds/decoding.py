@@ -41,7 +41,9 @@ COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy"
 def check_encoding(encoding: str, *, column: str, source: str) -> None:
     """Raise ShardError for an unknown encoding, or an encoding that executes code."""
     if encoding == "pkl":
-        raise ShardError(f"{source}: column {column!r} is pickled; unpickling data runs code: refused")
+        raise ShardError(
+            f"{source}: column {column!r} is pickled, and unpickling can run code: write it in another encoding"
+        )
     kind, _, rest = str(encoding).partition(":")
     if is_registered(kind):
         return

@@ -187,7 +187,9 @@ def test_the_columns_beside_a_refused_one_are_shown(tmp_path: Path) -> None:
     found = inspect_dataset(str(tmp_path))
     assert found.columns == {"text": "str", "x": "pkl"}
     assert [sample.values for sample in found.samples] == [{"text": "packs"}]
-    assert found.notes == (f"{tmp_path}/index.json: column 'x' is pickled; unpickling data runs code: refused",)
+    assert found.notes == (
+        f"{tmp_path}/index.json: column 'x' is pickled, and unpickling can run code: write it in another encoding",
+    )
     assert inspect_sample(str(tmp_path), 0)[0].values == {"text": "packs"}
 
 

@@ -128,7 +128,7 @@ def test_what_is_given_as_something_else_is_named(model_folder: Path, tmp_path: 
 def test_what_the_model_of_packs_lacks_is_said(trainer: SFTTrainer) -> None:
     with pytest.raises(AttributeError, match=r"has no save_pretrained: call save_model of the trainer"):
         _ = trainer.model.save_pretrained
-    with pytest.raises(AttributeError, match=r"has no generate: transformers' model is its model.generate"):
+    with pytest.raises(AttributeError, match=r"has no generate: use its model.generate"):
         _ = trainer.model.generate
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = trainer.model.nothing

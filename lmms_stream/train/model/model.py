@@ -144,7 +144,7 @@ class PackedModel(torch.nn.Module):
             remedy = (
                 "call save_model of the trainer"
                 if name in ("save_pretrained", "push_to_hub")
-                else (f"transformers' model is its model.{name}, with this rank's part of the weights")
+                else f"use its model.{name}: its model is transformers', with this rank's part of the weights"
             )
             raise AttributeError(f"the model that runs packs has no {name}: {remedy}") from None
 

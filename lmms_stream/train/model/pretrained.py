@@ -235,7 +235,10 @@ def _stored(model: torch.nn.Module, named: Mapping[str, _Held]) -> dict[str, _St
             what = f"{held[0]} and {held[1]}, which are one" if held else f"no {names[0]}, which is made anew"
             raise WholeOnlyError(f"its files hold {what}")
         each, tensor = named[held[0]], state[names[0]]
-        if each.shape != tuple(tensor.shape) or each.is_float != tensor.is_floating_point():
+        if each.is_float != tensor.is_floating_point():
+            kind = "whole numbers" if tensor.is_floating_point() else "floating point numbers"
+            raise WholeOnlyError(f"its {held[0]} holds {kind}, unlike the model's")
+        if each.shape != tuple(tensor.shape):
             raise WholeOnlyError(f"its {held[0]} of shape {list(each.shape)} is {list(tensor.shape)} in the model")
         found |= dict.fromkeys(names, _Stored(each, tensor.dtype))
     return found

@@ -131,14 +131,14 @@ class AlertsConfig:
 
 def _warmup_steps(settings: Settings, steps: int) -> None:
     if steps and settings.get("max_tokens") is not None:
-        raise ConfigError("max_tokens counts tokens: warm up by warmup, in tokens or a share of the run")
+        raise ConfigError("max_tokens counts tokens: set warmup in tokens or as a share of the run")
     if steps:
         put(settings, "warmup", steps)
 
 
 def _warmup_tokens(settings: Settings, tokens: int) -> None:
     if tokens and settings.get("max_tokens") is None:
-        raise ConfigError("warmup_tokens needs max_tokens: warm up by warmup, in steps or a share of the run")
+        raise ConfigError("warmup_tokens needs max_tokens: set it, or set warmup in steps or as a share of the run")
     if tokens:
         put(settings, "warmup", tokens)
 

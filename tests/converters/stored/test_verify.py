@@ -284,7 +284,8 @@ def test_a_column_that_is_refused_is_a_problem_and_the_others_are_checked(tmp_pa
     with MDSWriter(columns={"text": "str", "thing": "pkl"}, out=str(tmp_path)) as writer:
         writer.write({"text": "packs", "thing": {1}})
     refused = (
-        f"{INDEX_NAME} column 'thing' is pickled; unpickling data runs code: refused; the other columns were checked"
+        f"{INDEX_NAME} column 'thing' is pickled, and unpickling can run code: write it in another encoding; "
+        "the other columns were checked"
     )
     assert described(verify_dataset(str(tmp_path), deep=True, num_workers=1)) == [refused]
     data = (tmp_path / "shard.00000.mds").read_bytes()
