@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...converters.exporting.export import arrow_type, plain_value
 from ...converters.stored.catalog import Catalog, read_catalog
 from ...errors import ConfigError
@@ -119,7 +117,7 @@ def push_to_hub(dataset: str | Path, repo_id: str, *, token: str | None = None, 
 def card_of(catalog: Catalog, repo_id: str) -> str:
     """Return the card of a dataset: Markdown with the hub's YAML header."""
     size = next((name for most, name in _SIZES if catalog.num_samples < most), "n>1M")
-    header = yaml.safe_dump({"size_categories": [size], "tags": ["mds", "lmms_stream"]}, sort_keys=False)
+    header = f"size_categories:\n- {size}\ntags:\n- mds\n- lmms_stream\n"
     told = catalog.dataset or {}
     columns = "".join(f"| `{name}` | {kind} |\n" for name, kind in catalog.shards[0].encodings.items())
     sources = "".join(f"- {each['name'].rsplit('/', 1)[-1]}\n" for each in told.get("source") or [])
