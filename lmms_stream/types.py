@@ -338,11 +338,13 @@ class Batch:
         labels, in the shape of input_ids.
         """
         choice = import_module(".train.model.choice", __package__)
-        if layout == "padded":
-            arguments: dict[str, Any] = choice.padded_arguments_of(self, model, processor)
-            return arguments if labels else {name: value for name, value in arguments.items() if name != "labels"}
-        packed: dict[str, Any] = choice.arguments_of(self, model, processor)
-        return {**packed, "labels": self.labels} if labels else packed
+        makers = {"packed": choice.arguments_of, "padded": choice.padded_arguments_of}
+        if layout not in makers:
+            raise ConfigError(f"layout {layout!r} is not known: choose one of {', '.join(makers)}")
+        arguments: dict[str, Any] = makers[layout](self, model, processor)
+        if not labels:
+            del arguments["labels"]
+        return arguments
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by torch's DataLoader)."""

@@ -204,8 +204,9 @@ def print_summary(target: str, report: ConvertReport, *, packing_length: int | N
     print_next(_next_command(first, report, packing_length or 4096))
 
 
-def plan_command(target: str, packing_length: int = 4096, *, overlong: str = "drop") -> str:
-    """Command line for a report on a dataset's packs."""
+def plan_command(target: str, packing_length: int = 4096, *, of_texts: bool) -> str:
+    """Command line for a report on a dataset's packs; texts may be split, chats may not."""
+    overlong = "split" if of_texts else "drop"
     return f"lmms-stream plan {quote(target)} --packing-length {packing_length} --overlong {overlong}"
 
 
@@ -295,7 +296,7 @@ def _time(report: ConvertReport) -> str:
 def _next_command(target: str, report: ConvertReport, packing_length: int) -> str:
     """Return the next command: `plan` with counted tokens, else `index`, else `inspect`."""
     if report.num_tokens is not None:
-        return plan_command(target, packing_length, overlong="split" if report.schema == "text" else "drop")
+        return plan_command(target, packing_length, of_texts=report.schema == "text")
     if report.schema in _COUNTED_BY:
         return f"lmms-stream index {quote(target)}{_COUNTED_BY[report.schema]}"
     return f"lmms-stream inspect {quote(target)}"

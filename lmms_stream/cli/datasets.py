@@ -136,8 +136,7 @@ def _index(options: argparse.Namespace) -> int:
         print_found(cut_media(index.num_cut))
     if index.not_shown:
         print_found(counts_text(index.not_shown))
-    is_text = isinstance(processor, TextProcessor)
-    print_next(plan_command(options.remote, overlong="split" if is_text else "drop"))
+    print_next(plan_command(options.remote, of_texts=isinstance(processor, TextProcessor)))
     return 0
 
 

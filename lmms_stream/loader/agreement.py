@@ -74,7 +74,7 @@ class Agreement:
         """
         if self._is_done or world.world_size == 1 or get_worker_info() is not None:
             return
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world.world_size:
+        if not _has_group(world):
             world.refuse_guess()
             self._is_done = True
             return
@@ -167,8 +167,13 @@ def gather_over_ranks(value: Any, world: World) -> list[Any]:
     return values
 
 
+def _has_group(world: World) -> bool:
+    """Return whether this process has a process group of the ranks of a world."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() == world.world_size
+
+
 def _check_group(world: World) -> None:
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world.world_size:
+    if not _has_group(world):
         raise ConfigError(
             f"the loader is one of {world.world_size} ranks, and this process has no process group of these ranks: "
             "call torch.distributed.init_process_group first, or give the loader world=World()"

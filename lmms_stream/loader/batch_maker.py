@@ -218,6 +218,10 @@ class BatchMaker:
         self._first_step, self._worker = first_step, worker
         self._unmeasured, self._untold = {}, []
 
+    def _step_of(self, work: Work) -> int:
+        """Number of a work's step in the run."""
+        return self._first_step + work.step
+
     def passes_over(self, source: str, sample_id: int, error: Exception) -> bool:
         """Whether a sample without a length takes no room in packs; the next work lists the sample."""
         if not is_of_sample(error):
@@ -270,7 +274,7 @@ class BatchMaker:
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
-                step=self._first_step + work.step,
+                step=self._step_of(work),
                 micro_batch=micro_batch,
                 **({} if memory is None else {"memory": memory}),
             )
@@ -332,14 +336,14 @@ class BatchMaker:
     def _is_left_out(self, work: Work, sample_id: int) -> bool:
         """Whether a sample is left out: a quarantined sample always, a dropped sample from since_step on."""
         found = self.left_out.get(work.source, sample_id) if self.left_out else None
-        return found is not None and (found.kind == "quarantined" or found.since_step <= self._first_step + work.step)
+        return found is not None and (found.kind == "quarantined" or found.since_step <= self._step_of(work))
 
     def _quarantines(self, error: Exception) -> bool:
         return self.settings.bad.on_bad_sample == "quarantine" and is_of_sample(error)
 
     def _quarantine(self, work: Work, sample_id: int, error: Exception) -> LeftOutSample:
         """Leave a sample out from now on, and append the sample to the list in the folder."""
-        sample = LeftOutSample(work.source, sample_id, reason_of(error), self._first_step + work.step, "quarantined")
+        sample = LeftOutSample(work.source, sample_id, reason_of(error), self._step_of(work), "quarantined")
         self.left_out.add(sample)
         if self.settings.bad.folder is not None:
             rank, identity = self.settings.steps.world.rank, self.datasets[work.source].one.identity
@@ -382,7 +386,7 @@ class BatchMaker:
                 max_seqlen=longest[pack],
                 num_loss_tokens=num_loss_tokens[pack],
                 source=work.source,
-                step=self._first_step + work.step,
+                step=self._step_of(work),
                 micro_batch=micro_batch,
             )
             if pad_to is not None and batch.num_tokens < pad_to:

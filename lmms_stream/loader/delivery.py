@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..mds.core import PackedDataset
@@ -16,6 +17,8 @@ from ..plan.pack_plan import plan_fingerprint
 from ..plan.planner import After, StepConfig
 from ..processors.base import processor_fingerprint
 from ..storage.retry import start_thread
+from ..types import World
+from .agreement import gather_over_ranks
 from .batch_maker import processor_that_packs
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
@@ -160,3 +163,48 @@ class LaneDelivery:
 
     def skip(self, num_steps: int) -> None:
         raise ConfigError("skip_steps needs a lengths index: write it with lmms-stream index")
+
+
+# The state of a loader for any number of ranks.
+
+
+class SavesState(Protocol):
+    """A loader whose state continues on any number of ranks, see PackedLoader."""
+
+    world: World
+
+    @property
+    def state_is_per_rank(self) -> bool: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]: ...
+
+
+def joined_state(loader: SavesState, gather: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
+    """Return a loader's state for any number of ranks; in lanes all ranks call this together.
+
+    gather: returns the values of all ranks, in order.
+    """
+    state = loader.state_dict()
+    return loader.merge_states(gather(state)[:: loader.world.replication]) if loader.state_is_per_rank else state
+
+
+def refuse_lanes(loader: SavesState) -> None:
+    """Raise ConfigError for a loader whose state differs from rank to rank."""
+    if loader.state_is_per_rank:
+        raise ConfigError("packs of lanes have a state on each rank: write a lengths index with lmms-stream index")
+
+
+class LoaderState:
+    """A Stateful of torch.distributed.checkpoint with the state of a loader, see PackedLoader.stateful."""
+
+    def __init__(self, loader: SavesState):
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"cursor": JSON}; in lanes all ranks call this together."""
+        return {"cursor": json.dumps(joined_state(self._loader, partial(gather_over_ranks, world=self._loader.world)))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; CursorError for a cursor of another plan."""
+        self._loader.load_state_dict(json.loads(state["cursor"]))

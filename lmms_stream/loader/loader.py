@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,11 +24,11 @@ from ..plan.source_ranges import Weights
 from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.fetch_config import FetchCounts
 from ..types import Batch, World
-from .agreement import Agreement, gather_over_ranks, sum_over_ranks
+from .agreement import Agreement, sum_over_ranks
 from .bad_samples import BadSamples, check_padded
 from .batch_maker import Collator, LoaderSettings, Ready, processor_that_packs
 from .collate import collate
-from .delivery import LaneDelivery, PlanDelivery
+from .delivery import LaneDelivery, LoaderState, PlanDelivery, refuse_lanes
 from .drop_list import Drop, dropped
 from .wire import WireBatch, from_wire
 from .worker import FetchMeter, LaneWorker, PackWorker, PlanWorker
@@ -356,8 +355,8 @@ class PackedLoader:
 class LoaderSteps:
     """Steps of a loader, see PackedLoader.steps; all ranks iterate together, and sum their loss tokens.
 
-    With `until` a dataloader for trainers that save the state of theirs, such as Lightning: len counts all steps of the
-    run. ConfigError before the process group of a world of several ranks.
+    With `until` it can be the dataloader of a trainer that saves the state of its dataloader, such as Lightning: len
+    counts all steps of the run. Iterating raises ConfigError if there are several ranks and no process group yet.
     """
 
     def __init__(self, loader: PackedLoader, until: int | None):
@@ -367,15 +366,11 @@ class LoaderSteps:
         loader, until = self.loader, self._until
         while until is None or loader.step < until:
             first = loader.step
-            batches: list[Batch] = []
-            for batch in loader:
-                batches.append(batch)
-                if len(batches) == loader.micro_batches:
-                    num_loss_tokens = sum(each.num_loss_tokens for each in batches)
-                    yield GlobalStep(batches, sum_over_ranks(num_loss_tokens, loader.world))
-                    batches = []
-                    if loader.step == until:
-                        return
+            for batches in by_step(loader, loader.micro_batches):
+                num_loss_tokens = sum(each.num_loss_tokens for each in batches)
+                yield GlobalStep(batches, sum_over_ranks(num_loss_tokens, loader.world))
+                if loader.step == until:
+                    return
             if until is None or loader.step == first:
                 return
 
@@ -388,32 +383,21 @@ class LoaderSteps:
         """Return the loader's state; ConfigError without `until`, and in lanes."""
         if self._until is None:  # a trainer that knows no len reads a step ahead of what it trained on
             raise ConfigError("a trainer can save the steps of a whole run only: write loader.steps(until=…)")
-        if self.loader.state_is_per_rank:
-            raise ConfigError("packs of lanes have a state on each rank: write a lengths index with lmms-stream index")
+        refuse_lanes(self.loader)
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loader.load_state_dict(state)
 
 
-class LoaderState:
-    """A Stateful of torch.distributed.checkpoint with the state of a loader, see PackedLoader.stateful."""
-
-    def __init__(self, loader: PackedLoader):
-        self._loader = loader
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"cursor": JSON}; in lanes all ranks call this together."""
-        state = self._loader.state_dict()
-        if self._loader.state_is_per_rank:
-            world = self._loader.world
-            states = gather_over_ranks(state, world)
-            state = self._loader.merge_states(states[:: world.replication])
-        return {"cursor": json.dumps(state)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; CursorError for a cursor of another plan."""
-        self._loader.load_state_dict(json.loads(state["cursor"]))
+def by_step(batches: Iterable[Batch], micro_batches: int) -> Iterator[list[Batch]]:
+    """Yield the batches of whole steps."""
+    step: list[Batch] = []
+    for batch in batches:
+        step.append(batch)
+        if len(step) == micro_batches:
+            yield step
+            step = []
 
 
 def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collator: Collator) -> StepConfig:

@@ -86,7 +86,8 @@ class Cursor:
                 "the saved cursor is one of lanes, and this run takes its packs from a lengths index: "
                 "set packing_mode to lanes"
             )
-        check_version(data)
+        refuse_state_of_samples(data)
+        check_version(data.get("version"))
         try:
             packed = data.get("packed_sources")
             sources = data["sources"] if packed is None else _unpacked(packed)
@@ -140,14 +141,17 @@ def _unpickled(step: int, sources: Sequence[tuple[str, str, int, int, int]]) -> 
     return Cursor(step=step, sources=found)
 
 
-def check_version(data: Mapping[str, Any]) -> None:
-    """Raise CursorError for a state of a StreamingDataLoader, or a cursor of a release with other packs."""
+def refuse_state_of_samples(data: Mapping[str, Any]) -> None:
+    """Raise CursorError for a state of a StreamingDataLoader."""
     if "sample_in_epoch" in data:
         raise CursorError(
             "the saved state is of a StreamingDataLoader, at a sample of its epoch, and packs have another order: read "
             "the epoch to its end with StreamingDataLoader, and begin the next epoch with packs, without a state"
         )
-    version = data.get("version")
+
+
+def check_version(version: Any) -> None:
+    """Raise CursorError for a cursor of a release with other packs."""
     if version is True or version != CURSOR_VERSION:
         raise CursorError(
             f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}, with different packs: "

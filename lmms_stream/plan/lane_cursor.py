@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CursorError, LmmsStreamError
-from .cursor import CURSOR_VERSION, check_version, explain_other_plan
+from .cursor import CURSOR_VERSION, check_version, explain_other_plan, refuse_state_of_samples
 from .packing import MAX_LENGTH
 
 
@@ -52,14 +52,14 @@ class LaneCursor:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LaneCursor:
         """Read a dict written by to_dict; CursorError for another version, a plan's cursor, or a damaged state."""
-        if isinstance(data, Mapping) and "sample_in_epoch" in data:
-            check_version(data)
+        if isinstance(data, Mapping):
+            refuse_state_of_samples(data)
         if not isinstance(data, Mapping) or "lanes" not in data:
             raise CursorError(
                 "the saved cursor is not one of lanes: it was saved with a lengths index (set packing_mode to plan), "
                 "or is damaged"
             )
-        check_version(data)
+        check_version(data.get("version"))
         try:
             numbers = {name: index(data[name]) for name in ("num_lanes", "step", "packs")}
             states = {int(lane): LaneState.from_dict(state) for lane, state in data["lanes"].items()}

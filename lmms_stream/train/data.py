@@ -16,7 +16,8 @@ import torch.distributed as dist
 from ..errors import ConfigError, LmmsStreamError
 from ..loader.bad_samples import BadSamples
 from ..loader.batch_maker import Collator
-from ..loader.loader import PackedLoader
+from ..loader.delivery import joined_state
+from ..loader.loader import PackedLoader, by_step
 from ..loader.workers import is_of_worker_code
 from ..mds.core import core_of, gives_packs, opens_loader, processor_of
 from ..processors.base import Processor
@@ -158,21 +159,12 @@ class RunData:
         )
 
     def steps_of(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-        """Yield the batches of the loader by step."""
-        step: list[Batch] = []
-        for batch in batches:
-            step.append(batch)
-            if len(step) == self.loader.micro_batches:
-                yield step
-                step = []
+        """Return the batches of the loader by step."""
+        return by_step(batches, self.loader.micro_batches)
 
     def cursor(self) -> dict[str, Any]:
         """Return the position of training, for any number of ranks; all ranks call this."""
-        cursor = self.loader.state_dict()
-        if self.loader.state_is_per_rank:
-            cursors = gather_objects(cursor, self._world.world_size)
-            cursor = self.loader.merge_states(cursors[:: self._world.replication])
-        return cursor
+        return joined_state(self.loader, partial(gather_objects, world_size=self._world.world_size))
 
     @contextmanager
     def worker_errors(self) -> Iterator[None]:

@@ -165,6 +165,8 @@ def test_rows_of_samples_give_their_logits_and_labels_to_models_that_cannot_take
     assert torch.equal(rows["labels"][rows["attention_mask"].bool()], batch.labels[0])
     assert int((rows["labels"] != -100).sum()) == batch.num_loss_tokens
     assert "labels" not in batch.for_model(torch.nn.Linear(2, 2), layout="padded")  # any model
+    with pytest.raises(ConfigError, match="layout 'rows' is not known: choose one of packed, padded"):
+        batch.for_model(model, layout="rows")  # type: ignore[arg-type]
     only_padding = collate([], [], pad_to=5).for_model(model, layout="padded", labels=True)
     assert model(**only_padding, num_items_in_batch=1).loss == 0
 

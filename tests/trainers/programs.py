@@ -68,6 +68,20 @@ def loss_of(model: Any, batch: Batch, step: GlobalStep, *, layout: Any = "packed
     return loss / step.num_loss_tokens
 
 
+def train_step(model: Any, optimizer: Any, step: GlobalStep, *, layout: Any = "packed") -> float:
+    """Update a model whose gradients are averaged over ranks; return the loss of the step."""
+    total = torch.zeros(())
+    for batch in step.batches:
+        loss = loss_of(model, batch, step, layout=layout)
+        (loss * dist.get_world_size()).backward()
+        total += loss.detach()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total)
+    return total.item()
+
+
 def plain(folder: Path, output: Path, num_steps: int, *, layout: Any = "packed") -> None:
     """FSDP2 with a DCP checkpoint."""
     dist.init_process_group()
@@ -87,16 +101,7 @@ def plain(folder: Path, output: Path, num_steps: int, *, layout: Any = "packed")
         load(loaded, checkpoint_id=saved[-1].parent)
         set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
     for step in loader.steps(until=num_steps):
-        total = torch.zeros(())
-        for batch in step.batches:
-            loss = loss_of(model, batch, step, layout=layout)
-            (loss * loader.world.world_size).backward()
-            total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(total)
-        note(output, loader.step - 1, total.item())
+        note(output, loader.step - 1, train_step(model, optimizer, step, layout=layout))
         save(state(), checkpoint_id=output / f"step-{loader.step:06d}")
     dist.destroy_process_group()
 
@@ -227,16 +232,7 @@ def in_ray(folder: Path, output: Path, num_steps: int) -> None:
             optimizer.load_state_dict(state["optimizer"])
             loader.load_state_dict(state["data"])
         for step in loader.steps(until=num_steps):
-            total = torch.zeros(())
-            for batch in step.batches:
-                loss = loss_of(model, batch, step)
-                (loss * loader.world.world_size).backward()
-                total += loss.detach()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            dist.all_reduce(total)
-            note(output, loader.step - 1, total.item())
+            note(output, loader.step - 1, train_step(model, optimizer, step))
             state = {"model": whole.state_dict(), "optimizer": optimizer.state_dict(), "data": loader.state_dict()}
             with tempfile.TemporaryDirectory() as made:
                 torch.save(state, Path(made, "state.pt"))

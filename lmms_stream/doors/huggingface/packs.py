@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ...errors import CheckpointError, ConfigError
+from ...loader.delivery import refuse_lanes
 
 if TYPE_CHECKING:
     from ...loader.loader import PackedLoader
@@ -118,8 +119,7 @@ class _Batches:
             )
         if args.max_steps <= 0:
             raise ConfigError("a run on packs needs max_steps: for n epochs set it to loader.steps_to_epoch(n)")
-        if loader.state_is_per_rank:
-            raise ConfigError("packs of lanes have a state on each rank: write a lengths index with lmms-stream index")
+        refuse_lanes(loader)
         counts_tokens = self._trainer.model_accepts_loss_kwargs or self._trainer.compute_loss_func is not None
         if not counts_tokens:
             raise ConfigError(

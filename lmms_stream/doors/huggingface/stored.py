@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...converters.exporting.export import arrow_type, plain_value
 from ...converters.stored.catalog import Catalog, read_catalog
 from ...errors import ConfigError
@@ -22,9 +24,9 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 def iterable_dataset(remote: str | Path, local: str | Path | None = None) -> Any:
     """Return the samples of a dataset in stored order as a datasets.IterableDataset, with features and exact states.
 
-    remote: a folder or a URL; local: folder for copies of its shards. Shards of MDS are its shards: it is shuffled,
-    shared by split_dataset_by_node and read by workers of a DataLoader like other datasets, and continues from
-    state_dict() behind the last sample. Columns of the encoding json are JSON text.
+    remote: a folder or a URL; local: folder for copies of its shards. Each MDS shard is a shard of the result for
+    shuffle, split_dataset_by_node and the workers of a DataLoader. After load_state_dict the result continues after the
+    last sample, and first reads samples of one shard again. Columns of the encoding json are JSON text.
     """
     datasets = need("datasets", by="datasets.IterableDatasets")
     catalog = read_catalog(open_storage(str(remote)))
@@ -57,8 +59,7 @@ class _Samples:
             self._dataset = PackedDataset([StreamConfig(remote=self._remote, local=self._local)])
         encodings = self._dataset.shard_infos[0].encodings
         for start, stop in parts:
-            for number in range(start, stop):
-                (sample,) = self._dataset.read([number])
+            for sample in self._dataset.reader.samples(np.arange(start, stop)):
                 yield {name: _value(encodings[name], value) for name, value in sample.items()}
 
 

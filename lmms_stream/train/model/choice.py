@@ -38,7 +38,7 @@ from .isolation import (
 from .loss import losses_of_logits
 from .model import PackedModel
 from .sharding import reshard
-from .towers import family_of, model_inputs
+from .towers import family_of, model_inputs, positions_along_axes
 
 _OWN_BACKWARD = ("flex_attention", VARLEN)  # with a backward pass of their own: compiled, or a kernel
 _Way = Literal["positions", "bounds", "samples"]  # to keep samples apart
@@ -356,14 +356,14 @@ class _Known:
 
 
 def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
-    """Return the keyword arguments of a model's forward pass for a batch; see Batch.for_model."""
+    """Return the keyword arguments of a model's forward pass for a batch, and labels; see Batch.for_model."""
     known = _known(model, batch, processor)
     packed = known.packed
     if len(batch.cu_seqlens) > 2:  # several samples
         check_lengths(packed.model.config, batch)
         if packed.model.config._attn_implementation != known.proven:
             _prove(known)
-    return packed._run_inputs(batch)
+    return {**packed._run_inputs(batch), "labels": batch.labels}
 
 
 def padded_arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
@@ -380,11 +380,15 @@ def padded_arguments_of(batch: Batch, model: Any, processor: Processor | None = 
     if not batch.inputs and not batch.token_inputs:
         return rows
     packed = _known(model, batch, processor).packed
-    rows |= {name: _in_rows(values, bounds) for name, values in packed._token_inputs(batch).items()}
-    positions = packed._inputs(batch).get("position_ids")
-    if positions is not None and positions.ndim == 3:  # [axes, 1, T]
+    media = model_inputs(packed.family, packed.media_model, batch.inputs)
+    of_tokens = packed._token_inputs(batch)
+    positions = batch.position_ids
+    if media and packed.counts_axes:
+        given = {"input_ids": batch.input_ids, **media, **of_tokens}
+        positions = positions_along_axes(packed.media_model, batch, given)
+    if positions.ndim == 3:  # [axes, 1, T]
         rows["position_ids"] = torch.stack([_in_rows(axis, bounds) for axis in positions])
-    return rows | dict(model_inputs(packed.family, packed.media_model, batch.inputs))
+    return {**rows, **{name: _in_rows(values, bounds) for name, values in of_tokens.items()}, **media}
 
 
 def _in_rows(values: torch.Tensor, bounds: Sequence[int], fill: int = 0) -> torch.Tensor:
