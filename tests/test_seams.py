@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .arrows import files, reached_from
+from .arrows import files, imports, reached_from
 from .seams import (
     MOST_COMMITS,
     MOST_CPU_S,
@@ -55,6 +55,23 @@ def test_no_room_of_the_data_imports_one_of_training() -> None:
     assert [name for name in sorted(reached) if name.startswith("lmms_stream.train")] == []
 
 
+def test_the_seam_of_training_holds_each_file_of_the_data_that_it_imports() -> None:
+    data, seam = (
+        tuple(f"{ROOT / path}" for path in SETTINGS[part][kind]) for part, kind in (("data", "code"), ("train", "seam"))
+    )
+    used = {files()[other] for name in files() if name.startswith("lmms_stream.train") for other in imports(name)[0]}
+    found = sorted(str(path) for path in used if str(path).startswith(data) and path.name != "__init__.py")
+    assert len(found) > 20
+    assert [path for path in found if not path.startswith(seam)] == []
+
+
+def test_converters_reach_neither_the_order_of_samples_nor_the_loader() -> None:
+    reached = {other for name in files() if name.startswith("lmms_stream.converters") for other in reached_from(name)}
+    assert len(reached) > 50
+    others = ("lmms_stream.plan", "lmms_stream.loader", "lmms_stream.train")
+    assert [name for name in sorted(reached) if name.startswith(others)] == ["lmms_stream.plan.lengths"]
+
+
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_change_of_a_parts_code_tests_or_seam_runs_its_tests(name: str) -> None:
     part = SETTINGS[name]
@@ -68,7 +85,7 @@ def test_a_change_of_a_parts_code_tests_or_seam_runs_its_tests(name: str) -> Non
 
 def test_a_change_of_the_core_alone_leaves_out_parts_but_for_tests_of_their_seams() -> None:
     chosen = choice(["lmms_stream/storage/s3.py"], since="0" * 40)
-    assert {"relax", "llama_factory", "families", "tasks", "parallel"} <= {*chosen.left_out}
+    assert {"train", "relax", "llama_factory", "families", "tasks", "parallel"} <= {*chosen.left_out}
     assert not {"stores", "mosaicml"} & {*chosen.left_out}
     assert named("tests/rl/test_datasets.py", "tests/parallel/test_tensor_parallel.py") <= chosen.skipped
     assert not named("tests/rl/test_data_source.py", "tests/peers/test_nodes.py") & chosen.skipped
@@ -80,7 +97,7 @@ def test_a_change_of_training_leaves_out_tests_of_the_data_and_one_of_converters
     assert named("tests/plan/test_packing.py", "tests/converters/test_append.py") <= chosen.skipped
     assert not named("tests/train/test_checkpoint.py", "tests/jobs/test_resume.py") & chosen.skipped
     chosen = choice(["converters/sources/json_array.py"], since="0" * 40)
-    assert named("tests/train/test_checkpoint.py", "tests/jobs/test_resume.py") <= chosen.skipped
+    assert named("tests/train/test_checkpoint.py", "tests/jobs/test_sharding.py") <= chosen.skipped
     assert not named("tests/converters/test_append.py", "tests/jobs/test_training.py") & chosen.skipped
 
 
