@@ -165,7 +165,7 @@ def dry_run(
 def dry_runs(sources: Sequence[str | Path], *, options: ConvertOptions, **settings: Any) -> dict[str, DryRun]:
     """Return a dry run of each dataset of `convert`, by its name below the target; "" for a single dataset.
 
-    Each entry with a weight is a dataset. settings: see dry_run.
+    With weights in a list of sources, each weighted entry is a dataset. settings: see dry_run.
     """
     parts = [] if settings.get("append_to") is not None else weighted_parts(sources, options)
     if not parts:

@@ -230,14 +230,16 @@ def _with_own_media(turn: Turn) -> Turn:
                 f"a message has {len(references)} media in {' and '.join(said)} and {len(others)} others in parts of "
                 f"type {kind}: keep one of the two, or write all media as parts"
             )
+        if len(said) > 1:
+            raise DataError(f"a message has media in {' and in '.join(said)}: keep one of these keys")
         slots = [part for part in parts if _is_slot(part, kind)]
         if not slots:
             slots = [{"type": kind} for _ in references]
             parts = slots + [part for part in parts if part != _text("")]
-        if len(slots) != len(references) or len(said) > 1:
+        if len(slots) != len(references):
             raise DataError(
-                f"a message has {len(references)} media in {' and '.join(said)} and {len(slots)} slots for them "
-                f"(<{kind}>): keep one key, and write a slot in the text for each medium, or no slot"
+                f"a message has {len(references)} media in {said[0]} and {len(slots)} slots for them (<{kind}>): write "
+                "a slot in the text for each medium, or no slot"
             )
         for slot, reference in zip(slots, references, strict=True):
             slot[kind] = reference

@@ -46,9 +46,10 @@ class Mapper:
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
-        """Return the sample of a row; relative paths of media start from folder.
+        """Return the sample of a row; relative paths of media start from options.media_root or else from folder.
 
-        unread: receives keys of the row's messages that nothing reads. DataError for a row that does not fit.
+        unread: receives notes on content that nothing reads, for example keys of messages, unknown speakers and media
+        slots. DataError for a row that does not fit.
         """
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
         values = _usually_named(values, self.options)
@@ -119,7 +120,7 @@ class Mapper:
 
     @property
     def fingerprint_text(self) -> str:
-        """JSON of all settings that change the stored sample of a row."""
+        """JSON of all that changes the stored sample of a row: settings, kind, found columns and versions."""
         need("PIL", by="images")
         from PIL import __version__ as pillow_version
 

@@ -90,12 +90,11 @@ def check_padded(datasets: Mapping[str, PackedDataset], collator: object) -> Non
     objectives = {name: getattr(each.processor, "objective", None) for name, each in datasets.items()}
     found = [f"{name} is for {each}" for name, each in objectives.items() if each is not None]
     if collator is not collate and not isinstance(collator, PackCollator):
-        found.append("the collator is another")
+        found.append("the collator is your own")
     if found:
         raise ConfigError(
-            f"samples can be left out of batches of language models alone, and {', '.join(found)}: set "
-            "on_bad_sample to error (of a run: bad_samples.quarantine to 0) and leave out drop, or convert the dataset "
-            "without them"
+            f"only batches of language models can leave samples out, but {', '.join(found)}: set on_bad_sample to "
+            "error (in a run, bad_samples.quarantine to 0) and remove drop, or convert without the bad samples"
         )
 
 

@@ -302,8 +302,10 @@ class PackedLoader:
         """Leave more samples out, for example samples left out by another rank or an earlier start.
 
         Effective from the next iteration on. Samples of drop lists missing in `samples` are left out from the loader's
-        current step on.
+        current step on. ConfigError if batches cannot leave samples out (see `bad`).
         """
+        if samples:
+            check_padded(self._worker.datasets, self.settings.collator)
         known = self.left_out.of_kind("quarantined").merge([samples])
         new = [each for each in self._dropped.samples if known.get(each.source, each.sample_id) is None]
         since = [replace(each, since_step=max(each.since_step, self.step)) for each in new]

@@ -112,7 +112,7 @@ class StepLookup:
                     f"begins at step {before.cursor.step}: list stretches in the order of training"
                 )
         if not self.stretches:
-            raise CursorError("a ledger needs a stretch of a run at least: name a checkpoint, or a config")
+            raise CursorError("a ledger needs at least one stretch of a run: pass the stretch of a checkpoint")
 
     def step(self, number: int) -> StepEntry:
         """Return a step, also a future step; CursorError for a step before the first or after the end."""

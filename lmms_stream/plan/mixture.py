@@ -167,7 +167,10 @@ class Mixture:
         return [name for name in self._weighted if self._has_epochs_left(name, cursor.sources[name])]
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
-        """Return the next step; without packs at the end. Without weights an epoch's last step may be short."""
+        """Return the next step, which has no packs if none are left.
+
+        Without weights an epoch's last step may be short.
+        """
         sources = dict(cursor.sources)
         ranges: list[NDArray[np.int64]] = []
         left = global_batch - self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)

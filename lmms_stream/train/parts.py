@@ -142,7 +142,7 @@ class TrainerParts:
 
     @cached_property
     def steps(self) -> TaskSteps:
-        """The task on packs, with the trainer's compute_loss."""
+        """Runs the task on packs, with the trainer's compute_loss."""
         config = self.config
         accumulation = accumulation_of(
             self.model, config, device=self.device, world_size=self.world.world_size,

@@ -272,7 +272,7 @@ def test_a_run_that_does_not_say_where_it_ends_needs_a_number_of_steps(
         (["--steps", "3"], "--steps needs --from, the checkpoint of a run"),
         (["--max-epochs", "a=1"], "--max-epochs needs --from"),
         ([], "--packing-length is missing: say how many tokens a pack holds, or name a run's"),
-        (["--from", "x"], "--from takes the YAML file of one run, got"),
+        (["--from", "x"], "with --from name the YAML file of one run, got"),
         (["--packing-length", "256", "--weights", "a=1"], "--weights a=1: names are taken with --from"),
     ],
 )

@@ -265,7 +265,7 @@ def test_a_list_that_is_wrong_is_named(tmp_path: Path) -> None:
     [
         ({}, "needs remote, the folder or URL of its shards, or dataset_type"),
         ({"dataset_path": "x"}, "dataset_path is for a dataset with a dataset_type"),
-        ({"dataset_type": "vision", "remote": "x"}, "reads dataset_path: leave one of them out"),
+        ({"dataset_type": "vision", "remote": "x"}, "rows of dataset_path: leave remote or dataset_type out"),
         ({"remote": "x", "seed": 1, "data_seed": 2}, "set the same value: leave one of them out"),
     ],
 )

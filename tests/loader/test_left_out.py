@@ -275,8 +275,12 @@ def test_settings_that_cannot_be_are_refused(dataset_folder: Path, chat_processo
         DropList(file="x", from_step=-1)
     with pytest.raises(ConfigError, match=r"drop must be a file, \{FILE: STEP\}, or a list of"):
         PackedLoader(dataset, global_batch=8, drop=[{"files": "x"}])
-    with pytest.raises(ConfigError, match="language models alone, and the collator is another"):
-        PackedLoader(dataset, global_batch=8, bad=BAD, collator=lambda *_, **__: None)  # type: ignore[arg-type]
+    own = PackedLoader(dataset, global_batch=8, collator=lambda *_, **__: None)  # type: ignore[arg-type]
+    only_of_language_models = "only batches of language models can leave samples out, but the collator is your own"
+    with pytest.raises(ConfigError, match=only_of_language_models):
+        PackedLoader(dataset, global_batch=8, bad=BAD, collator=own.settings.collator)
+    with pytest.raises(ConfigError, match=only_of_language_models):
+        own.leave_out(LeftOut([LISTED]))
 
 
 def test_a_list_on_disk_lacks_at_most_an_unfinished_line(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_steps_that_are_not_of_the_run_are_refused() -> None:
     start = Stretch(mixture=mixture, cursor=mixture.start(), global_batch=2)
     with pytest.raises(CursorError, match="begins at step 0, before the preceding stretch, which begins at step 3"):
         StepLookup([Stretch(mixture=mixture, cursor=later, global_batch=2), start])
-    with pytest.raises(CursorError, match="a ledger needs a stretch of a run at least"):
+    with pytest.raises(CursorError, match="a ledger needs at least one stretch of a run"):
         StepLookup([])
 
 

@@ -52,8 +52,8 @@ def device_batch(arguments: TrainingArguments, world: World) -> int:
     if batch % world.num_groups:
         raise ConfigError(
             f"args.per_device_train_batch_size {batch} is for all ranks together, because of "
-            f"accelerator_config.split_batches, and cannot be split over {world.num_groups} ranks: set it to a "
-            "multiple of this number"
+            f"accelerator_config.split_batches, and cannot be split over {world.num_groups} groups of ranks: set it "
+            "to a multiple of this number"
         )
     return batch // world.num_groups
 

@@ -273,7 +273,7 @@ class QwenVL:
                 )
 
     def model_settings(self) -> dict[str, Any]:
-        """Required values of the model's config; missing values are allowed."""
+        """Values that the model's config must have; a config may lack a name."""
         return {
             "image_token_id": self.image_token_id,
             "video_token_id": self.video_token_id,

@@ -32,9 +32,9 @@ FAMILIES = Registry[FamilyMaker](
 
 
 def family_of(files: ProcessorFiles) -> FamilyMaker:
-    """Return the family of the processor's class, or else of the model's type, by the files.
+    """Return the family of the processor's class or, if the files name no class, of the model's type.
 
-    The processor of any other folder is run in a test (probe.py).
+    Without such a family, return Described: its `of` runs the processor in a test (probe.py).
     """
     family = FAMILIES.get(files.processor_class or files.model_type)
     if family is not None:

@@ -153,7 +153,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
     if options.checkpoint is not None:
         if options.run is None:
-            raise ConfigError(f"--from takes the YAML file of one run, got {' '.join(options.remotes)}")
+            raise ConfigError(f"with --from name the YAML file of one run, got {' '.join(options.remotes)}")
     elif options.run is not None:
         if given := given_options(options, IN_RUN_FILES):
             raise ConfigError(

@@ -274,7 +274,7 @@ def _total_below(sample_ids: NDArray[np.int64], *, sums: NDArray[np.int64]) -> N
 
 
 def parse_count(text: float | str, *, name: str) -> int:
-    """Parse a number of samples or tokens, for example "7b"; ConfigError for invalid text.
+    """Parse a whole number of samples or tokens, at least 1, for example "7b"; ConfigError for anything else.
 
     >>> parse_count("10.5t", name="tokens"), parse_count(7e9, name="samples")
     (10500000000000, 7000000000)

@@ -302,9 +302,9 @@ def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> 
         (
             {"messages": [says("user", "<image><image>", image=b"x"), CHAT[1]]},
             {},
-            r"a message has 1 media in image and 2 slots for them \(<image>\): keep one key",
+            r"a message has 1 media in image and 2 slots for them \(<image>\): write a slot",
         ),
-        ({"messages": [says("user", "a", image=b"x", images=[b"x"]), CHAT[1]]}, {}, "1 media in images and image and"),
+        ({"messages": [says("user", "a", image=b"x", images=[b"x"]), CHAT[1]]}, {}, "media in images and in image: keep"),
         (
             {"messages": [says("user", [{"type": "image", "image": "a.png"}], images=["b.png"]), CHAT[1]]},
             {},

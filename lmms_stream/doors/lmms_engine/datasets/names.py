@@ -111,8 +111,8 @@ class EngineDatasetConfig(shards.DatasetConfig):
         if self.dataset_type is not None:
             if self.remote:
                 raise ConfigError(
-                    f"remote {self.remote!r} names shards, but dataset_type {self.dataset_type!r} reads dataset_path: "
-                    "leave one of them out"
+                    f"remote {self.remote!r} is for shards, and dataset_type {self.dataset_type!r} for rows of "
+                    "dataset_path: leave remote or dataset_type out"
                 )
             return
         of_shards = {*shards.DatasetConfig.__dataclass_fields__, *_OF_SHARDS_TOO}

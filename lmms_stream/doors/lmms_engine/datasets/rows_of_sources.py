@@ -190,8 +190,9 @@ class RowReader:
     def samples_of(
         self, pieces: Sequence[SamplePiece], tally: Tally, *, epoch: int
     ) -> tuple[list[Processed], list[int]]:
-        """Return the processed pieces of a pack and their sample ids; a failed piece is left out.
+        """Return the processed pieces of a pack and their sample ids.
 
+        A failed piece is left out and counted if on_error is "skip", else DataError.
         epoch: epoch of the lane, for the processor's random draws.
         """
         made: list[Processed] = []
