@@ -143,7 +143,7 @@ class BagelModel(PreTrainedModel):
         made = made + self.times(_waves(inputs.times, self.config.hidden_size).to(dtype))
         is_latent = torch.zeros(num_tokens, dtype=torch.bool, device=device)
         is_latent[inputs.latent_tokens] = True
-        others = torch.nonzero(~is_latent)[:, 0]
+        others = is_latent.byte().argsort(stable=True)[: num_tokens - len(inputs.latent_tokens)]
         number_of_other = torch.cumsum(~is_latent, 0) - 1
         order = torch.where(is_latent, len(others) + torch.cumsum(is_latent, 0) - 1, number_of_other)
         head_dim = self.config.hidden_size // self.config.num_attention_heads

@@ -36,11 +36,10 @@ class BlockLayout:
         self._is_hidden = self._tensor(blocks.is_hidden[of_tokens])
 
     @staticmethod
-    def of_images(lengths: torch.Tensor, device: torch.device) -> BlockLayout:
+    def of_images(counts: NDArray[np.int64], device: torch.device) -> BlockLayout:
         """Layout of images with these numbers of patches, int64[n]; each image sees only its own patches, all of
         them.
         """
-        counts = lengths.cpu().numpy().astype(np.int64)
         numbers = np.arange(len(counts))
         kinds = np.full(len(counts), BlockKind.SEEN)
         return BlockLayout(blocks_of(kinds, counts, numbers, np.zeros(len(counts), bool)), device)
@@ -167,9 +166,9 @@ def run_blocks(
     device, inputs = batch.input_ids.device, batch.inputs
     config = block_config(model)
     noise, times = (torch.from_numpy(each).to(device) for each in (drawn.noise, drawn.times))
-    is_made = torch.from_numpy(drawn.is_made).to(device)
+    to_make = torch.from_numpy(np.flatnonzero(drawn.is_made)).to(device)
     at = times[:, None]
-    of_seen = inputs.get("vit_grids", torch.zeros(0, 2, dtype=torch.int64, device=device)).prod(dim=1)
+    of_seen = drawn.blocks.lengths[drawn.blocks.kinds == BlockKind.SEEN] - 2
     given = BlockInputs(
         input_ids=batch.input_ids,
         position_ids=torch.from_numpy(positions(drawn.blocks)).to(device)[None],
@@ -183,10 +182,10 @@ def run_blocks(
         latent_positions=inputs.get("vae_positions", torch.zeros(0, dtype=torch.int64, device=device)),
         latent_tokens=torch.from_numpy(drawn.blocks.inside(LATENTS)).to(device),
         predicting=learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)[0],
-        made=torch.nonzero(is_made)[:, 0],
+        made=to_make,
     )
     made = model(lambda inner: tuple(inner(given)))
-    return BlockOutput(*made), (noise - latents)[is_made]
+    return BlockOutput(*made), (noise - latents)[to_make]
 
 
 # Random draws of task bagel for a sample in a step: noise, times, drops. packs, Draw -> arrays.

@@ -135,13 +135,14 @@ class FlowMatching:
         labels = batch.inputs.get(LABELS)
         if labels is None or self.num_classes is None:
             return torch.full((len(batch.sample_ids),), self.num_classes or 0, device=batch.input_ids.device)
-        wrong = torch.nonzero((labels >= self.num_classes) | (labels < NO_LABEL))
-        if len(wrong):
-            index = int(wrong[0])
-            raise ConfigError(
-                f"label {int(labels[index])} of sample {int(batch.sample_ids[index])} is not among the model's "
-                f"{self.num_classes} classes, counted from 0: correct the label, or num_embeds_ada_norm"
-            )
+        for pack in packs:
+            of_pack = pack.inputs[LABELS].tolist() if LABELS in pack.inputs else []  # on the CPU
+            for label, sample_id in zip(of_pack, pack.sample_ids.tolist(), strict=False):
+                if not NO_LABEL <= label < self.num_classes:
+                    raise ConfigError(
+                        f"label {label} of sample {sample_id} is not among the model's {self.num_classes} classes, "
+                        "counted from 0: correct the label, or num_embeds_ada_norm"
+                    )
         dropped = draw.chosen(packs, self.label_dropout, name="label").to(labels.device) | (labels == NO_LABEL)
         return torch.where(dropped, self.num_classes, labels)
 

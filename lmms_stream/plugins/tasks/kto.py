@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...processors.base import IGNORED_LABEL
 from ...train.model.model import PackedModel
-from ...train.run.distributed import gather
 from ...train.tasks.preference import CHOSEN, REJECTED, PreferenceTask, StepPasses, collate_answers, figures_of
 from ...train.tasks.reference import OfPacks, Reference, ReferenceKind, measured_log_probs
 from ...train.tasks.task import LossSum, Objective
@@ -31,7 +31,7 @@ class Known(NamedTuple):
     """
 
     of_reference: OfPacks
-    kl: float
+    kl: torch.Tensor  # float64[], on the device
 
 
 class KTO(PreferenceTask):
@@ -88,19 +88,22 @@ class KTO(PreferenceTask):
 
     def prepare(self, model: PackedModel, passes: StepPasses, *, reference: Reference, is_training: bool) -> Known:
         """See Task."""
-        kl = self._kl(model, passes, reference=reference, is_training=is_training) if self._needs_kl else 0.0
+        kl = torch.zeros(())
+        if self._needs_kl:
+            kl = self._kl(model, passes, reference=reference, is_training=is_training)
         return Known(reference.log_probs(passes), kl)
 
-    def _kl(self, model: PackedModel, passes: StepPasses, *, reference: Reference, is_training: bool) -> float:
+    def _kl(self, model: PackedModel, passes: StepPasses, *, reference: Reference, is_training: bool) -> torch.Tensor:
         others = passes.changed(mismatched)
         of_model, of_reference = measured_log_probs(model, others), reference.log_probs(others)
         packs = [pack for together in others.packs for pack in together if len(pack.sample_ids) > 1]
         ratios = [(of_model[pack.micro_batch] - of_reference[pack.micro_batch]).double().sum() for pack in packs]
-        mine = [float(sum(ratios)), float(sum(len(pack.sample_ids) for pack in packs))]
+        sums = torch.zeros(2, dtype=torch.float64, device=next(model.parameters()).device)
+        sums[0] += sum(ratios)
+        sums[1] += sum(len(pack.sample_ids) for pack in packs)
         if is_training:  # ranks that read the same packs all count them
-            mine = gather(mine, torch.distributed.get_world_size()).sum(dim=0).tolist()
-        total, count = mine
-        return max(0.0, total / count) if count else 0.0
+            dist.all_reduce(sums)
+        return (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
 
     def losses(
         self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: Known | None = None
@@ -113,10 +116,10 @@ class KTO(PreferenceTask):
         counts, rewards = [len(pack.sample_ids) for pack in packs], self.beta * ratios.detach()
         values = {CHOSEN: rewards * is_chosen, REJECTED: rewards * (1 - is_chosen)}
         if self._needs_kl:
-            values[KL] = torch.full_like(rewards, known.kl)
+            values[KL] = known.kl.to(rewards.dtype).expand_as(rewards)
         return {ANSWERS: LossSum.of(losses, counts), **sums, **figures_of(values, counts)}
 
-    def answer_losses(self, ratios: torch.Tensor, is_chosen: torch.Tensor, *, kl: float) -> torch.Tensor:
+    def answer_losses(self, ratios: torch.Tensor, is_chosen: torch.Tensor, *, kl: torch.Tensor) -> torch.Tensor:
         """Losses of answers, float32[answers]. ratios: their log-ratios; is_chosen: 1 for desirable answers, 0 for
         others.
         """

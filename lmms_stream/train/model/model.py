@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -385,7 +386,7 @@ class PackedModel(torch.nn.Module):
             **model_inputs(self.family, self.media_model, batch.inputs),
             **self._token_inputs(batch),
         }
-        if batch.inputs and self.counts_axes:
+        if self._lacks_axes(batch):
             positions = positions_along_axes(self.media_model, batch, inputs)
         elif self._has_text_axis and positions.ndim == 2:
             positions = positions.expand(4, *positions.shape)  # the four axes of a text have the same positions
@@ -393,13 +394,27 @@ class PackedModel(torch.nn.Module):
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
             del inputs["position_ids"]
         if self.gives_bounds:
-            inputs |= {"cu_seq_lens_q": batch.cu_seqlens, "seq_idx": _numbers_of_samples(batch.cu_seqlens)}
+            inputs |= {"cu_seq_lens_q": batch.cu_seqlens, "seq_idx": _numbers_of_samples(batch)}
         if self.model.config._attn_implementation == SDPA_VARLEN:
             inputs["cu_seq_lens_q"] = batch.cu_seqlens
         elif self.model.config._attn_implementation in BY_BOUNDS:
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
         return inputs
+
+    def with_axes(self, batch: Batch) -> Batch:
+        """Return a batch with positions along axes, if it has media and the model counts them.
+
+        Call this method with a batch on the CPU: the model's code reads token ids and sizes of media.
+        """
+        if not self._lacks_axes(batch):
+            return batch
+        media = model_inputs(self.family, self.media_model, batch.inputs)
+        given = {"input_ids": batch.input_ids, **media, **self._token_inputs(batch)}
+        return replace(batch, position_ids=positions_along_axes(self.media_model, batch, given))
+
+    def _lacks_axes(self, batch: Batch) -> bool:
+        return bool(batch.inputs) and batch.position_ids.ndim == 2 and self.counts_axes
 
     def _token_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the family's inputs with a value per token: 0 for inputs that the batch lacks."""
@@ -411,10 +426,11 @@ class PackedModel(torch.nn.Module):
         return {name: values for name, values in made.items() if name in known}
 
 
-def _numbers_of_samples(bounds: torch.Tensor) -> torch.Tensor:
-    """Return the number of each token's sample: bounds int32[n + 1] -> int32[1, T]."""
+def _numbers_of_samples(batch: Batch) -> torch.Tensor:
+    """Return the number of each token's sample: int32[1, T]."""
+    bounds = batch.cu_seqlens
     numbers = torch.arange(len(bounds) - 1, dtype=torch.int32, device=bounds.device)
-    return numbers.repeat_interleave(bounds.diff())[None]
+    return numbers.repeat_interleave(bounds.diff(), output_size=batch.num_tokens)[None]
 
 
 @contextmanager

@@ -170,12 +170,13 @@ class TaskSteps:
             self._known = prepare(self._model, on_their_way, reference=self._reference, is_training=is_training)
 
     def _joined(self, packs: Sequence[Batch]) -> Batch:
-        """Check the packs of a forward pass, and join the packs to a sequence."""
+        """Check the packs of a forward pass, and join them to a sequence, with positions along the model's axes."""
         joined = join(packs)
         if isinstance(self._model, PackedModel):  # tasks of other models know the limits of their models
             for pack in packs:
                 self._model.check_tokens(pack)
             check_lengths(self._model.model.config, joined)
+            joined = self._model.with_axes(joined)
         return joined
 
     def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:
