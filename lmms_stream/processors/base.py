@@ -81,6 +81,19 @@ def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
 NotShownOf = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
+# Optional method `first_changed` of a processor of chats: for each of several samples, the first message that changes
+# the template's text of the messages before it, None without one, or the DataError raised while reading.
+FirstChanged = Callable[[Sequence[Sample]], list[int | DataError | None]]
+
+
+class MediaWithoutTokensError(DataError):
+    """A sample has media without a placeholder in its text."""
+
+
+class TokensWithoutMediaError(DataError):
+    """The text of a sample has placeholders, or tokens reserved for media, without media."""
+
+
 class FactsMissingError(DataError):
     """A stored part of a sample lacks the facts for measuring; its bytes are needed instead."""
 

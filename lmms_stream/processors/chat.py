@@ -75,6 +75,10 @@ class ChatProcessor:
         """See NotShownOf."""
         return [or_error(lambda sample: self._conversations.not_shown(_read(sample)), sample) for sample in samples]
 
+    def first_changed(self, samples: Sequence[Sample]) -> list[int | DataError | None]:
+        """See FirstChanged."""
+        return [or_error(lambda sample: self._conversations.first_changed(_read(sample)), sample) for sample in samples]
+
     def _text(self, sample: Sample) -> str:
         return self._conversations.text(_read(sample))
 

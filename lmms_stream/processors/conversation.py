@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from ..errors import ConfigError, DataError
 from .base import Tokens, learnt_of, or_error, spans_of
 from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Thoughts
-from .not_shown import NotShown, bits_of_ends
+from .not_shown import MOST_SHAPES, NotShown, bits_of_ends, shape_of
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, Span, digest
 
@@ -72,6 +72,7 @@ class Conversations:
         self.learn = learn
         self.learn_stop = learn_stop
         self.tokenizer = tokenizer
+        self._changed: dict[Hashable, int | None] = {}  # shape of conversations -> the result of first_changed
         if "default" not in tokenizer.chat_templates:
             raise ConfigError(
                 f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
@@ -121,6 +122,26 @@ class Conversations:
             return bits
         answers = chat.spoken[-1:] if self.learn == "last" else chat.spoken
         return bits | bits_of_ends(sum(index not in chat.left_out for index in answers))
+
+    def first_changed(self, chat: Chat) -> int | None:
+        """Return the first message that changes the template's text of the messages before it; None without one.
+
+        Conversations of one shape are rendered once; see not_shown.py. Beginnings that the template refuses are passed
+        over.
+        """
+        shape = shape_of(chat.messages, chat.tools, "".join(self.tokenizer.chat_templates.values()))
+        if shape not in self._changed:
+            if len(self._changed) >= MOST_SHAPES:
+                self._changed.clear()
+            texts = [or_error(self._render, chat, stop) for stop in range(1, len(chat.messages) + 1)]
+            told = [None if isinstance(each, DataError) else each[0] for each in texts]
+            changes = (
+                stop
+                for stop in range(1, len(told))
+                if (before := told[stop - 1]) is not None and not (told[stop] or before).startswith(before)
+            )
+            self._changed[shape] = next(changes, None)
+        return self._changed[shape]
 
     def rendered(self, chat: Chat) -> Rendered:
         """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""
@@ -178,7 +199,7 @@ class Conversations:
     def __getstate__(self) -> dict[str, Any]:
         # Compiled templates cannot be pickled: the receiving process compiles them again.
         made_again = ("_templates", "_stops", "_thoughts", "_not_shown")
-        return {name: value for name, value in self.__dict__.items() if name not in made_again}
+        return {name: value for name, value in self.__dict__.items() if name not in made_again} | {"_changed": {}}
 
     def _name_of_template(self, chat: Chat) -> str:
         return "tool_use" if chat.tools and "tool_use" in self._templates else "default"

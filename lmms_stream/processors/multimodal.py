@@ -22,8 +22,10 @@ from .base import (
     IGNORED_LABEL,
     FactsMissingError,
     Measured,
+    MediaWithoutTokensError,
     Memory,
     SeenMedium,
+    TokensWithoutMediaError,
     learnt_of,
     measured_tokens,
     or_error,
@@ -132,6 +134,10 @@ class MultimodalProcessor:
 
     def _not_shown(self, sample: Sample) -> int:
         return self._conversations.not_shown(self._read(sample)[0])
+
+    def first_changed(self, samples: Sequence[Sample]) -> list[int | DataError | None]:
+        """See FirstChanged."""
+        return [or_error(lambda sample: self._conversations.first_changed(self._read(sample)[0]), s) for s in samples]
 
     def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
         """Tokens of a sample's messages and the generation prompt: int64[T]."""
@@ -379,19 +385,19 @@ class Placeholders:
             between = between.replace(token, "")
         for token in self.repeated:
             if token in between:
-                raise DataError(
+                raise TokensWithoutMediaError(
                     f"its text has {token}, a token reserved for media: remove the token from the texts of its messages"
                 )
         for kind, token in self.tokens.items():
             num_written = text.count(token)
             num_media = sum([layout.kind == kind for layout in layouts])
             if num_written > num_media:
-                raise DataError(
+                raise TokensWithoutMediaError(
                     f"its text has {token} {num_written} times, and it has {num_media} media of type {kind}: remove "
                     "the token from the texts of its messages, because the chat template writes it for each medium"
                 )
             if num_written < num_media:
-                raise DataError(
+                raise MediaWithoutTokensError(
                     f"the chat template writes {token} {num_written} times for a sample with {num_media} media of type "
                     f"{kind}: use a template that writes it once for each"
                 )

@@ -31,7 +31,7 @@ _SHORT_WORD = re.compile(r"[A-Za-z_-]{1,16}")
 _THOUGHT_TAG = re.compile("(</?think>)")
 _TAG = r"</?[\w|]{1,32}>"
 _LEADING_TAG, _CLOSING_TAG = re.compile(rf"\s*(?:{_TAG})?"), re.compile(rf"{_TAG}\s*")
-_MOST_SHAPES = 4096
+MOST_SHAPES = 4096  # of conversations, kept with a result each
 Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
 
 
@@ -134,10 +134,10 @@ class NotShown:
 
     def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
         """Return the kinds as bits; 0 if the template refuses the conversation with marks and without."""
-        shape = (tuple(_shape(each, self._source) for each in messages), tuple(map(_tool_shape, tools or ())))
+        shape = shape_of(messages, tools, self._source)
         bits = self._known.get(shape)
         if bits is None:
-            if len(self._known) == _MOST_SHAPES:
+            if len(self._known) == MOST_SHAPES:
                 self._known.clear()
             bits = self._known[shape] = self._by_marks(messages, tools)
         return bits if bits >= 0 else self._by_texts(messages, tools)
@@ -324,6 +324,11 @@ def _with_leaves(value: Any, leaf: str) -> Any:
     if isinstance(value, dict):
         return {key: _with_leaves(each, leaf) for key, each in value.items()}
     return leaf
+
+
+def shape_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, source: str) -> Hashable:
+    """Return everything in a conversation except its texts that can change what a template of this source writes."""
+    return tuple(_shape(each, source) for each in messages), tuple(map(_tool_shape, tools or ()))
 
 
 def _shape(message: Mapping[str, Any], source: str) -> Hashable:

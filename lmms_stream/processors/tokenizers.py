@@ -118,6 +118,10 @@ class FastTokenizer:
         """Text of tokens, including special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def decode_all(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the result of `decode` for several lists of tokens, in less time."""
+        return list(self._tokenizer.decode_batch(ids, skip_special_tokens=False))
+
     def token_id(self, token: str) -> int | None:
         """Id of a text that is one token; None for a text of several tokens."""
         ids = self.encode(token, add_special_tokens=False).ids

@@ -52,41 +52,46 @@ svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 
 def write_page(inspection: Inspection, path: Path) -> None:
     """Write the page to a file; ConfigError without matplotlib if the page has lengths to draw."""
-    text = render_page(inspection)
+    write_text(render_page(inspection), path, option="--html")
+
+
+def write_text(text: str, path: Path, *, option: str) -> None:
+    """Write a text to a file; StorageError if the file cannot be written. option: names the file in a command."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}: name another file with --html") from error
+        raise StorageError(f"{path}: {error.strerror}: name another file with {option}") from error
 
 
 def render_page(inspection: Inspection) -> str:
     budget = [MAX_PAGE_IMAGE_BYTES]
-    return _page(
+    return whole_page(
         inspection.url,
         [
-            _table(summary(inspection)),
+            table_lines(summary(inspection)),
             "<h2>Columns</h2>",
-            _table(inspection.columns),
+            table_lines(inspection.columns),
             *_lengths(inspection.lengths),
             *_drawn(inspection.drawn),
-            *(f'<p class="note">{_text(note)}</p>' for note in inspection.notes),
-            *(line for sample in inspection.samples for line in _sample(sample, inspection.num_samples, budget)),
+            *(f'<p class="note">{escaped(note)}</p>' for note in inspection.notes),
+            *(line for sample in inspection.samples for line in sample_lines(sample, inspection.num_samples, budget)),
         ],
     )
 
 
 def render_sample(sample: SampleView, *, num_samples: int, url: str) -> str:
     """Return an HTML page of one sample of a dataset at a URL."""
-    return _page(url, _sample(sample, num_samples, [MAX_PAGE_IMAGE_BYTES]))
+    return whole_page(url, sample_lines(sample, num_samples, [MAX_PAGE_IMAGE_BYTES]))
 
 
 def render_note(title: str, note: str) -> str:
     """Return a page with the reason for a missing sample."""
-    return _page(title, [f'<p class="note">{_text(note)}</p>'])
+    return whole_page(title, [f'<p class="note">{escaped(note)}</p>'])
 
 
-def _page(title: str, body: Iterable[str]) -> str:
+def whole_page(title: str, body: Iterable[str]) -> str:
+    """Return an HTML page with a title and lines of its body."""
     # Protects the reader even if some text were not escaped.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     lines = [
@@ -94,35 +99,39 @@ def _page(title: str, body: Iterable[str]) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width">',
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_text(title)}</h1>",
+        f"<title>{escaped(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escaped(title)}</h1>",
         *body,
         "</body></html>\n",
     ]
     return "\n".join(lines)
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text for HTML, without control characters, and clipped."""
     return html.escape(visible(clip(text, MAX_TEXT)), quote=True)
 
 
-def _table(rows: Mapping[str, str]) -> str:
-    return "<table>" + "".join(f"<tr><th>{_text(key)}<td>{_text(value)}" for key, value in rows.items()) + "</table>"
+def table_lines(rows: Mapping[str, str]) -> str:
+    """Return a table of two columns in HTML."""
+    return (
+        "<table>" + "".join(f"<tr><th>{escaped(key)}<td>{escaped(value)}" for key, value in rows.items()) + "</table>"
+    )
 
 
 def _lengths(lengths: tuple[LengthsView, ...]) -> Iterable[str]:
     if lengths:
         yield "<h2>Lengths</h2>"
         for one in lengths:
-            yield _table(describe_lengths(one))
-            yield f"<h3>Measured by</h3>{_table(describe_processor(one.processor))}"
-        yield f"<figure>{_draw([_plot_of(one) for one in lengths])}</figure>"
+            yield table_lines(describe_lengths(one))
+            yield f"<h3>Measured by</h3>{table_lines(describe_processor(one.processor))}"
+        yield f"<figure>{drawn_plots([_plot_of(one) for one in lengths])}</figure>"
 
 
 def _drawn(drawn: DrawnView) -> Iterable[str]:
     if plots := plots_of(drawn):
         yield f"<h2>Of {drawn.num_samples:,} samples drawn evenly</h2>"
-        yield f"<figure>{_draw(plots)}</figure>"
+        yield f"<figure>{drawn_plots(plots)}</figure>"
 
 
 class Plot(NamedTuple):
@@ -154,7 +163,7 @@ def plots_of(drawn: DrawnView) -> list[Plot]:
     return plots
 
 
-def _draw(plots: Sequence[Plot]) -> str:
+def drawn_plots(plots: Sequence[Plot]) -> str:
     """Draw histograms below each other; return an SVG element."""
     try:
         from matplotlib import rc_context
@@ -186,31 +195,32 @@ def _draw(plots: Sequence[Plot]) -> str:
     return drawn[drawn.index("<svg") :]
 
 
-def _sample(sample: SampleView, total: int, budget: list[int]) -> Iterable[str]:
+def sample_lines(sample: SampleView, total: int, budget: list[int]) -> Iterable[str]:
+    """Yield a sample in HTML. budget: bytes left for images of the page, lowered by its images."""
     yield f"<h2>Sample {sample.number:,} of {total:,}</h2>"
     made_of = f", made of {sample.source}" if sample.source else ""
-    yield f'<p class="note">{_text(sample.shard)}, {sample.num_bytes:,} bytes{_text(made_of)}</p>'
+    yield f'<p class="note">{escaped(sample.shard)}, {sample.num_bytes:,} bytes{escaped(made_of)}</p>'
     if sample.tools:
         yield '<div class="message"><div class="role">tools</div>'
-        yield from (f"<pre>{_text(tool)}</pre>" for tool in sample.tools)
+        yield from (f"<pre>{escaped(tool)}</pre>" for tool in sample.tools)
         yield "</div>"
     for message in sample.messages:
         known = message.role if message.role in ("system", "user", "assistant", "tool") else "other"
-        yield f'<div class="message {known}"><div class="role">{_text(message.role)}</div>'
+        yield f'<div class="message {known}"><div class="role">{escaped(message.role)}</div>'
         for block in message.blocks:
             if block.media is None:
-                yield f"<pre>{_text(block.text)}</pre>"
+                yield f"<pre>{escaped(block.text)}</pre>"
             else:
                 yield _media(sample.media[block.media], budget)
         yield "</div>"
     if sample.values:
-        yield _table(sample.values)
+        yield table_lines(sample.values)
     if not sample.messages:
         yield from (_media(part, budget) for part in sample.media)
     if sample.tokens is not None:
         yield "".join(_tokens(sample.tokens, sample.seen, budget))
     if sample.note:
-        yield f'<p class="note">{_text(sample.note)}</p>'
+        yield f'<p class="note">{escaped(sample.note)}</p>'
 
 
 def _media(part: MediaView, budget: list[int]) -> str:
@@ -223,7 +233,7 @@ def _media(part: MediaView, budget: list[int]) -> str:
             picture = f'<img alt="" src="data:{part.mime};base64,{base64.b64encode(part.data).decode()}">'
         else:
             label += " (too large for this page: see it with --save-media)"
-    return f'<figure>{picture}<figcaption class="note">{_text(label)}</figcaption></figure>'
+    return f'<figure>{picture}<figcaption class="note">{escaped(label)}</figcaption></figure>'
 
 
 def _tokens(tokens: TokensView, seen: Sequence[SeenView], budget: list[int]) -> Iterable[str]:
@@ -232,9 +242,9 @@ def _tokens(tokens: TokensView, seen: Sequence[SeenView], budget: list[int]) -> 
     shown: set[int] = set()
     for run in tokens.runs:
         if run.heading:
-            yield f'</pre><div class="role">{_text(run.heading)}</div><pre>'
+            yield f'</pre><div class="role">{escaped(run.heading)}</div><pre>'
         if run.seen is None:
-            yield f"<mark>{_text(run.text)}</mark>" if run.trained else _text(run.text)
+            yield f"<mark>{escaped(run.text)}</mark>" if run.trained else escaped(run.text)
         elif run.seen not in shown:  # a video may have tokens of text between its frames
             shown.add(run.seen)
             yield _seen(seen[run.seen], budget)
@@ -250,7 +260,7 @@ def _seen(medium: SeenView, budget: list[int]) -> str:
         picture = f'<img alt="" src="data:image/png;base64,{base64.b64encode(medium.picture).decode()}">'
     else:
         label += " (too large for this page)"
-    return f'<figure>{picture}<figcaption class="note">{_text(label)}</figcaption></figure>'
+    return f'<figure>{picture}<figcaption class="note">{escaped(label)}</figcaption></figure>'
 
 
 # Tables, bars and samples in a terminal, or JSON.
@@ -269,10 +279,10 @@ def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: 
     for lengths in inspection.lengths:
         _print_rows("lengths", describe_lengths(lengths))
         _print_rows("measured by", describe_processor(lengths.processor))
-        _print_bars(_plot_of(lengths))
+        print_bars(_plot_of(lengths))
     for plot in plots_of(inspection.drawn):
         console.print(f"{plot.title}: {plot.unit}")
-        _print_bars(plot)
+        print_bars(plot)
     print_notes(inspection.notes)
     for sample in inspection.samples:
         print_view(sample, total=inspection.num_samples)
@@ -291,7 +301,7 @@ def _print_rows(title: str, rows: Mapping[str, str]) -> None:
     print_table(title, table)
 
 
-def _print_bars(plot: Plot) -> None:
+def print_bars(plot: Plot) -> None:
     """Print a line for each bin of a histogram."""
     edges, counts = plot.histogram.edges, plot.histogram.counts
     most = max(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -168,7 +169,7 @@ def _configured(
     if is_stored:
         for name, each in ({SOURCE: config.dataset} if config.dataset is not None else config.datasets).items():
             if each.source_type is not None:
-                raise _not_stored(name, each.source_type)
+                raise not_stored(name, each.source_type)
     ranks = config.train.group_ranks
     if world is not None and world.world_size % ranks:
         raise ConfigError(
@@ -182,7 +183,7 @@ def _launched(
     data: Mapping[str, Any], path: Path, world: World | None, is_stored: bool
 ) -> tuple[TrainConfig, World, Datasets]:
     if is_stored:
-        raise _not_stored(SOURCE, str((data.get("dataset_config") or {}).get("dataset_type")))
+        raise not_stored(SOURCE, str((data.get("dataset_config") or {}).get("dataset_type")))
     if world is None:
         raise ConfigError(
             f"{path} is a launch file, whose global batch follows from the number of ranks: write a run's file with "
@@ -203,7 +204,21 @@ def _core(dataset: Any, *, name: str, path: Path) -> PackedDataset:
     return core
 
 
-def _not_stored(name: str, dataset_type: str) -> ConfigError:
+def model_positions(path: Path, overrides: Sequence[str] = ()) -> int | None:
+    """Return how many positions the model of a run's file has; None if neither the file nor the model's folder says."""
+    from ...config import load_mapping
+
+    model = load_mapping(path, overrides).get("model") or {}
+    said = model.get("config")
+    if said is None and (file := Path(str(model.get("pretrained"))) / "config.json").is_file():
+        said = json.loads(file.read_text(encoding="utf-8"))
+    fields = {**(said or {}), **((said or {}).get("text_config") or {})}
+    found = fields.get("n_positions") or fields.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def not_stored(name: str, dataset_type: str) -> ConfigError:
+    """Error for a dataset whose shards a run makes at its beginning."""
     return ConfigError(
         f"the shards of dataset {name!r} are made when the run begins (dataset_type {dataset_type}): convert it with "
         "lmms-stream convert, and name its folder or URL as remote"

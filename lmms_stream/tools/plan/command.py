@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -137,7 +136,7 @@ def _weight(text: str) -> str:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    options.run, options.overrides = _run_and_settings(options.remotes)
+    options.run, options.overrides = run_and_settings(options.remotes)
     _check_options(options)
     if options.checkpoint is not None:
         from .console import plan_change
@@ -166,6 +165,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _plan_datasets(options: argparse.Namespace) -> int:
     from ...cli.console import print_next
+    from ..ledger.opening import model_positions
     from .console import print_plan
     from .report import (
         COMPARED_STRATEGIES,
@@ -190,8 +190,9 @@ def _plan_datasets(options: argparse.Namespace) -> int:
         steps = report_run(steps, mixture, run.train)
     plans = mixture.plans
     num_epochs = options.epochs or 1
+    positions = None if options.run is None else model_positions(options.run, options.overrides)
     epochs = [
-        report_epoch(plan, source=name, epoch=epoch, positions=_positions(options))
+        report_epoch(plan, source=name, epoch=epoch, positions=positions)
         for name, plan in plans.items()
         for epoch in range(num_epochs)
     ]
@@ -242,7 +243,7 @@ def _mixture(options: argparse.Namespace, datasets: Mapping[str, PackedDataset])
     return Mixture(plans, weights=weights)
 
 
-def _run_and_settings(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+def run_and_settings(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     """YAML file of a run, None for datasets, and the settings after the file; ConfigError for misplaced words."""
     from ..ledger.opening import CONFIG_SUFFIXES
 
@@ -266,21 +267,6 @@ def _run_and_settings(words: Sequence[str]) -> tuple[Path | None, list[str]]:
                 f"{each} is the file of a run, which already names its datasets: leave the other datasets out"
             )
     return None, []
-
-
-def _positions(options: argparse.Namespace) -> int | None:
-    """Return how many positions the model of a run's file has; None where that or its folder does not say it."""
-    if options.run is None:
-        return None
-    from ...config import load_mapping
-
-    model = load_mapping(options.run, options.overrides).get("model") or {}
-    said = model.get("config")
-    if said is None and (file := Path(str(model.get("pretrained"))) / "config.json").is_file():
-        said = json.loads(file.read_text(encoding="utf-8"))
-    fields = {**(said or {}), **((said or {}).get("text_config") or {})}
-    found = fields.get("n_positions") or fields.get("max_position_embeddings")
-    return found if isinstance(found, int) else None
 
 
 def _next_step(options: argparse.Namespace) -> str:
