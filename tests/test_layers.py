@@ -110,6 +110,10 @@ ALLOWED: dict[str, set[str]] = {
     "plugins/engines": {"errors", "version", "storage", "processes"},
     "tools": set(),
     "tools/inspect": {"errors", "storage", "processors", "mds", "converters/stored", "cli"},
+    "tools/audit": {
+        *BASE, "config", "plan", "storage", "processes", "processors", "mds", "converters/stored", "train", "cli",
+        "tools/inspect", "tools/ledger", "tools/plan",
+    },
     "tools/profile": {*BASE, "processes", "loader", "train/run", "train/report", "train", "cli"},
     "tools/watch": {
         "errors", "config", "storage", "mds", "train/checkpoint", "train/report", "cli", "tools/inspect",

@@ -35,6 +35,7 @@ COMMANDS = Registry["AddCommands"](
             "cli.convert": ("convert",),
             "cli.datasets": ("index", "verify", "merge", "unload"),
             "tools.inspect.command": ("inspect",),
+            "tools.audit.command": ("audit",),
             "tools.plan.command": ("plan",),
             "cli.runs": ("train", "plot", "export"),
             "tools.watch.command": ("watch",),
@@ -52,7 +53,7 @@ DESCRIPTION = (
 )
 GROUPS = {  # of the overview, in the order of work
     "make a dataset": ("convert", "index", "merge"),
-    "look into a dataset": ("inspect", "verify", "unload"),
+    "look into a dataset": ("inspect", "audit", "verify", "unload"),
     "plan a run": ("plan", "simulate", "profile"),
     "train": ("train", "watch", "plot", "ledger", "export"),
     "try all of it on this machine": ("demo",),
