@@ -1,24 +1,31 @@
-"""`lmms-stream profile`: is data the limit of a run? Three measurements, and one sentence."""
+"""`lmms-stream profile`: is data the limit of a run? Three measurements, and one sentence.
+
+Each rank is a process of this module: `torchrun … -m lmms_stream.tools.profile.command OUT.json STEPS WARMUP_STEPS
+SECONDS CONFIG.yaml key.sub=value …`. The first rank writes the rates as JSON.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...cli.command import add_command, at_least, local_file
+from ...errors import LmmsStreamError
 
 if TYPE_CHECKING:
     from ...cli.command import Commands
     from .rates import LoaderRates, Rates, RateSpread
 
-MODULE = "lmms_stream.tools.profile"
+MODULE = "lmms_stream.tools.profile.command"
 EXAMPLE = "lmms-stream profile run.yaml train.num_workers=4 --steps 20"
 
 
@@ -123,3 +130,45 @@ def _loaders(rates: Rates) -> list[LoaderRates]:
 
 def _rounds(figure: RateSpread) -> str:
     return f"{figure.lowest:,.0f} to {figure.highest:,.0f}"
+
+
+# The process of a rank.
+
+
+def main(arguments: Sequence[str]) -> int:
+    out, steps, warmup_steps, seconds, config, *overrides = arguments
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("lmms_stream").setLevel(logging.INFO)
+    limits = {"steps": int(steps), "warmup_steps": int(warmup_steps), "seconds": float(seconds)}
+    try:
+        _measure(Path(out), limits, Path(config), overrides)
+    except LmmsStreamError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def _measure(out: Path, limits: dict[str, float], config: Path, overrides: Sequence[str]) -> None:
+    from ...train.launch import lost_ranks_named, prepare
+
+    prepared = prepare(config, overrides)
+    from ...train.run.distributed import end_distributed
+    from .measure import MeasureConfig, measure
+
+    def tell(line: str) -> None:
+        if prepared.rank == 0:
+            sys.stderr.write(f"{line}\n")
+
+    try:
+        with lost_ranks_named(prepared):
+            rates = measure(prepared.trainer(), MeasureConfig(**limits), tell)  # type: ignore[arg-type]
+            if prepared.rank == 0:
+                out.write_text(json.dumps(dataclasses.asdict(rates)))
+    finally:
+        end_distributed()
+
+
+if __name__ == "__main__":
+    from ...processes.family import end_process
+
+    end_process(main(sys.argv[1:]))
