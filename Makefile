@@ -11,10 +11,14 @@ OLDEST_PACKAGES := transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36
 	datasets==5.0.1
 OLDEST_TESTS ?= tests
 
+TITAN := $(CURDIR)/$(VENV)/torchtitan
+TITAN_PACKAGES := torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1 torchdata==0.11.0 tyro==1.0.17 \
+	einops==0.8.2 datasets==4.7.0 docstring-parser==0.18.0 shtab==1.13.0 typeguard==4.6.1
+
 OTHER := $(VENV)/$(notdir $(PYTHON))
 OTHER_PYTHONS ?= python3.12 python3.13
 
-.PHONY: setup demo test test-all test-times test-oldest test-python test-minimal test-long check compiled docs bench gpu-wheels clean
+.PHONY: setup demo test test-all test-times test-oldest test-torchtitan test-python test-minimal test-long check compiled docs bench gpu-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -59,6 +63,14 @@ $(OLDEST)/.installed: $(VENV)/.installed
 test-oldest: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(OLDEST_TESTS)
 
+# torchtitan and its packages, laid over ours: datasets is an older one.
+$(TITAN)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TITAN) $(TITAN_PACKAGES)
+	touch $@
+
+test-torchtitan: $(TITAN)/.installed
+	PYTHONPATH=$(TITAN)$(addprefix :,$(PYTHONPATH)) LMMS_STREAM_ROUNDS=long $(PYTEST) tests/trainers -k "torchtitan or torchdata"
+
 # Another Python, with the newest version of each package.
 $(OTHER)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OTHER)
@@ -87,6 +99,7 @@ MOSAICML_TESTS := tests/mds/test_drop_in.py tests/mds/test_programs.py
 test-long: check $(AZURITE)
 	LMMS_STREAM_ROUNDS=long $(BIN)/python -m pytest $(MOSAICML_TESTS)
 	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000 $(MOSAICML_TESTS:%=--ignore=%)
+	$(MAKE) test-torchtitan
 	for python in $(OTHER_PYTHONS); do $(MAKE) test-python PYTHON=$$python || exit 1; done
 
 # The site, in build/site: strict, and of files that need no network.

@@ -18,6 +18,7 @@ _OF = {  # module: the package that has it, and the extra
     "shtab": ("shtab", "completion"),
     "soundfile": ("soundfile", "media"),
     "streaming": ("mosaicml-streaming", "mosaicml"),
+    "torchtitan": ("torchtitan", "torchtitan"),
 }
 
 

@@ -49,8 +49,10 @@ ALLOWED: dict[str, set[str]] = {
         "converters/rows", "converters/sources", "converters/stored",
         "converters/writing",
     },
-    "doors": {"errors", "extras", "storage", "mds", "converters/rows", "converters/sources"},
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
+    "doors": {
+        "errors", "extras", "types", "storage", "mds", "processors", "loader", "converters/rows", "converters/sources",
+    },
     "train/run": {"config", "loader", *BASE, "mds"},
     "train/model": {
         *BASE, "versions", "freed_memory", "processors", "processors/families", "processes", "loader", "train/run",

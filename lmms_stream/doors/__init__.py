@@ -6,6 +6,7 @@ relax        prompts for reinforcement learning behind Relax's names: lmms_strea
 trl          TRL's names, with its trainers replaced
 llama_factory   LLaMA-Factory's lists of datasets, and their rows
 mosaicml     our classes as subclasses of MosaicML Streaming's, for programs with isinstance checks
+torchtitan   torchtitan's dataloader on the packs of a PackedLoader
 
 The core does not import this folder.
 """

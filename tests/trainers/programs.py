@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
 GLOBAL_BATCH = 4
+PACKING_LENGTH = 256
 LR = 1e-2
 
 
@@ -44,9 +45,9 @@ class RecordedLoader(PackedLoader):
 
 def open_loader(folder: Path, output: Path, **options: Any) -> RecordedLoader:
     dataset = PackedStreamingDataset(
-        folder / "data", processor=TokensProcessor(), packing=PackingConfig(packing_length=256)
+        folder / "data", processor=TokensProcessor(), packing=PackingConfig(packing_length=PACKING_LENGTH)
     )
-    loader = RecordedLoader(dataset, global_batch=GLOBAL_BATCH, **options)
+    loader = RecordedLoader(dataset, **{"global_batch": GLOBAL_BATCH} | options)
     loader.record = output / f"ids-{loader.world.rank}.jsonl"
     return loader
 
@@ -245,6 +246,22 @@ def in_ray(folder: Path, output: Path, num_steps: int) -> None:
     TorchTrainer(train, scaling_config=workers, run_config=run).fit()
 
 
+def torchtitan(folder: Path, output: Path, num_steps: int) -> None:
+    """torchtitan's loop and checkpoints, see titan.py."""
+    from . import titan
+
+    titan.train(
+        output,
+        make_model(folder),
+        lambda **options: open_loader(folder, output, **options),
+        lambda step, loss: note(output, step, loss),
+        seq_len=PACKING_LENGTH,
+        global_batch=GLOBAL_BATCH,
+        num_steps=num_steps,
+        lr=LR,
+    )
+
+
 PROGRAMS: dict[str, Callable[[Path, Path, int], None]] = {
     "plain": plain,
     "padded": padded,
@@ -252,6 +269,7 @@ PROGRAMS: dict[str, Callable[[Path, Path, int], None]] = {
     "accelerate": accelerate,
     "lightning": lightning,
     "ray": in_ray,
+    "torchtitan": torchtitan,
 }
 
 

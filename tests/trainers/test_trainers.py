@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -29,7 +30,9 @@ MODULE = "tests.trainers.programs"
 NUM_STEPS = 8
 KILL_AT = 3
 JOB_S = 150.0
-KINDS = ("plain", "padded", "trainer", "accelerate", "lightning", "ray") if LONG else ("plain", "trainer")
+KINDS = ["plain", "padded", "trainer", "accelerate", "lightning", "ray"] if LONG else ["plain", "trainer"]
+if find_spec("torchtitan"):  # make test-torchtitan
+    KINDS = ["torchtitan"]
 CHANGES = [(2, 1), (1, 2)] if LONG else [(2, 1)]
 
 
