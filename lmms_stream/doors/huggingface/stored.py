@@ -26,7 +26,8 @@ def iterable_dataset(remote: str | Path, local: str | Path | None = None) -> Any
 
     remote: a folder or a URL; local: folder for copies of its shards. Each MDS shard is a shard of the result for
     shuffle, split_dataset_by_node and the workers of a DataLoader. After load_state_dict the result continues after the
-    last sample, and first reads samples of one shard again. Columns of the encoding json are JSON text.
+    last sample, and first reads samples of one shard again. Columns of the encoding json are JSON text; images keep
+    their stored bytes.
     """
     datasets = need("datasets", by="datasets.IterableDatasets")
     catalog = read_catalog(open_storage(str(remote)))
@@ -91,8 +92,14 @@ def _array_feature(encoding: str, datasets: Any) -> Any:
 
 def _value(encoding: str, value: Any) -> Any:
     if encoding in IMAGES:
-        return value
+        return [_file(image) for image in value] if isinstance(value, list) else _file(value)
     return json.dumps(value, ensure_ascii=False) if encoding == "json" else plain_value(value)
+
+
+def _file(image: Any) -> Any:
+    """Return the stored bytes of an image, not decoded; an image stored as pixels has no file, and is returned."""
+    file = getattr(image, "fp", None)
+    return image if file is None else {"bytes": file.getvalue(), "path": None}
 
 
 def push_to_hub(dataset: str | Path, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:

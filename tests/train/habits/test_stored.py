@@ -58,6 +58,20 @@ def test_samples_have_features_and_their_values(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_images_keep_their_stored_bytes(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "data"), columns={"one": "jpeg", "all": "list[png]", "raw": "pil"}) as writer:
+        picture = Picture.effect_noise((64, 48), 80)
+        writer.write({"one": picture, "all": [picture, picture.rotate(90)], "raw": picture})
+    (shard,) = (tmp_path / "data").glob("*.mds")
+    encoded = Image(decode=False)
+    dataset = iterable_dataset(tmp_path / "data")
+    (sample,) = dataset.cast_column("one", encoded).cast_column("all", List(encoded))
+    files = [each["bytes"] for each in (sample["one"], *sample["all"])]
+    assert [file[:4] for file in files] == [b"\xff\xd8\xff\xe0", b"\x89PNG", b"\x89PNG"]
+    assert all(file in shard.read_bytes() for file in files)
+    assert sample["raw"].tobytes() == picture.tobytes()
+
+
 def test_a_state_continues_behind_the_last_sample_also_in_other_processes(folder: Path) -> None:
     dataset = iterable_dataset(folder).select_columns("number")
     iterator = iter(dataset)
