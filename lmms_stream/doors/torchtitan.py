@@ -26,17 +26,16 @@ Item = tuple[dict[str, torch.Tensor], torch.Tensor]
 class PackedDataLoader(BaseDataLoader):
     """Packs of this rank, local_batch_size at a time, epoch after epoch: training.steps ends the run.
 
-    An item is ({"input", "positions"}, labels), each int64[local_batch_size, seq_len]. positions restart at 0 at each
-    sample and at the padding, where torchtitan's masks separate samples. labels are those of the next token, and -100
-    at the end of a sample and in padding. The state is the same on all ranks, and loads on any number of ranks.
+    An item is ({"input", "positions"}, labels), each int64[local_batch_size, seq_len]. positions restart at 0 where a
+    sample or padding begins: torchtitan's masks separate samples there. labels are those of the next token, and -100 at
+    the end of a sample and in padding. All ranks have the same state, and any number of ranks can load the state.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         """open_loader: returns PackedLoader(dataset, **options); options: world, global_batch and pad_to.
 
-        global_batch_size: packs of a step, like training.global_batch_size, with the same default. Raises ConfigError
-        when building for a loader whose packs do not fit torchtitan's settings.
+        global_batch_size: training.global_batch_size. build raises ConfigError if torchtitan has other settings.
         """
 
         open_loader: Annotated[Callable[..., PackedLoader] | None, tyro.conf.Suppress] = None
@@ -56,7 +55,7 @@ class PackedDataLoader(BaseDataLoader):
             raise ConfigError("PackedDataLoader.Config has no function that opens a PackedLoader: set open_loader")
         options = {"world": _world(dp_rank, dp_world_size), "global_batch": global_batch, "pad_to": seq_len}
         self.loader = config.open_loader(**options)
-        self._local_batch, self._seq_len, self._is_within_step = local_batch_size, seq_len, False
+        self._local_batch, self._seq_len, self._num_passes = local_batch_size, seq_len, 0
         refuse_lanes(self.loader)
         for source, length in self.loader.packing_lengths.items():
             if length != seq_len:
@@ -70,28 +69,32 @@ class PackedDataLoader(BaseDataLoader):
                     f"the loader of open_loader has {name} {other}, and torchtitan's settings need {value}: return "
                     "PackedLoader(dataset, **options) from open_loader(**options)"
                 )
+        self._refuse_within_step(others.get("snapshot_every_n_steps") or 0)
 
     def __iter__(self) -> Iterator[Item]:
         while True:
-            first = self.loader.step
-            for number, packs in enumerate(by_step(self.loader, self._local_batch), 1):
-                self._is_within_step = number * self._local_batch % self.loader.micro_batches != 0
+            first, self._num_passes = self.loader.step, 0
+            for packs in by_step(self.loader, self._local_batch):
+                self._num_passes += 1
                 yield _item(packs, self._seq_len)
             if self.loader.step == first:  # the end of weights with max_epochs
                 return
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"cursor": JSON}, the position after the last step; ConfigError within a step."""
-        if self._is_within_step:
-            raise ConfigError(
-                f"torchtitan saves within a step of {self.loader.global_batch} packs, the dataloader's "
-                "global_batch_size: set it to the value of training.global_batch_size"
-            )
+        self._refuse_within_step(self._num_passes)
         return self.loader.stateful().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved position; CursorError for a position in other packs."""
         self.loader.stateful().load_state_dict(state_dict)
+
+    def _refuse_within_step(self, num_passes: int) -> None:
+        if num_passes * self._local_batch % self.loader.micro_batches:
+            raise ConfigError(
+                f"torchtitan saves after {num_passes} passes, within a step of {self.loader.global_batch} packs, the "
+                "dataloader's global_batch_size: set it to the value of training.global_batch_size"
+            )
 
 
 def _world(dp_rank: int, dp_world_size: int) -> World:

@@ -32,7 +32,8 @@ json.dumps(config.to_dict())
 settings = config.training
 loader = config.dataloader.build(
     dp_world_size=8, dp_rank=3, tokenizer=config.tokenizer.build(tokenizer_path=config.hf_assets_path),
-    seq_len=settings.seq_len, local_batch_size=settings.local_batch_size, snapshot_every_n_steps=500,
+    seq_len=settings.seq_len, local_batch_size=settings.local_batch_size,
+    snapshot_every_n_steps=config.checkpoint.interval * settings.global_batch_size // (8 * settings.local_batch_size),
 )
 inputs, labels = next(iter(loader))
 print([*inputs], *inputs["input"].shape, *labels.shape, loader.loader.global_batch == settings.global_batch_size)
@@ -58,6 +59,7 @@ def build(
     local_batch_size: int = 2,
     ranks: int = 1,
     dp_rank: int | None = None,
+    snapshot_every_n_steps: int | None = None,
 ) -> Any:
     """The dataloader, as torchtitan's Trainer makes it, of the last rank if none is named."""
     from lmms_stream.doors.torchtitan import PackedDataLoader
@@ -68,7 +70,7 @@ def build(
         tokenizer=None,
         seq_len=SEQ_LEN,
         local_batch_size=local_batch_size,
-        snapshot_every_n_steps=1,
+        snapshot_every_n_steps=snapshot_every_n_steps,
     )
 
 
@@ -108,7 +110,9 @@ def test_ranks_share_a_step_and_have_one_state(data: Path) -> None:
     assert rank.loader.world == World(rank=1, world_size=2)
     passes = iter(rank)
     next(passes)
-    with pytest.raises(ConfigError, match=r"within a step of 4 packs, .*: set it to the value of training\.global"):
+    with pytest.raises(
+        ConfigError, match=r"after 1 passes, within a step of 4 packs, .*: set it to the value of training\.g"
+    ):
         rank.state_dict()
     next(passes)
     items = iter(whole)
@@ -155,6 +159,9 @@ def test_settings_that_would_train_on_other_packs_are_refused(data: Path) -> Non
         with_packs(SEQ_LEN, pad_to=None)
     )
     assert "has global_batch 8, and torchtitan's settings need 4" in check(with_packs(SEQ_LEN, global_batch=8))
+    assert "torchtitan saves after 501 passes, within a step of 4 packs" in check(
+        with_packs(SEQ_LEN), snapshot_every_n_steps=501
+    )
     assert "has no function that opens a PackedLoader: set open_loader" in check(None)
     lanes = open_dataset(data, packing_mode="lanes")
     assert "packs of lanes have a state on each rank" in check(lambda **options: PackedLoader(lanes, **options))
